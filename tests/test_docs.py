@@ -22,7 +22,7 @@ from engine.tool_parsers.formats import (
     TOOL_CALL_PARSERS,
     TOOL_FORMATS,
 )
-from engine.worker.models.decoder import NATIVE_MODEL_TYPES
+from engine.worker.models.families.table import NATIVE_MODEL_TYPES
 from eval.cli.flag_reference import reference
 from eval.cli.main import main
 

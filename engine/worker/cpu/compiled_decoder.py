@@ -62,7 +62,6 @@ class _Model(ctypes.Structure):
         ("frequencies", ctypes.c_void_p),
         ("num_layers", ctypes.c_int64),
         ("hidden_size", ctypes.c_int64),
-        ("intermediate_size", ctypes.c_int64),
         ("num_heads", ctypes.c_int64),
         ("norm_eps", ctypes.c_double),
         ("rotary_scaling", ctypes.c_double),
@@ -111,7 +110,8 @@ def with_compiled_steps(model: CausalModel, attention: AttentionBackend) -> Caus
 def _is_known(model: Decoder) -> bool:
     """Whether the kernels support everything that this decoder computes."""
     shape = model.shape
-    sizes = (shape.hidden_size, shape.intermediate_size, shape.query_size, shape.kv_size)
+    inner = {mlp.intermediate_size for mlp in shape.mlps}
+    sizes = (shape.hidden_size, *inner, shape.query_size, shape.kv_size)
     is_looked_up = model.lm_head is None or isinstance(model.embedding, Embedding)
     return (
         is_looked_up
@@ -126,7 +126,7 @@ def _is_known(model: Decoder) -> bool:
 
 def _linears(layer: nn.Module) -> tuple[nn.Module, ...]:
     assert isinstance(layer, DecoderLayer)
-    return layer.qkv, layer.output, layer.gate_up, layer.down
+    return layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down
 
 
 def _head(model: Decoder) -> nn.Module:
@@ -210,7 +210,6 @@ def _model(model: Decoder, layers: ctypes.Array[_Layer]) -> _Model:
         rotary.frequencies.data_ptr(),
         shape.num_layers,
         shape.hidden_size,
-        shape.intermediate_size,
         shape.num_heads,
         shape.norm_eps,
         rotary.scaling,
@@ -220,7 +219,8 @@ def _model(model: Decoder, layers: ctypes.Array[_Layer]) -> _Model:
 def _layer(model: Decoder, index: int, place: LayerPlace) -> _Layer:
     layer = model.layers[index]
     assert isinstance(layer, DecoderLayer)
-    norms = (layer.input_norm, layer.post_attention_norm, layer.q_norm, layer.k_norm)
+    attention = layer.attention
+    norms = (layer.input_norm, layer.post_attention_norm, attention.q_norm, attention.k_norm)
     return _Layer(
         *(_weight(linear) for linear in _linears(layer)),
         *(None if norm is None else norm.data_ptr() for norm in norms),

@@ -58,11 +58,11 @@ class FusedDecoder:
         for index, layer in enumerate(self._plain.layers):
             assert isinstance(layer, DecoderLayer)
             normed, residual = self._ops.rms_norm(x, layer.input_norm, eps, residual)
-            attended = self._attend(index, layer.qkv(normed), positions)
+            attended = self._attend(index, layer.attention.qkv(normed), positions)
             normed, residual = self._ops.rms_norm(
-                layer.output(attended), layer.post_attention_norm, eps, residual
+                layer.attention.output(attended), layer.post_attention_norm, eps, residual
             )
-            x = layer.down(self._ops.swiglu(layer.gate_up(normed)))
+            x = layer.mlp.down(self._ops.swiglu(layer.mlp.gate_up(normed)))
         assert residual is not None, "a decoder has layers"
         normed, _ = self._ops.rms_norm(x[sample_rows], self._plain.final_norm, eps, residual[sample_rows])
         return self._plain.head(normed)
@@ -80,9 +80,10 @@ class FusedDecoder:
 
 def _head_norms(layer: nn.Module, eps: float) -> HeadNorms | None:
     assert isinstance(layer, DecoderLayer)
-    if layer.q_norm is None or layer.k_norm is None:
+    attention = layer.attention
+    if attention.q_norm is None or attention.k_norm is None:
         return None
-    return HeadNorms(layer.q_norm, layer.k_norm, eps)
+    return HeadNorms(attention.q_norm, attention.k_norm, eps)
 
 
 def angle_table(rotary: RotaryEmbedding, num_positions: int, dtype: torch.dtype) -> torch.Tensor:

@@ -33,7 +33,8 @@ from engine.worker.loading.model_folder import (
 from engine.worker.loading.tensor_part import TensorPart
 from engine.worker.memory import use_huge_pages
 from engine.worker.models.base import CausalModel
-from engine.worker.models.decoder import Decoder, is_native
+from engine.worker.models.decoder import Decoder
+from engine.worker.models.families.table import is_native
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
 
 LOAD_FORMATS = ("auto", "safetensors", "dummy")

@@ -1,4 +1,4 @@
-"""One decoder for the Llama, Mistral, Qwen2 and Qwen3 families; their differences are in ``DecoderShape``.
+"""One decoder for all native families, built of parts: their differences are in ``DecoderShape``.
 
 Tokens of all sequences are flattened into one axis; only the attention backend knows which token belongs to
 which sequence.
@@ -7,15 +7,14 @@ which sequence.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import rms_norm
 
-from engine.errors import ConfigError
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.cpu.onednn_linear import OneDNNEmbedding, can_pack, packed_embedding, packed_linear
 from engine.worker.cpu.packed_weights import (
@@ -31,226 +30,51 @@ from engine.worker.cpu.quantized_linear import (
     int8_linear,
 )
 from engine.worker.loading.tensor_part import TensorPart
-from engine.worker.models.base import layer_windows
+from engine.worker.models.attention import SelfAttention
+from engine.worker.models.builder import Builder
+from engine.worker.models.families.table import decoder_shape
 from engine.worker.models.linears import Embedding, replace_modules
-from engine.worker.models.rotary import (
-    STATIC_ROPE_TYPES,
-    RotaryEmbedding,
-    all_ropes,
-    rope_parameters,
-    rotate,
-)
+from engine.worker.models.mlp import GatedMLP
+from engine.worker.models.rotary import RotaryEmbedding
+from engine.worker.models.shape import DecoderShape
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
-from engine.worker.parallel.linears import ParallelLMHead, RowParallelLinear, VocabParallelEmbedding
+from engine.worker.parallel.linears import ParallelLMHead, VocabParallelEmbedding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-NATIVE_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-
-
-def is_native(config: PreTrainedConfig) -> bool:
-    """Whether ``Decoder`` computes exactly what this config describes."""
-    rope = rope_parameters(config)
-    return (
-        config.model_type in NATIVE_MODEL_TYPES
-        and config.hidden_act == "silu"
-        and "" in all_ropes(config)
-        and rope.get("rope_type", "default") in STATIC_ROPE_TYPES
-        and rope.get("partial_rotary_factor", 1.0) == 1.0
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderShape:
-    """The sizes and switches in which the families differ."""
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    norm_eps: float
-    qkv_bias: bool
-    output_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
-    tied: bool
-    windows: tuple[int | None, ...]
-    num_kv_copies: int = 1
-    """Number of ranks with the same key-value heads, if there are fewer heads than ranks."""
-
-    @classmethod
-    def from_config(cls, config: PreTrainedConfig) -> DecoderShape:
-        # A config may have fields of other families: only those that its own code reads count.
-        family = config.model_type
-        has_bias = family in ("llama", "qwen3") and bool(getattr(config, "attention_bias", False))
-        full = (None,) * config.num_hidden_layers
-        return cls(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_layers=config.num_hidden_layers,
-            num_heads=config.num_attention_heads,
-            num_kv_heads=config.num_key_value_heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-            norm_eps=config.rms_norm_eps,
-            qkv_bias=has_bias or family == "qwen2",
-            output_bias=has_bias,
-            mlp_bias=family == "llama" and bool(getattr(config, "mlp_bias", False)),
-            qk_norm=family == "qwen3",
-            tied=bool(config.tie_word_embeddings),
-            windows=full if family == "llama" else tuple(layer_windows(config)),
-        )
-
-    def of_rank(self, num_ranks: int) -> DecoderShape:
-        """The shape of each rank's part: some of the heads and of the MLP. ConfigError if the model cannot be
-        split that way."""
-        shared_out = {
-            "number of heads,": self.num_heads,
-            "intermediate size,": self.intermediate_size,
-            "vocabulary size,": self.vocab_size,
-        }
-        for name, number in shared_out.items():
-            if number % num_ranks:
-                raise ConfigError(
-                    f"tensor_parallel_size is {num_ranks}, which does not divide the model's {name} {number}."
-                )
-        if self.num_kv_heads % num_ranks and num_ranks % self.num_kv_heads:
-            raise ConfigError(
-                f"tensor_parallel_size is {num_ranks}, which neither divides the number of the model's "
-                f"key-value heads, {self.num_kv_heads}, nor is a multiple of it."
-            )
-        return replace(
-            self,
-            num_heads=self.num_heads // num_ranks,
-            num_kv_heads=max(1, self.num_kv_heads // num_ranks),
-            intermediate_size=self.intermediate_size // num_ranks,
-            num_kv_copies=max(1, num_ranks // self.num_kv_heads),
-        )
-
-    @property
-    def query_size(self) -> int:
-        return self.num_heads * self.head_dim
-
-    @property
-    def kv_size(self) -> int:
-        return self.num_kv_heads * self.head_dim
-
-
-def _parameter(dtype: torch.dtype, *size: int) -> nn.Parameter:
-    """A parameter on the meta device."""
-    return nn.Parameter(torch.empty(size, device="meta", dtype=dtype))
-
-
-def _linear(dtype: torch.dtype, inputs: int, outputs: int, bias: bool) -> nn.Linear:
-    """A linear on the meta device."""
-    return nn.Linear(inputs, outputs, bias, device="meta", dtype=dtype)
-
-
-def _row_parallel(
-    dtype: torch.dtype, inputs: int, outputs: int, bias: bool, group: TensorParallelGroup
-) -> nn.Linear | RowParallelLinear:
-    """A linear from this rank's inputs to all outputs."""
-    if group.size == 1:
-        return _linear(dtype, inputs, outputs, bias)
-    partial = _linear(dtype, inputs, outputs, bias=False)
-    return RowParallelLinear(partial, _parameter(dtype, outputs) if bias else None, group)
-
 
 class DecoderLayer(nn.Module):
-    """Attention and gated MLP, each with an RMS norm before it and a residual around it."""
+    """Attention and an MLP, each with an RMS norm before it and a residual around it."""
 
-    def __init__(
-        self, shape: DecoderShape, index: int, dtype: torch.dtype, group: TensorParallelGroup
-    ) -> None:
+    def __init__(self, shape: DecoderShape, index: int, build: Builder) -> None:
         """``shape``: the shape of this rank's part."""
         super().__init__()
-        self._shape = shape
-        self._group = group
-        self._index = index
-        hidden, inner = shape.hidden_size, shape.intermediate_size
-        self.input_norm = _parameter(dtype, hidden)
-        self.qkv = _linear(dtype, hidden, shape.query_size + 2 * shape.kv_size, shape.qkv_bias)
-        self.q_norm = _parameter(dtype, shape.head_dim) if shape.qk_norm else None
-        self.k_norm = _parameter(dtype, shape.head_dim) if shape.qk_norm else None
-        self.output = _row_parallel(dtype, shape.query_size, hidden, shape.output_bias, group)
-        self.post_attention_norm = _parameter(dtype, hidden)
-        self.gate_up = _linear(dtype, hidden, 2 * inner, shape.mlp_bias)
-        self.down = _row_parallel(dtype, inner, hidden, shape.mlp_bias, group)
+        self._norm_eps = shape.norm_eps
+        self.input_norm = build.parameter(shape.hidden_size)
+        self.attention = SelfAttention(shape, index, build)
+        self.post_attention_norm = build.parameter(shape.hidden_size)
+        self.mlp = GatedMLP(shape.hidden_size, shape.mlps[index], build)
 
     def forward(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attention: AttentionBackend
     ) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape"""
-        x = x + self._attend(self._norm(x, self.input_norm), cos, sin, attention)
-        gate, up = self.gate_up(self._norm(x, self.post_attention_norm)).chunk(2, dim=-1)
-        output: torch.Tensor = x + self.down(silu(gate).mul_(up))
+        x = x + self.attention(self._norm(x, self.input_norm), cos, sin, attention)
+        output: torch.Tensor = x + self.mlp(self._norm(x, self.post_attention_norm))
         return output
-
-    def _attend(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attention: AttentionBackend
-    ) -> torch.Tensor:
-        shape = self._shape
-        heads = self.qkv(x).view(len(x), -1, shape.head_dim)
-        qk, v = heads[:, : -shape.num_kv_heads], heads[:, -shape.num_kv_heads :]
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = qk[:, : shape.num_heads], qk[:, shape.num_heads :]
-            qk = torch.cat((self._norm(q, self.q_norm), self._norm(k, self.k_norm)), dim=1)
-        output: torch.Tensor = self.output(self._paged_attention(rotate(qk, cos, sin), v, attention))
-        return output
-
-    def attend(self, heads: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
-        """heads [num_tokens, query_size + 2 * kv_size], queries and keys already rotated -> [num_tokens,
-        query_size]"""
-        heads = heads.view(len(heads), -1, self._shape.head_dim)
-        num_kv_heads = self._shape.num_kv_heads
-        return self._paged_attention(heads[:, :-num_kv_heads], heads[:, -num_kv_heads:], attention)
-
-    def _paged_attention(
-        self, qk: torch.Tensor, v: torch.Tensor, attention: AttentionBackend
-    ) -> torch.Tensor:
-        shape = self._shape
-        attended = attention.attend(
-            self._index,
-            qk[:, : shape.num_heads],
-            qk[:, shape.num_heads :],
-            v,
-            scale=shape.head_dim**-0.5,
-            window=shape.windows[self._index],
-        )
-        return attended.flatten(1)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, weight.shape, weight, self._shape.norm_eps)
+        return rms_norm(x, weight.shape, weight, self._norm_eps)
 
     def checkpoint_parts(self) -> dict[str, TensorPart]:
         """The checkpoint's tensor names, each with its part and the parameter that it fills."""
-        shape, rank, size = self._shape, self._group.rank, self._group.size
-        parts = {
+        return {
             "input_layernorm.weight": TensorPart(self.input_norm),
             "post_attention_layernorm.weight": TensorPart(self.post_attention_norm),
+            **_prefixed("self_attn.", self.attention.checkpoint_parts()),
+            **_prefixed("mlp.", self.mlp.checkpoint_parts()),
         }
-        if self.q_norm is not None and self.k_norm is not None:
-            parts["self_attn.q_norm.weight"] = TensorPart(self.q_norm)
-            parts["self_attn.k_norm.weight"] = TensorPart(self.k_norm)
-        for kind, qkv in self.qkv.named_parameters():
-            q, k, v = torch.split(qkv, [shape.query_size, shape.kv_size, shape.kv_size])
-            kv_index, kv_count = rank // shape.num_kv_copies, size // shape.num_kv_copies
-            parts[f"self_attn.q_proj.{kind}"] = TensorPart(q, 0, rank, size)
-            parts[f"self_attn.k_proj.{kind}"] = TensorPart(k, 0, kv_index, kv_count)
-            parts[f"self_attn.v_proj.{kind}"] = TensorPart(v, 0, kv_index, kv_count)
-        for kind, gate_up in self.gate_up.named_parameters():
-            gate, up = gate_up.chunk(2)
-            parts[f"mlp.gate_proj.{kind}"] = TensorPart(gate, 0, rank, size)
-            parts[f"mlp.up_proj.{kind}"] = TensorPart(up, 0, rank, size)
-        for name, linear in (("self_attn.o_proj", self.output), ("mlp.down_proj", self.down)):
-            parts[f"{name}.weight"] = TensorPart(linear.weight, 1, rank, size)
-            if linear.bias is not None:
-                parts[f"{name}.bias"] = TensorPart(linear.bias)
-        return parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,30 +97,29 @@ class Decoder(nn.Module):
         super().__init__()
         self._config = config
         self._group = group
-        self.shape = shape = DecoderShape.from_config(config).of_rank(group.size)
+        self.shape = shape = decoder_shape(config).of_rank(group.size)
+        build = Builder(dtype, group)
         self.num_layers, self.num_kv_heads, self.head_dim = (
             shape.num_layers,
             shape.num_kv_heads,
             shape.head_dim,
         )
         self.windows = shape.windows
-        self.embedding = self._make_embedding(dtype)
-        self.layers = nn.ModuleList(
-            DecoderLayer(shape, index, dtype, group) for index in range(shape.num_layers)
-        )
-        self.final_norm = _parameter(dtype, shape.hidden_size)
-        self.lm_head = None if shape.tied else self._make_head(dtype)
+        self.embedding = self._make_embedding(build)
+        self.layers = nn.ModuleList(DecoderLayer(shape, index, build) for index in range(shape.num_layers))
+        self.final_norm = build.parameter(shape.hidden_size)
+        self.lm_head = None if shape.tied else self._make_head(build)
         self._rotary: RotaryEmbedding | None = None
 
     def _make_embedding(
-        self, dtype: torch.dtype
+        self, build: Builder
     ) -> Embedding | OneDNNEmbedding | Int8Embedding | PackedEmbedding | VocabParallelEmbedding:
         num_vectors = self.shape.vocab_size // self._group.size
-        table = Embedding(_parameter(dtype, num_vectors, self.shape.hidden_size))
+        table = Embedding(build.parameter(num_vectors, self.shape.hidden_size))
         return table if self._group.size == 1 else VocabParallelEmbedding(table, self._group)
 
-    def _make_head(self, dtype: torch.dtype) -> nn.Linear | ParallelLMHead:
-        linear = _linear(dtype, self.shape.hidden_size, self.shape.vocab_size // self._group.size, bias=False)
+    def _make_head(self, build: Builder) -> nn.Linear | ParallelLMHead:
+        linear = build.linear(self.shape.hidden_size, self.shape.vocab_size // self._group.size, bias=False)
         return linear if self._group.size == 1 else ParallelLMHead(linear, self._group)
 
     def materialize(self, device: torch.device) -> None:

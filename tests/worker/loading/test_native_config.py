@@ -15,7 +15,7 @@ from engine.config import ModelConfig
 from engine.worker.loading.model_folder import choose_dtype, choose_max_model_len, read_config
 from engine.worker.loading.native_config import NativeConfig, native_config
 from engine.worker.models.base import architecture_of
-from engine.worker.models.decoder import DecoderShape, is_native
+from engine.worker.models.families.table import decoder_shape, is_native
 from engine.worker.models.rotary import RotaryEmbedding
 from tests.worker.conftest import ModelFolders
 
@@ -111,8 +111,8 @@ def assert_same(folder: Path) -> None:
     kind: type = type(ours)
     assert kind is NativeConfig
     assert is_native(ours)
-    shape = DecoderShape.from_config(other)
-    assert DecoderShape.from_config(ours) == shape
+    shape = decoder_shape(other)
+    assert decoder_shape(ours) == shape
     assert architecture_of(ours) == architecture_of(other)
     assert choose_dtype("auto", ours) == choose_dtype("auto", other)
     options = ModelConfig(model=str(folder))

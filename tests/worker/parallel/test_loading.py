@@ -85,7 +85,7 @@ def test_row_parallel_weights_are_packed_in_parts(tmp_path: Path) -> None:
     model = rank_of(folder, 1, 2)
     whole = load_model(ModelConfig(model=str(folder), device="cpu")).model
     assert isinstance(whole, Decoder)
-    down, whole_down = model.layers[0].down, whole.layers[0].down
+    down, whole_down = (each.get_submodule("layers.0.mlp.down") for each in (model, whole))
     assert isinstance(down, RowParallelLinear)
     assert type(down.partial) is type(whole_down)
     assert type(model.embedding.table) is type(whole.embedding)

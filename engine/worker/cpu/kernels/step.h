@@ -32,7 +32,7 @@ struct Model {
     const void* embedding;     // [vocab_size, hidden_size], or null: the head's weight
     const void* final_norm;    // [hidden_size]
     const float* frequencies;  // [head_dim / 2]
-    std::int64_t num_layers, hidden_size, intermediate_size, num_heads;
+    std::int64_t num_layers, hidden_size, num_heads;
     double norm_eps, rotary_scaling;
 };
 
@@ -310,7 +310,10 @@ class DecoderStep {
         grow(buffers_->x, step_.num_tokens * hidden_);
         grow(buffers_->sampled, step_.num_samples * hidden_);
         grow(buffers_->normed_or_attended, padded_rows * std::max(hidden_, query_size_));
-        grow(buffers_->heads_or_inner, padded_rows * std::max(heads_size_, model_.intermediate_size));
+        std::int64_t widest = heads_size_;
+        for (std::int64_t layer = 0; layer < model_.num_layers; ++layer)
+            widest = std::max(widest, inner_size_of(model_.layers[layer].gate_up));
+        grow(buffers_->heads_or_inner, padded_rows * widest);
         grow(buffers_->cosines, step_.num_tokens * HALF);
         grow(buffers_->sines, step_.num_tokens * HALF);
         std::size_t num_partials = 0;
@@ -355,7 +358,7 @@ class DecoderStep {
     void finish_layer(const Layer& layer, const Rows& attended, Bf16* residual, std::int64_t num_rows) const {
         multiply_into_residual(layer.output, attended, residual, num_rows);
         multiply_gated(layer.gate_up, norm_of(layer.post_attention_norm, residual, num_rows), num_rows);
-        multiply_into_residual(layer.down, inner_rows(), residual, num_rows);
+        multiply_into_residual(layer.down, inner_rows(layer.gate_up), residual, num_rows);
     }
 
     // Gathers the residuals of the sampled rows, and their attention outputs to `to`.
@@ -392,7 +395,10 @@ class DecoderStep {
 
     Rows attended_rows() const { return {attended(), Layout::plain(query_size_)}; }
 
-    Rows inner_rows() const { return {inner(), Layout::tiled(model_.intermediate_size)}; }
+    // The size of an MLP: its gates and ups are one weight.
+    static std::int64_t inner_size_of(const Weight& gate_up) { return gate_up.num_outputs / 2; }
+
+    Rows inner_rows(const Weight& gate_up) const { return {inner(), Layout::tiled(inner_size_of(gate_up))}; }
 
     void multiply_into_residual(const Weight& weight, const Rows& x, Bf16* residual, std::int64_t num_rows) const {
         multiply_rows(weight, x, num_rows, [&](std::int64_t row, std::int64_t output, const HalfRow& result) {
@@ -419,7 +425,7 @@ class DecoderStep {
     }
 
     void multiply_gated_few(const Weight& weight, const Rows& x, int num_rows) const {
-        const std::int64_t num_units = model_.intermediate_size / UNIT;
+        const std::int64_t num_units = inner_size_of(weight) / UNIT;
 #pragma omp for schedule(static)
         for (std::int64_t unit = 0; unit < num_units; ++unit) {
             alignas(64) float gates[MAX_GEMM_ROWS * UNIT], ups[MAX_GEMM_ROWS * UNIT];
@@ -432,7 +438,7 @@ class DecoderStep {
 
     // A unit is HALF_UNIT gates and the HALF_UNIT ups that they are multiplied with.
     void multiply_gated_many(const Weight& weight, const Rows& x, std::int64_t num_rows) const {
-        const std::int64_t size = model_.intermediate_size;
+        const std::int64_t size = inner_size_of(weight);
         const auto outputs_of = [&](std::int64_t unit) { return Halves{unit * HALF_UNIT, size + unit * HALF_UNIT}; };
         const auto keep = [&](std::int64_t unit, std::int64_t row, const float* sums) {
             store_gated(weight, row, unit * HALF_UNIT, sums, sums + HALF_UNIT);
@@ -444,8 +450,8 @@ class DecoderStep {
     void store_gated(
         const Weight& weight, std::int64_t row, std::int64_t output, const float* gates, const float* ups) const {
         const HalfRow gate = rounded(result_of(weight, output, gates));
-        const HalfRow up = rounded(result_of(weight, model_.intermediate_size + output, ups));
-        store_half(inner() + inner_rows().layout.of(row, output), gated(gate, up));
+        const HalfRow up = rounded(result_of(weight, inner_size_of(weight) + output, ups));
+        store_half(inner() + inner_rows(weight).layout.of(row, output), gated(gate, up));
     }
 
     void attend(const Layer& layer, const RowBlock& row_block, const std::vector<QueryBlock>& plan) const {

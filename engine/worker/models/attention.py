@@ -1,0 +1,72 @@
+"""A decoder's self-attention: projections, head norms and rope around an attention backend."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.functional import rms_norm
+
+from engine.worker.attention.backend import AttentionBackend
+from engine.worker.loading.tensor_part import TensorPart
+from engine.worker.models.builder import Builder
+from engine.worker.models.rotary import rotate
+from engine.worker.models.shape import DecoderShape
+
+
+class SelfAttention(nn.Module):
+    """The attention of one layer, or a rank's heads of it."""
+
+    def __init__(self, shape: DecoderShape, index: int, build: Builder) -> None:
+        """``index``: the layer's number."""
+        super().__init__()
+        self._shape = shape
+        self._index = index
+        self._group = build.group
+        hidden = shape.hidden_size
+        self.qkv = build.linear(hidden, shape.query_size + 2 * shape.kv_size, shape.qkv_bias)
+        self.q_norm = build.parameter(shape.head_dim) if shape.qk_norm else None
+        self.k_norm = build.parameter(shape.head_dim) if shape.qk_norm else None
+        self.output = build.row_parallel(shape.query_size, hidden, shape.output_bias)
+
+    def forward(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attention: AttentionBackend
+    ) -> torch.Tensor:
+        """x [num_tokens, hidden_size] -> the same shape"""
+        shape = self._shape
+        heads = self.qkv(x).view(len(x), -1, shape.head_dim)
+        qk, v = heads[:, : -shape.num_kv_heads], heads[:, -shape.num_kv_heads :]
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = qk[:, : shape.num_heads], qk[:, shape.num_heads :]
+            qk = torch.cat((self._norm(q, self.q_norm), self._norm(k, self.k_norm)), dim=1)
+        qk = rotate(qk, cos, sin)
+        attended = attention.attend(
+            self._index,
+            qk[:, : shape.num_heads],
+            qk[:, shape.num_heads :],
+            v,
+            scale=shape.head_dim**-0.5,
+            window=shape.windows[self._index],
+        )
+        output: torch.Tensor = self.output(attended.flatten(1))
+        return output
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x, weight.shape, weight, self._shape.norm_eps)
+
+    def checkpoint_parts(self) -> dict[str, TensorPart]:
+        """The checkpoint's tensor names, each with its part and the parameter that it fills."""
+        shape, rank, size = self._shape, self._group.rank, self._group.size
+        parts = {}
+        if self.q_norm is not None and self.k_norm is not None:
+            parts["q_norm.weight"] = TensorPart(self.q_norm)
+            parts["k_norm.weight"] = TensorPart(self.k_norm)
+        for kind, qkv in self.qkv.named_parameters():
+            q, k, v = torch.split(qkv, [shape.query_size, shape.kv_size, shape.kv_size])
+            kv_index, kv_count = rank // shape.num_kv_copies, size // shape.num_kv_copies
+            parts[f"q_proj.{kind}"] = TensorPart(q, 0, rank, size)
+            parts[f"k_proj.{kind}"] = TensorPart(k, 0, kv_index, kv_count)
+            parts[f"v_proj.{kind}"] = TensorPart(v, 0, kv_index, kv_count)
+        parts["o_proj.weight"] = TensorPart(self.output.weight, 1, rank, size)
+        if self.output.bias is not None:
+            parts["o_proj.bias"] = TensorPart(self.output.bias)
+        return parts

@@ -1,0 +1,18 @@
+"""Llama 2 and 3: biases where the config says so. It has no windows, whatever a config may hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from engine.worker.models.families.plain import has_attention_bias, plain_shape
+from engine.worker.models.shape import DecoderShape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+def llama_shape(config: PreTrainedConfig) -> DecoderShape:
+    plain, biased = plain_shape(config), has_attention_bias(config)
+    mlp = replace(plain.mlps[0], bias=bool(getattr(config, "mlp_bias", False)))
+    return replace(plain, qkv_bias=biased, output_bias=biased, mlps=(mlp,) * plain.num_layers)

@@ -1,0 +1,31 @@
+"""The shape that all families begin with: no biases, no head norms, full attention, dense MLPs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.worker.models.shape import DecoderShape, DenseMLP
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+def plain_shape(config: PreTrainedConfig) -> DecoderShape:
+    """Read the fields that mean the same in every family. A config may have fields of other families, too:
+    only those that its own code reads count, so the rest is for the family's page."""
+    num_layers = config.num_hidden_layers
+    return DecoderShape(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        norm_eps=config.rms_norm_eps,
+        tied=bool(config.tie_word_embeddings),
+        windows=(None,) * num_layers,
+        mlps=(DenseMLP(config.intermediate_size),) * num_layers,
+    )
+
+
+def has_attention_bias(config: PreTrainedConfig) -> bool:
+    return bool(getattr(config, "attention_bias", False))

@@ -1,0 +1,17 @@
+"""Qwen2 and Qwen2.5: biases of queries, keys and values; windows in some layers if the config uses them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from engine.worker.models.base import layer_windows
+from engine.worker.models.families.plain import plain_shape
+from engine.worker.models.shape import DecoderShape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+def qwen2_shape(config: PreTrainedConfig) -> DecoderShape:
+    return replace(plain_shape(config), qkv_bias=True, windows=tuple(layer_windows(config)))

@@ -1,0 +1,41 @@
+"""Which families run natively, and how the shape of each is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from engine.worker.models.families.llama import llama_shape
+from engine.worker.models.families.mistral import mistral_shape
+from engine.worker.models.families.qwen2 import qwen2_shape
+from engine.worker.models.families.qwen3 import qwen3_shape
+from engine.worker.models.rotary import STATIC_ROPE_TYPES, all_ropes, rope_parameters
+from engine.worker.models.shape import DecoderShape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+_SHAPES: Mapping[str, Callable[[PreTrainedConfig], DecoderShape]] = {
+    "llama": llama_shape,
+    "mistral": mistral_shape,
+    "qwen2": qwen2_shape,
+    "qwen3": qwen3_shape,
+}
+NATIVE_MODEL_TYPES = _SHAPES.keys()
+
+
+def decoder_shape(config: PreTrainedConfig) -> DecoderShape:
+    """The shape of a config that ``is_native``."""
+    return _SHAPES[config.model_type](config)
+
+
+def is_native(config: PreTrainedConfig) -> bool:
+    """Whether a decoder of our own computes exactly what this config describes."""
+    rope = rope_parameters(config)
+    return (
+        config.model_type in NATIVE_MODEL_TYPES
+        and config.hidden_act == "silu"
+        and "" in all_ropes(config)
+        and rope.get("rope_type", "default") in STATIC_ROPE_TYPES
+        and rope.get("partial_rotary_factor", 1.0) == 1.0
+    )

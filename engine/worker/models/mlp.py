@@ -1,0 +1,41 @@
+"""A decoder's gated MLP."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.functional import silu
+
+from engine.worker.loading.tensor_part import TensorPart
+from engine.worker.models.builder import Builder
+from engine.worker.models.shape import DenseMLP
+
+
+class GatedMLP(nn.Module):
+    """``down(silu(gate) * up)``, or a rank's part of it."""
+
+    def __init__(self, hidden_size: int, shape: DenseMLP, build: Builder) -> None:
+        super().__init__()
+        self._group = build.group
+        inner = shape.intermediate_size
+        self.gate_up = build.linear(hidden_size, 2 * inner, shape.bias)
+        self.down = build.row_parallel(inner, hidden_size, shape.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [num_tokens, hidden_size] -> the same shape"""
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        output: torch.Tensor = self.down(silu(gate).mul_(up))
+        return output
+
+    def checkpoint_parts(self) -> dict[str, TensorPart]:
+        """The checkpoint's tensor names, each with its part and the parameter that it fills."""
+        rank, size = self._group.rank, self._group.size
+        parts = {}
+        for kind, gate_up in self.gate_up.named_parameters():
+            gate, up = gate_up.chunk(2)
+            parts[f"gate_proj.{kind}"] = TensorPart(gate, 0, rank, size)
+            parts[f"up_proj.{kind}"] = TensorPart(up, 0, rank, size)
+        parts["down_proj.weight"] = TensorPart(self.down.weight, 1, rank, size)
+        if self.down.bias is not None:
+            parts["down_proj.bias"] = TensorPart(self.down.bias)
+        return parts
