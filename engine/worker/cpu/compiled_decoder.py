@@ -26,6 +26,8 @@ from engine.worker.memory import empty_pages
 from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder, DecoderLayer
 from engine.worker.models.linears import Embedding
+from engine.worker.models.mlp import GatedMLP
+from engine.worker.models.shape import DenseShape
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +112,9 @@ def with_compiled_steps(model: CausalModel, attention: AttentionBackend) -> Caus
 def _is_known(model: Decoder) -> bool:
     """Whether the kernels support everything that this decoder computes."""
     shape = model.shape
-    inner = {mlp.intermediate_size for mlp in shape.mlps}
+    if shape.is_sparse or shape.rotary_dim:
+        return False
+    inner = {mlp.intermediate_size for mlp in shape.mlps if isinstance(mlp, DenseShape)}
     sizes = (shape.hidden_size, *inner, shape.query_size, shape.kv_size)
     is_looked_up = model.lm_head is None or isinstance(model.embedding, Embedding)
     return (
@@ -126,6 +130,7 @@ def _is_known(model: Decoder) -> bool:
 
 def _linears(layer: nn.Module) -> tuple[nn.Module, ...]:
     assert isinstance(layer, DecoderLayer)
+    assert isinstance(layer.mlp, GatedMLP)
     return layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down
 
 

@@ -80,7 +80,10 @@ class GPUBackend:
 
 
 def _graph_sizes(loaded: LoadedModel, config: EngineConfig) -> GraphSizes:
-    """None on a CPU, which has no launches to save, nor for transformers' models, which may synchronize."""
-    if config.model.enforce_eager or loaded.device.type != "cuda" or not isinstance(loaded.model, Decoder):
+    """None on a CPU, which has no launches to save, nor for models that synchronize: transformers' may, and
+    mixtures of experts do."""
+    if config.model.enforce_eager or loaded.device.type != "cuda":
+        return NO_GRAPHS
+    if not isinstance(loaded.model, Decoder) or loaded.model.shape.is_sparse:
         return NO_GRAPHS
     return GraphSizes.up_to(min(config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens))

@@ -1,7 +1,7 @@
 """A decoder with fused elementwise ops between its GEMMs; K and V are written to their pages on the way.
 
-No call makes the host wait and no shape depends on data, so a whole step can be a CUDA graph. Sizes are those
-of the decoder it is given, which may be a tensor-parallel shard.
+But for mixtures of experts, no call makes the host wait and no shape depends on data, so a whole step can be
+a CUDA graph. Sizes are those of the decoder it is given, which may be a tensor-parallel shard.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from engine.worker.gpu.ops import FusedOps
 from engine.worker.gpu.paged_kv import PagedKv
 from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder, DecoderLayer
+from engine.worker.models.mlp import GatedMLP
 from engine.worker.models.rotary import RotaryEmbedding
 
 
@@ -22,7 +23,9 @@ def with_fused_steps(
     model: CausalModel, attention: PagedKv, ops: FusedOps, max_positions: int
 ) -> CausalModel:
     """``model`` with fused ops if it is a Decoder. All positions are below ``max_positions``."""
-    return FusedDecoder(model, attention, ops, max_positions) if isinstance(model, Decoder) else model
+    if not isinstance(model, Decoder) or model.shape.rotary_dim:
+        return model  # the fused rope rotates whole heads
+    return FusedDecoder(model, attention, ops, max_positions)
 
 
 class FusedDecoder:
@@ -62,7 +65,10 @@ class FusedDecoder:
             normed, residual = self._ops.rms_norm(
                 layer.attention.output(attended), layer.post_attention_norm, eps, residual
             )
-            x = layer.mlp.down(self._ops.swiglu(layer.mlp.gate_up(normed)))
+            if isinstance(layer.mlp, GatedMLP):
+                x = layer.mlp.down(self._ops.swiglu(layer.mlp.gate_up(normed)))
+            else:
+                x = layer.mlp(normed)
         assert residual is not None, "a decoder has layers"
         normed, _ = self._ops.rms_norm(x[sample_rows], self._plain.final_norm, eps, residual[sample_rows])
         return self._plain.head(normed)

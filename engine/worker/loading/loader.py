@@ -34,7 +34,7 @@ from engine.worker.loading.tensor_part import TensorPart
 from engine.worker.memory import use_huge_pages
 from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder
-from engine.worker.models.families.table import is_native
+from engine.worker.models.families.table import decoder_shape, is_native
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
 
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
@@ -104,6 +104,10 @@ def _check_quantization(plan: LoadPlan, native: bool) -> None:
             f"quantization: {wanted} needs a model with a native implementation; "
             f"{plan.architecture} runs through transformers."
         )
+    if decoder_shape(plan.config).is_sparse:
+        raise ConfigError(
+            f"quantization: {wanted} is not supported for a mixture of experts, which {plan.architecture} is."
+        )
 
 
 def _check_tensor_parallel(plan: LoadPlan, native: bool) -> None:
@@ -121,8 +125,9 @@ def _load_native(plan: LoadPlan) -> CausalModel:
         check_memory(model, plan)
         fill = _random_weights(plan)
     else:
+        model.note_layout(checkpoint.tensors.keys())
         parts = model.checkpoint_parts()
-        _check_tensors(checkpoint, parts, plan)
+        _check_tensors(checkpoint, model, parts, plan)
         kept = _kept_weights(model, checkpoint, parts, plan)
         check_memory(model, plan, 0 if kept is None else kept.saved_bytes)
         log_dequantization(plan, checkpoint, parts, kept)
@@ -158,7 +163,9 @@ def _load_by_transformers(plan: LoadPlan) -> CausalModel:
     return load_transformers(plan)
 
 
-def _check_tensors(checkpoint: Checkpoint, parts: Mapping[str, TensorPart], plan: LoadPlan) -> None:
+def _check_tensors(
+    checkpoint: Checkpoint, model: Decoder, parts: Mapping[str, TensorPart], plan: LoadPlan
+) -> None:
     """Check that every tensor of the architecture is there in its shape, and no other."""
     for name, part in parts.items():
         tensor = checkpoint.tensors.get(name)
@@ -169,12 +176,10 @@ def _check_tensors(checkpoint: Checkpoint, parts: Mapping[str, TensorPart], plan
                 f"Tensor {name} in {tensor.entries[0].file} has shape {list(tensor.shape)}, "
                 f"but {plan.architecture} needs {list(part.whole_shape)}."
             )
-    checkpoint.check_types(parts.keys(), plan.dtype)
+    for dtype in {part.view.dtype for part in parts.values()}:
+        checkpoint.check_types([name for name, part in parts.items() if part.view.dtype == dtype], dtype)
     for name in checkpoint.tensors.keys() - parts.keys():
-        # Tied models may contain a copy of the embedding, old checkpoints their rope frequencies.
-        if name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq"):
-            continue
-        if not checkpoint.is_idle_bias(name):
+        if not model.is_unused(name) and not checkpoint.is_idle_bias(name):
             raise ModelLoadError(
                 f"{plan.folder} holds tensor {name}, which {plan.architecture} does not use."
             )

@@ -18,6 +18,7 @@ _WITHOUT_BEARING = frozenset(
     (
         *("_name_or_path", "transformers_version", "use_cache", "pretraining_tp", "initializer_range"),
         *("attention_dropout", "bos_token_id", "eos_token_id", "pad_token_id", "max_window_layers"),
+        *("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
     )
 )
 """Fields that do not change what a decoder computes; end-of-sequence tokens are the API server's."""
@@ -35,6 +36,9 @@ _ROPE_NUMBERS: Mapping[str, frozenset[str]] = {
 }
 """The numeric fields of each rope type."""
 _DEFAULT_ROPE_THETA = 10_000.0
+_ROPE_THETAS = {"mixtral": 1_000_000.0}
+"""Where a family has another default."""
+_PARTIAL_ROPE = "partial_rotary_factor"
 _REQUIRED = {"mistral": "sliding_window", "qwen3": "head_dim"}
 """Fields that must be present, because the family's default differs from the native one."""
 
@@ -67,6 +71,51 @@ class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return self
 
 
+class Qwen3MoeConfig(NativeConfig, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A NativeConfig of Qwen3-MoE."""
+
+    model_type: Literal["qwen3_moe"]  # type: ignore[assignment]
+    num_experts: _Size
+    num_experts_per_tok: _Size
+    moe_intermediate_size: _Size
+    norm_topk_prob: bool
+    decoder_sparse_step: _Size = 1
+    mlp_only_layers: list[int] | None = None
+
+
+class MixtralConfig(NativeConfig, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A NativeConfig of Mixtral."""
+
+    model_type: Literal["mixtral"]  # type: ignore[assignment]
+    num_local_experts: _Size
+    num_experts_per_tok: _Size
+
+
+class Glm4MoeConfig(NativeConfig, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A NativeConfig of GLM-4.5 and its successors."""
+
+    model_type: Literal["glm4_moe"]  # type: ignore[assignment]
+    n_routed_experts: _Size
+    n_shared_experts: _Size
+    num_experts_per_tok: _Size
+    moe_intermediate_size: _Size
+    first_k_dense_replace: int
+    norm_topk_prob: bool
+    n_group: _Size
+    topk_group: _Size
+    routed_scaling_factor: float
+    use_qk_norm: bool
+    num_nextn_predict_layers: int = 1
+
+
+_STRUCTS: Mapping[str, type[NativeConfig]] = {
+    "qwen3_moe": Qwen3MoeConfig,
+    "mixtral": MixtralConfig,
+    "glm4_moe": Glm4MoeConfig,
+}
+"""The families with fields of their own."""
+
+
 def native_config(raw: Mapping[str, Any]) -> NativeConfig | None:
     """Parse the fields of a config.json; None if transformers has to read it."""
     fields = {name: value for name, value in raw.items() if name not in _WITHOUT_BEARING}
@@ -78,30 +127,37 @@ def native_config(raw: Mapping[str, Any]) -> NativeConfig | None:
         return None
     if fields.pop("use_sliding_window", False) is not False:
         return None
-    if model_type in ("qwen2", "qwen3"):  # the window applies only if use_sliding_window is set
+    if model_type.startswith("qwen"):  # the window applies only if use_sliding_window is set
         fields.pop("sliding_window", None)
+    if model_type == "qwen3_moe" and "num_local_experts" in fields:  # as transformers 5 writes it
+        fields.setdefault("num_experts", fields.pop("num_local_experts"))
     fields["rope_parameters"] = _rope_parameters(
-        fields.pop("rope_theta", None), fields.get("rope_parameters")
+        model_type, fields.pop("rope_theta", None), fields.get("rope_parameters")
     )
+    if model_type == "glm4_moe" and fields["rope_parameters"] is not None:
+        share = fields.pop(_PARTIAL_ROPE, 0.5)
+        fields["rope_parameters"].setdefault(_PARTIAL_ROPE, share)
     try:
-        config = msgspec.convert(fields, NativeConfig)
+        config = msgspec.convert(fields, _STRUCTS.get(model_type, NativeConfig))
     except msgspec.ValidationError:
         return None
     return config if _is_valid(config) else None
 
 
-def _rope_parameters(theta: Any, given: Any) -> dict[str, Any] | None:
+def _rope_parameters(model_type: str, theta: Any, given: Any) -> dict[str, Any] | None:
     """Return the rope parameters with type and theta, whichever form the config uses; None if they are
     unknown here."""
     if given is not None and not isinstance(given, dict):
         return None
     rope = dict(given or {})
-    rope.setdefault("rope_theta", _DEFAULT_ROPE_THETA if theta is None else theta)
+    default_theta = _ROPE_THETAS.get(model_type, _DEFAULT_ROPE_THETA)
+    rope.setdefault("rope_theta", default_theta if theta is None else theta)
     rope.setdefault("rope_type", rope.get("type", "default"))
     rope.pop("type", None)
     rope_type = rope["rope_type"]
     numbers = {name: value for name, value in rope.items() if name != "rope_type"}
-    if not isinstance(rope_type, str) or numbers.keys() != _ROPE_NUMBERS.get(rope_type):
+    known = numbers.keys() - {_PARTIAL_ROPE} if model_type == "glm4_moe" else numbers.keys()
+    if not isinstance(rope_type, str) or known != _ROPE_NUMBERS.get(rope_type):
         return None
     return rope if all(type(value) in (int, float) for value in numbers.values()) else None
 
@@ -109,8 +165,9 @@ def _rope_parameters(theta: Any, given: Any) -> dict[str, Any] | None:
 def _is_valid(config: NativeConfig) -> bool:
     """Whether transformers would accept it."""
     head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
+    divides = config.hidden_size % config.num_attention_heads == 0
     return (
-        config.hidden_size % config.num_attention_heads == 0
+        (divides or (config.head_dim is not None and isinstance(config, Glm4MoeConfig)))
         and head_dim % 2 == 0
         and (config.layer_types is None or len(config.layer_types) == config.num_hidden_layers)
     )

@@ -29,9 +29,12 @@ MAX_TRAINED_TOKENS = 32_000
 """Maximum number of trained tokens; further tokens of a vocabulary exist only to be sampled."""
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS) + len(TOOL_TOKENS)
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt_neox", "phi", "olmo2")
-_GROUPED_QUERY = frozenset({"llama", "mistral", "qwen2", "qwen3", "phi", "olmo2"})
-_OWN_HEAD_DIM = frozenset({"llama", "mistral", "qwen3"})
+_SPARSE = ("qwen3_moe", "mixtral", "glm4_moe")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", *_SPARSE, "gpt_neox", "phi", "olmo2")
+_GROUPED_QUERY = frozenset({"llama", "mistral", "qwen2", "qwen3", "phi", "olmo2", *_SPARSE})
+_OWN_HEAD_DIM = frozenset({"llama", "mistral", "qwen3", *_SPARSE})
+_CORRECTIONS = "e_score_correction_bias"
+"""Buffers that a checkpoint holds, in fp32 whatever the dtype."""
 
 _CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 _CORPUS_CHARACTERS_PER_TOKEN = 400
@@ -110,10 +113,13 @@ def _write_weights(folder: Path, model: PreTrainedModel, dtype: torch.dtype, see
     """Write the safetensors, in ``shards`` files with an index if more than one."""
     embedding = model.get_input_embeddings().weight
     generator = torch.Generator().manual_seed(seed)
-    tensors = {
-        name: _random_tensor(name, parameter.shape, parameter is embedding, generator).to(dtype)
-        for name, parameter in model.named_parameters()
-    }
+    tensors: dict[str, torch.Tensor] = {}
+    for name, parameter in model.named_parameters():
+        tensor = _random_tensor(name, parameter.shape, parameter is embedding, generator).to(dtype)
+        tensors |= _as_published(name, tensor, str(model.config.model_type))
+    for name, buffer in model.named_buffers():
+        if name.endswith(_CORRECTIONS):
+            tensors[name] = _random_tensor(name, buffer.shape, False, generator)
     if shards == 1:
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         return
@@ -127,6 +133,22 @@ def _write_weights(folder: Path, model: PreTrainedModel, dtype: torch.dtype, see
     total_size = sum(tensor.nbytes for tensor in tensors.values())
     index_text = json.dumps({"metadata": {"total_size": total_size}, "weight_map": weight_map}, indent=2)
     (folder / "model.safetensors.index.json").write_text(index_text, encoding="utf-8")
+
+
+def _as_published(name: str, tensor: torch.Tensor, model_type: str) -> dict[str, torch.Tensor]:
+    """A tensor under its published names: transformers 5 holds the experts of a layer in one."""
+    gate, up, down = ("w1", "w3", "w2") if model_type == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+    if model_type == "mixtral":
+        name = name.replace(".mlp.", ".block_sparse_moe.")
+    prefix, _, kind = name.rpartition(".")
+    if not prefix.endswith(".experts") or tensor.dim() != 3:
+        return {name: tensor}
+    tensors: dict[str, torch.Tensor] = {}
+    for index, expert in enumerate(tensor):
+        names, rows = ((gate, up), expert.chunk(2)) if kind == "gate_up_proj" else ((down,), (expert,))
+        for each, part in zip(names, rows, strict=True):
+            tensors[f"{prefix}.{index}.{each}.weight"] = part.contiguous().clone()
+    return tensors
 
 
 def _random_tensor(

@@ -6,7 +6,7 @@ which sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -35,8 +35,9 @@ from engine.worker.models.builder import Builder
 from engine.worker.models.families.table import decoder_shape
 from engine.worker.models.linears import Embedding, replace_modules
 from engine.worker.models.mlp import GatedMLP
+from engine.worker.models.moe import MixtureOfExperts
 from engine.worker.models.rotary import RotaryEmbedding
-from engine.worker.models.shape import DecoderShape
+from engine.worker.models.shape import DecoderShape, DenseShape, MLPShape
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
 from engine.worker.parallel.linears import ParallelLMHead, VocabParallelEmbedding
 
@@ -54,7 +55,7 @@ class DecoderLayer(nn.Module):
         self.input_norm = build.parameter(shape.hidden_size)
         self.attention = SelfAttention(shape, index, build)
         self.post_attention_norm = build.parameter(shape.hidden_size)
-        self.mlp = GatedMLP(shape.hidden_size, shape.mlps[index], build)
+        self.mlp = _build_mlp(shape.hidden_size, shape.mlps[index], build)
 
     def forward(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attention: AttentionBackend
@@ -67,14 +68,26 @@ class DecoderLayer(nn.Module):
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, weight.shape, weight, self._norm_eps)
 
-    def checkpoint_parts(self) -> dict[str, TensorPart]:
-        """The checkpoint's tensor names, each with its part and the parameter that it fills."""
+    def checkpoint_parts(self, *, fused: bool = False) -> dict[str, TensorPart]:
+        """The checkpoint's tensor names, each with its part and the parameter that it fills. ``fused``: see
+        ``Experts.fused_parts``."""
+        mlp = (
+            _prefixed("mlp.", self.mlp.checkpoint_parts())
+            if isinstance(self.mlp, GatedMLP)
+            else self.mlp.checkpoint_parts(fused=fused)
+        )
         return {
             "input_layernorm.weight": TensorPart(self.input_norm),
             "post_attention_layernorm.weight": TensorPart(self.post_attention_norm),
             **_prefixed("self_attn.", self.attention.checkpoint_parts()),
-            **_prefixed("mlp.", self.mlp.checkpoint_parts()),
+            **mlp,
         }
+
+
+def _build_mlp(hidden_size: int, shape: MLPShape, build: Builder) -> GatedMLP | MixtureOfExperts:
+    if isinstance(shape, DenseShape):
+        return GatedMLP(hidden_size, shape, build)
+    return MixtureOfExperts(hidden_size, shape, build)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +123,7 @@ class Decoder(nn.Module):
         self.final_norm = build.parameter(shape.hidden_size)
         self.lm_head = None if shape.tied else self._make_head(build)
         self._rotary: RotaryEmbedding | None = None
+        self._fused = False
 
     def _make_embedding(
         self, build: Builder
@@ -128,7 +142,7 @@ class Decoder(nn.Module):
             lambda parameter: torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
         )
         self.requires_grad_(False)
-        self._rotary = RotaryEmbedding(self._config, self.shape.head_dim, device)
+        self._rotary = RotaryEmbedding(self._config, self.shape.rotary_dim or self.shape.head_dim, device)
 
     @property
     def rotary(self) -> RotaryEmbedding:
@@ -149,7 +163,7 @@ class Decoder(nn.Module):
         if self.lm_head is None:  # else the embedding is only looked up
             replace_modules(self, Embedding, replacements.table)
         for prefix, layer in self._named_layers():
-            fill(_prefixed(prefix, layer.checkpoint_parts()))
+            fill(_prefixed(prefix, layer.checkpoint_parts(fused=self._fused)))
             replace_modules(layer, nn.Linear, replacements.linear)
         if self.lm_head is not None:
             fill(self._parts_of_head(self.lm_head))
@@ -199,11 +213,24 @@ class Decoder(nn.Module):
         logits: torch.Tensor = self.lm_head(normed)
         return logits
 
+    def note_layout(self, names: Collection[str]) -> None:
+        """Note from a checkpoint's tensor names whether it has the experts of a layer in one tensor."""
+        self._fused = any(name.endswith(".experts.gate_up_proj") for name in names)
+
+    def is_unused(self, name: str) -> bool:
+        """Whether a checkpoint may hold this tensor although no part is computed from it."""
+        last = self.num_layers + self.shape.num_unused_layers
+        unused = (f"model.layers.{index}." for index in range(self.num_layers, last))
+        # Tied models may contain a copy of the embedding, old checkpoints their rope frequencies.
+        return (
+            name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq") or name.startswith(tuple(unused))
+        )
+
     def checkpoint_parts(self) -> dict[str, TensorPart]:
         """Every tensor that the checkpoint must hold, with its part and the parameter that it fills."""
         parts = self._parts_of_ends()
         for prefix, layer in self._named_layers():
-            parts |= _prefixed(prefix, layer.checkpoint_parts())
+            parts |= _prefixed(prefix, layer.checkpoint_parts(fused=self._fused))
         return parts if self.lm_head is None else parts | self._parts_of_head(self.lm_head)
 
     def _parts_of_ends(self) -> dict[str, TensorPart]:

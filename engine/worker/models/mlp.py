@@ -8,18 +8,19 @@ from torch.nn.functional import silu
 
 from engine.worker.loading.tensor_part import TensorPart
 from engine.worker.models.builder import Builder
-from engine.worker.models.shape import DenseMLP
+from engine.worker.models.shape import DenseShape
 
 
 class GatedMLP(nn.Module):
     """``down(silu(gate) * up)``, or a rank's part of it."""
 
-    def __init__(self, hidden_size: int, shape: DenseMLP, build: Builder) -> None:
+    def __init__(self, hidden_size: int, shape: DenseShape, build: Builder, *, partial: bool = False) -> None:
+        """``partial``: the outputs of ranks are added up by the caller."""
         super().__init__()
         self._group = build.group
         inner = shape.intermediate_size
         self.gate_up = build.linear(hidden_size, 2 * inner, shape.bias)
-        self.down = build.row_parallel(inner, hidden_size, shape.bias)
+        self.down = (build.linear if partial else build.row_parallel)(inner, hidden_size, shape.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape"""

@@ -72,10 +72,13 @@ def _stretched(frequencies: torch.Tensor, parameters: dict[str, Any]) -> torch.T
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate each pair (i, i + head_dim / 2) of x [num_tokens, heads, head_dim].
+    """Rotate each pair (i, i + width / 2) of the first ``width`` numbers of x [num_tokens, heads, head_dim].
 
-    cos, sin [num_tokens, 1, head_dim]; the sines of the first half are negative. A small step spends its time
+    cos, sin [num_tokens, 1, width]; the sines of the first half are negative. A small step spends its time
     on calls, not on arithmetic: this makes four, for any number of heads.
     """
+    width = cos.shape[-1]
+    if width < x.shape[-1]:
+        return torch.cat((rotate(x[..., :width], cos, sin), x[..., width:]), dim=-1)
     first, second = x.chunk(2, dim=-1)
     return (x * cos).add_(torch.cat((second, first), dim=-1).mul_(sin))

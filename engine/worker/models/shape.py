@@ -9,19 +9,84 @@ from engine.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class DenseMLP:
+class DenseShape:
     """A gated MLP: every token goes through all of it."""
 
     intermediate_size: int
     bias: bool = False
 
-    def of_rank(self, num_ranks: int) -> DenseMLP:
+    def of_rank(self, num_ranks: int, *, experts_by_rank: bool) -> DenseShape:
         """The shape of each rank's part. ConfigError if it cannot be split that way."""
         size = split("intermediate size,", self.intermediate_size, num_ranks)
         return replace(self, intermediate_size=size)
 
 
-MLPShape = DenseMLP
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a token's experts and their weights are chosen."""
+
+    num_experts: int
+    experts_per_token: int
+    normalized: bool = True
+    """Whether the weights of a token's experts add up to 1."""
+    by_sigmoid: bool = False
+    """Whether a score is the sigmoid of a logit, in fp32, and a correction is added to choose; else scores
+    are a softmax over all experts, of logits in the model's dtype."""
+    rounded: bool = False
+    """Whether weights are rounded to the model's dtype; else they are fp32."""
+    num_groups: int = 1
+    num_top_groups: int = 1
+    """Groups of experts among whose members a token's experts are chosen."""
+    scale: float = 1.0
+    """A factor of all weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """The names of a checkpoint's tensors."""
+
+    prefix: str = "mlp."
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+@dataclass(frozen=True, slots=True)
+class SparseShape:
+    """A mixture of experts: every token goes through a few of many gated MLPs."""
+
+    expert_size: int
+    """The intermediate size of an expert."""
+    routing: Routing
+    shared_size: int = 0
+    """The intermediate size of the expert that all tokens go through; 0 if there is none."""
+    names: ExpertNames = ExpertNames()
+    by_rank: bool = False
+    """Whether each rank has some of the experts whole; else it has a part of each."""
+    num_ranks: int = 1
+
+    @property
+    def num_local_experts(self) -> int:
+        """The experts that a rank has, whole or in part."""
+        return self.routing.num_experts // self.num_ranks if self.by_rank else self.routing.num_experts
+
+    def of_rank(self, num_ranks: int, *, experts_by_rank: bool) -> SparseShape:
+        """The shape of each rank's part. ConfigError if it cannot be split that way."""
+        expert_size = self.expert_size
+        if experts_by_rank:
+            split("number of experts,", self.routing.num_experts, num_ranks)
+        else:
+            expert_size = split("intermediate size of experts,", expert_size, num_ranks)
+        return replace(
+            self,
+            expert_size=expert_size,
+            shared_size=split("intermediate size of shared experts,", self.shared_size, num_ranks),
+            by_rank=experts_by_rank,
+            num_ranks=num_ranks,
+        )
+
+
+MLPShape = DenseShape | SparseShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +107,18 @@ class DecoderShape:
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: bool = False
+    rotary_dim: int = 0
+    """How many numbers of each head are rotated, the first ones; 0 means all."""
+    num_unused_layers: int = 0
+    """Layers of the checkpoint behind the last one, which nothing here computes."""
     num_kv_copies: int = 1
     """Number of ranks with the same key-value heads, if there are fewer heads than ranks."""
 
-    def of_rank(self, num_ranks: int) -> DecoderShape:
+    def of_rank(self, num_ranks: int, *, experts_by_rank: bool = False) -> DecoderShape:
         """The shape of each rank's part: some of the heads and of each MLP. ConfigError if the model cannot
         be split that way."""
         num_heads = split("number of heads,", self.num_heads, num_ranks)
-        mlps = tuple(mlp.of_rank(num_ranks) for mlp in self.mlps)
+        mlps = tuple(mlp.of_rank(num_ranks, experts_by_rank=experts_by_rank) for mlp in self.mlps)
         split("vocabulary size,", self.vocab_size, num_ranks)
         if self.num_kv_heads % num_ranks and num_ranks % self.num_kv_heads:
             raise ConfigError(
@@ -67,6 +136,11 @@ class DecoderShape:
     @property
     def num_layers(self) -> int:
         return len(self.mlps)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether some layer is a mixture of experts."""
+        return any(isinstance(mlp, SparseShape) for mlp in self.mlps)
 
     @property
     def query_size(self) -> int:

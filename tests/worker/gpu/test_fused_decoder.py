@@ -34,6 +34,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "biases": {"family": "qwen2"},
     "norms of queries and keys, a tied head": {"family": "qwen3", "head_dim": 32, "tie": True},
     "a window": {"family": "mistral", "extra_config": {"sliding_window": 12}},
+    "experts": {
+        "family": "qwen3_moe",
+        "head_dim": 32,
+        "extra_config": {"num_experts": 6, "moe_intermediate_size": 48, "num_experts_per_tok": 2},
+    },
     "scaled angles": {
         "family": "llama",
         "extra_config": {

@@ -38,7 +38,7 @@ def triton_llm(folder: Path, kv_cache_dtype: str = "auto", kv_cache_scale: float
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen3", "mistral-window", "olmo2"])
+@pytest.mark.parametrize("name", ["qwen3", "mistral-window", "olmo2", "qwen3-moe", "glm4-moe"])
 def test_tokens_are_those_of_transformers(name: str, model_folders: ModelFolders) -> None:
     """Served by Triton's kernels, models choose the tokens that transformers' own code chooses; the second
     turn finds the KV of the first."""

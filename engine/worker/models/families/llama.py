@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.worker.models.families.plain import has_attention_bias, plain_shape
-from engine.worker.models.shape import DecoderShape
+from engine.worker.models.shape import DecoderShape, DenseShape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -14,5 +14,5 @@ if TYPE_CHECKING:
 
 def llama_shape(config: PreTrainedConfig) -> DecoderShape:
     plain, biased = plain_shape(config), has_attention_bias(config)
-    mlp = replace(plain.mlps[0], bias=bool(getattr(config, "mlp_bias", False)))
+    mlp = DenseShape(config.intermediate_size, bias=bool(getattr(config, "mlp_bias", False)))
     return replace(plain, qkv_bias=biased, output_bias=biased, mlps=(mlp,) * plain.num_layers)

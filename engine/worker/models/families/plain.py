@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.worker.models.shape import DecoderShape, DenseMLP
+from engine.worker.models.shape import DecoderShape, DenseShape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -23,7 +23,7 @@ def plain_shape(config: PreTrainedConfig) -> DecoderShape:
         norm_eps=config.rms_norm_eps,
         tied=bool(config.tie_word_embeddings),
         windows=(None,) * num_layers,
-        mlps=(DenseMLP(config.intermediate_size),) * num_layers,
+        mlps=(DenseShape(config.intermediate_size),) * num_layers,
     )
 
 

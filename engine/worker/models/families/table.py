@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from engine.worker.models.families.glm4_moe import glm4_moe_shape
 from engine.worker.models.families.llama import llama_shape
 from engine.worker.models.families.mistral import mistral_shape
+from engine.worker.models.families.mixtral import mixtral_shape
 from engine.worker.models.families.qwen2 import qwen2_shape
 from engine.worker.models.families.qwen3 import qwen3_shape
+from engine.worker.models.families.qwen3_moe import qwen3_moe_shape
 from engine.worker.models.rotary import STATIC_ROPE_TYPES, all_ropes, rope_parameters
 from engine.worker.models.shape import DecoderShape
 
@@ -20,7 +23,11 @@ _SHAPES: Mapping[str, Callable[[PreTrainedConfig], DecoderShape]] = {
     "mistral": mistral_shape,
     "qwen2": qwen2_shape,
     "qwen3": qwen3_shape,
+    "qwen3_moe": qwen3_moe_shape,
+    "mixtral": mixtral_shape,
+    "glm4_moe": glm4_moe_shape,
 }
+_PARTIAL_ROPE = frozenset({"glm4_moe"})
 NATIVE_MODEL_TYPES = _SHAPES.keys()
 
 
@@ -37,5 +44,5 @@ def is_native(config: PreTrainedConfig) -> bool:
         and config.hidden_act == "silu"
         and "" in all_ropes(config)
         and rope.get("rope_type", "default") in STATIC_ROPE_TYPES
-        and rope.get("partial_rotary_factor", 1.0) == 1.0
+        and (config.model_type in _PARTIAL_ROPE or rope.get("partial_rotary_factor", 1.0) == 1.0)
     )

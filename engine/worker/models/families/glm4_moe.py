@@ -1,0 +1,43 @@
+"""GLM-4.5, 4.6 and 4.7: a sigmoid router with a correction and groups, a shared expert, the first layers
+dense, and rope on a part of each head. The layers for multi-token prediction are not used."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from engine.worker.models.families.plain import has_attention_bias, plain_shape
+from engine.worker.models.rotary import rope_parameters
+from engine.worker.models.shape import DecoderShape, Routing, SparseShape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+def glm4_moe_shape(config: PreTrainedConfig) -> DecoderShape:
+    plain, sparse = plain_shape(config), _sparse_shape(config)
+    share = rope_parameters(config).get("partial_rotary_factor", 1.0)
+    mlps = (mlp if index < config.first_k_dense_replace else sparse for index, mlp in enumerate(plain.mlps))
+    return replace(
+        plain,
+        qkv_bias=has_attention_bias(config),
+        qk_norm=bool(config.use_qk_norm),
+        rotary_dim=int(plain.head_dim * share),
+        mlps=tuple(mlps),
+        num_unused_layers=config.num_nextn_predict_layers,
+    )
+
+
+def _sparse_shape(config: Any) -> SparseShape:
+    routing = Routing(
+        config.n_routed_experts,
+        config.num_experts_per_tok,
+        normalized=bool(config.norm_topk_prob),
+        by_sigmoid=True,
+        num_groups=config.n_group,
+        num_top_groups=config.topk_group,
+        scale=config.routed_scaling_factor,
+    )
+    return SparseShape(
+        config.moe_intermediate_size, routing, config.moe_intermediate_size * config.n_shared_experts
+    )

@@ -1,0 +1,118 @@
+"""A decoder's mixture of experts: each token goes through a few of many gated MLPs, and through a shared one
+where the family has one."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import nn
+from torch.nn.functional import linear, silu
+
+from engine.worker.loading.tensor_part import TensorPart
+from engine.worker.models.builder import Builder
+from engine.worker.models.mlp import GatedMLP
+from engine.worker.models.routing import Router
+from engine.worker.models.shape import DenseShape, SparseShape
+
+
+class Experts(nn.Module):
+    """The experts of one layer, or a rank's part: some of each, or some of them whole."""
+
+    def __init__(self, hidden_size: int, shape: SparseShape, build: Builder) -> None:
+        super().__init__()
+        self.shape = shape
+        self._group = build.group
+        inner = shape.expert_size
+        self.gate_up = build.parameter(shape.num_local_experts, 2 * inner, hidden_size)
+        self.down = build.parameter(shape.num_local_experts, hidden_size, inner)
+
+    @property
+    def first(self) -> int:
+        """The number of this rank's first expert."""
+        return self._group.rank * self.shape.num_local_experts if self.shape.by_rank else 0
+
+    def forward(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The weighted sum of each token's experts that this rank has. x [num_tokens, hidden_size]; experts,
+        weights [num_tokens, experts_per_token] -> [num_tokens, hidden_size]
+
+        Rows are sorted by expert, so that each expert is one GEMM.
+        """
+        chosen = experts.flatten() - self.first
+        order = chosen.argsort(stable=True)
+        tokens = order // experts.shape[1]
+        outputs = x.new_zeros(len(order), x.shape[1])
+        for expert, begin, end in self._ranges(chosen[order]):
+            rows = order[begin:end]
+            outputs[rows] = self._expert(expert, x[tokens[begin:end]])
+        outputs = outputs.view(*experts.shape, -1) * weights[..., None]
+        return outputs.sum(dim=1, dtype=torch.float32).to(x.dtype)
+
+    def _ranges(self, chosen: torch.Tensor) -> list[tuple[int, int, int]]:
+        """Each of this rank's experts that is chosen, and where its rows begin and end. chosen: ascending."""
+        bounds = torch.arange(len(self.gate_up) + 1, device=chosen.device)
+        ends: list[int] = torch.searchsorted(chosen, bounds).tolist()
+        ranges = enumerate(pairwise(ends))
+        return [(expert, begin, end) for expert, (begin, end) in ranges if begin < end]
+
+    def _expert(self, expert: int, x: torch.Tensor) -> torch.Tensor:
+        gate, up = linear(x, self.gate_up[expert]).chunk(2, dim=-1)
+        return linear(silu(gate).mul_(up), self.down[expert])
+
+    def published_parts(self) -> dict[str, TensorPart]:
+        """The tensors of a checkpoint with three for each expert: its names, each with its part and the
+        parameter that it fills."""
+        names, parts = self.shape.names, {}
+        rank, size = (0, 1) if self.shape.by_rank else (self._group.rank, self._group.size)
+        for index, (gate_up, down) in enumerate(zip(self.gate_up, self.down, strict=True), self.first):
+            gate, up = gate_up.chunk(2)
+            parts[f"{index}.{names.gate}.weight"] = TensorPart(gate, 0, rank, size)
+            parts[f"{index}.{names.up}.weight"] = TensorPart(up, 0, rank, size)
+            parts[f"{index}.{names.down}.weight"] = TensorPart(down, 1, rank, size)
+        return parts
+
+    def fused_parts(self) -> dict[str, TensorPart]:
+        """The same of a checkpoint with two tensors for all experts, as transformers 5 holds them in
+        memory."""
+        rank, size = self._group.rank, self._group.size
+        if self.shape.by_rank:
+            gate_up = TensorPart(self.gate_up, 0, rank, size)
+            return {"gate_up_proj": gate_up, "down_proj": TensorPart(self.down, 0, rank, size)}
+        gate_up = TensorPart(self.gate_up, 1, rank, size, num_pieces=2)
+        return {"gate_up_proj": gate_up, "down_proj": TensorPart(self.down, 2, rank, size)}
+
+
+class MixtureOfExperts(nn.Module):
+    """Router, experts and shared expert of one layer, or a rank's part of them."""
+
+    def __init__(self, hidden_size: int, shape: SparseShape, build: Builder) -> None:
+        super().__init__()
+        self.shape = shape
+        self._group = build.group
+        self.router = Router(hidden_size, shape.routing, build)
+        self.experts = Experts(hidden_size, shape, build)
+        shared = DenseShape(shape.shared_size)
+        self.shared = GatedMLP(hidden_size, shared, build, partial=True) if shape.shared_size else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [num_tokens, hidden_size] -> the same shape
+
+        Every rank has all tokens, so the sum of what the ranks' experts make is all that they exchange.
+        """
+        output: torch.Tensor = self.experts(x, *self.router(x))
+        if self.shared is not None:
+            output += self.shared(x)
+        return self._group.all_reduce(output)
+
+    def checkpoint_parts(self, *, fused: bool = False) -> dict[str, TensorPart]:
+        """The checkpoint's tensor names within a layer, each with its part and the parameter that it fills.
+        ``fused``: see ``Experts.fused_parts``."""
+        assert isinstance(self.experts, Experts), "no parts after load()"
+        experts = self.experts.fused_parts() if fused else self.experts.published_parts()
+        prefix = "mlp." if fused else self.shape.names.prefix
+        parts = {f"{prefix}experts.{name}": part for name, part in experts.items()}
+        parts |= {f"{prefix}gate.{name}": part for name, part in self.router.checkpoint_parts().items()}
+        if self.shared is not None:
+            shared = self.shared.checkpoint_parts()
+            parts |= {f"{prefix}shared_experts.{name}": part for name, part in shared.items()}
+        return parts

@@ -1,0 +1,76 @@
+"""Which experts a token goes to, and with which weights: in the order of operations of transformers' routers,
+and rounded where they round."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+from engine.worker.loading.tensor_part import TensorPart
+from engine.worker.models.builder import Builder
+from engine.worker.models.shape import Routing
+
+_NO_ZERO = 1e-20
+"""Added by sigmoid routers to the sum that they divide by."""
+_BEST_OF_GROUP = 2
+"""A group of experts is scored by its best ones, as in DeepSeek-V3 (arXiv 2412.19437, section 2.1.2)."""
+
+
+class Router(nn.Module):
+    """The router of one layer; every rank has all of it."""
+
+    def __init__(self, hidden_size: int, routing: Routing, build: Builder) -> None:
+        super().__init__()
+        self.routing = routing
+        self.weight = build.parameter(routing.num_experts, hidden_size)
+        self.correction = (
+            build.parameter(routing.num_experts, dtype=torch.float32) if routing.by_sigmoid else None
+        )
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x [num_tokens, hidden_size] -> experts and their weights, both [num_tokens, experts_per_token]"""
+        if self.correction is None:
+            return by_softmax(linear(x, self.weight), self.routing)
+        return by_sigmoid(linear(x.float(), self.weight.float()), self.correction, self.routing)
+
+    def checkpoint_parts(self) -> dict[str, TensorPart]:
+        """The checkpoint's tensor names, each with its part and the parameter that it fills."""
+        parts = {"weight": TensorPart(self.weight)}
+        if self.correction is not None:
+            parts["e_score_correction_bias"] = TensorPart(self.correction)
+        return parts
+
+
+def by_softmax(logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+    """The experts of the highest probabilities, which are their weights. logits [num_tokens, num_experts] ->
+    as ``Router.forward``"""
+    weights, experts = logits.softmax(dim=-1, dtype=torch.float32).topk(routing.experts_per_token)
+    if routing.normalized:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    return experts, weights.to(logits.dtype) if routing.rounded else weights
+
+
+def by_sigmoid(
+    logits: torch.Tensor, correction: torch.Tensor, routing: Routing
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The experts of the highest corrected scores, among the best groups; the correction, which balances
+    their load, is not in their weights. logits, fp32 [num_tokens, num_experts] -> as ``Router.forward``"""
+    scores = logits.sigmoid()
+    eligible = scores + correction
+    if routing.num_groups > 1:
+        eligible = _of_best_groups(eligible, routing)
+    experts = eligible.topk(routing.experts_per_token, sorted=False).indices
+    weights = scores.gather(1, experts)
+    if routing.normalized:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + _NO_ZERO)
+    return experts, weights * routing.scale
+
+
+def _of_best_groups(scores: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """``scores``, with those of experts outside the best groups at minus infinity."""
+    groups = scores.view(len(scores), routing.num_groups, -1)
+    totals = groups.topk(_BEST_OF_GROUP).values.sum(dim=-1)
+    best = totals.topk(routing.num_top_groups, sorted=False).indices
+    is_out = torch.ones_like(totals, dtype=torch.bool).scatter_(1, best, False)
+    return groups.masked_fill(is_out[..., None], -torch.inf).flatten(1)
