@@ -55,11 +55,12 @@ IMPURE = {
 
 TORCH_USERS = (
     "engine/worker/",
+    "benchmarks/cpu/experts.py",
     "benchmarks/gpu/measures/",
     *(f"eval/agent_model/training/{name}.py" for name in ("examples", "initial_weights", "network", "train")),
 )
-"""Only the worker computes, who checks it on a GPU, and who trains the bundled model; all else must start
-without torch."""
+"""Only the worker computes, who measures its kernels or checks it on a GPU, and who trains the bundled model;
+all else must start without torch."""
 
 
 @dataclass(frozen=True, slots=True)

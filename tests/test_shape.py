@@ -28,7 +28,6 @@ LONGER_FILES = {
     "engine/core_process/core_client.py": (460, "Every call to the core, each a few lines."),
     "engine/frontend/metrics.py": (440, "A table: each metric with its help text."),
     "engine/messages.py": (460, "Records that cross processes, each field explained."),
-    "engine/worker/models/decoder.py": (420, "A decoder, and how its tensors are named in checkpoints."),
     "eval/agent_model/training/kinds.py": (470, "A table: the kinds of tasks that the bundled model learns."),
     "eval/cli/serve_flags.py": (510, "A table: the flags of one command."),
     "eval/load/planner.py": (480, "From a workload to what is sent when: one pass."),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -18,25 +18,51 @@ from engine.worker.attention.layer_places import LayerPlace
 from engine.worker.cpu.attention_kernel import PoolAddress, SequenceAddresses
 from engine.worker.cpu.cores import MAX_CPUS, cores_for, usable_cpus
 from engine.worker.cpu.kernels.library import typed
-from engine.worker.cpu.kernels.weights import WeightAddress
-from engine.worker.cpu.packed_weights import PackedEmbedding, PackedWeightLinear
+from engine.worker.cpu.kernels.weights import CompiledGemm, ExpertsAddress, WeightAddress
+from engine.worker.cpu.packed_experts import PackedExperts
+from engine.worker.cpu.packed_weights import PackedEmbedding, PackedWeightLinear, Weight16
 from engine.worker.cpu.paged_attention import CpuPagedAttention
 from engine.worker.cpu.thread_team import ThreadTeam
 from engine.worker.memory import empty_pages
 from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder, DecoderLayer
 from engine.worker.models.linears import Embedding
-from engine.worker.models.mlp import GatedMLP
+from engine.worker.models.moe import MixtureOfExperts
 from engine.worker.models.shape import DenseShape
 
 logger = logging.getLogger(__name__)
 
 _UNIT = 64
 """The kernels compute this many elements together: all sizes must be multiples of it."""
+_ROTARY_UNIT = 32
+
+
+class _Router(ctypes.Structure):
+    """A Router."""
+
+    _fields_ = (
+        ("weight", WeightAddress),
+        ("correction", ctypes.c_void_p),
+        ("per_token", ctypes.c_int64),
+        ("normalized", ctypes.c_int64),
+        ("rounded", ctypes.c_int64),
+        ("num_groups", ctypes.c_int64),
+        ("num_top_groups", ctypes.c_int64),
+        ("scale", ctypes.c_double),
+    )
+
+
+class _Sparse(ctypes.Structure):
+    """A MixtureOfExperts, but for its shared expert."""
+
+    _fields_ = (("router", _Router), ("experts", ExpertsAddress))
 
 
 class _Layer(ctypes.Structure):
-    """A DecoderLayer and its LayerPlace; window 0 means full attention."""
+    """A DecoderLayer and its LayerPlace; window 0 means full attention, no ``sparse`` a dense MLP.
+
+    In a sparse layer ``gate_up`` and ``down`` are those of the shared expert, if there is one.
+    """
 
     _fields_ = (
         ("qkv", WeightAddress),
@@ -50,6 +76,7 @@ class _Layer(ctypes.Structure):
         ("window", ctypes.c_int64),
         ("group", ctypes.c_int64),
         ("slot", ctypes.c_int64),
+        ("sparse", ctypes.POINTER(_Sparse)),
     )
 
 
@@ -65,6 +92,7 @@ class _Model(ctypes.Structure):
         ("num_layers", ctypes.c_int64),
         ("hidden_size", ctypes.c_int64),
         ("num_heads", ctypes.c_int64),
+        ("rotary_dim", ctypes.c_int64),
         ("norm_eps", ctypes.c_double),
         ("rotary_scaling", ctypes.c_double),
     )
@@ -112,26 +140,33 @@ def with_compiled_steps(model: CausalModel, attention: AttentionBackend) -> Caus
 def _is_known(model: Decoder) -> bool:
     """Whether the kernels support everything that this decoder computes."""
     shape = model.shape
-    if shape.is_sparse or shape.rotary_dim:
-        return False
-    inner = {mlp.intermediate_size for mlp in shape.mlps if isinstance(mlp, DenseShape)}
+    inner = (mlp.intermediate_size if isinstance(mlp, DenseShape) else mlp.shared_size for mlp in shape.mlps)
     sizes = (shape.hidden_size, *inner, shape.query_size, shape.kv_size)
     is_looked_up = model.lm_head is None or isinstance(model.embedding, Embedding)
     return (
         is_looked_up
         and model.num_layers > 0
         and all(size % _UNIT == 0 for size in sizes)
+        and shape.rotary_dim % _ROTARY_UNIT == 0
+        and all(isinstance(sparse.experts, PackedExperts) for sparse in _sparse_mlps(model))
         and all(
             isinstance(module, PackedWeightLinear | PackedEmbedding)
             for module in (_head(model), *(linear for layer in model.layers for linear in _linears(layer)))
+            if module is not None
         )
     )
 
 
-def _linears(layer: nn.Module) -> tuple[nn.Module, ...]:
+def _linears(layer: nn.Module) -> tuple[nn.Module | None, ...]:
+    """The linears in the order of _Layer; None for those of a shared expert that does not exist."""
     assert isinstance(layer, DecoderLayer)
-    assert isinstance(layer.mlp, GatedMLP)
-    return layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down
+    mlp = layer.mlp.shared if isinstance(layer.mlp, MixtureOfExperts) else layer.mlp
+    gated = (None, None) if mlp is None else (mlp.gate_up, mlp.down)
+    return (layer.attention.qkv, layer.attention.output, *gated)
+
+
+def _sparse_mlps(model: Decoder) -> list[MixtureOfExperts]:
+    return [mlp for mlp in model.modules() if isinstance(mlp, MixtureOfExperts)]
 
 
 def _head(model: Decoder) -> nn.Module:
@@ -155,7 +190,9 @@ class CompiledDecoder:
         self._team = ThreadTeam(num_threads)
         self._cores = _cores(cores_for(num_threads))
         self._logits = torch.empty(0)
-        layers = (_layer(model, index, place) for index, place in enumerate(attention.places))
+        gemm = CompiledGemm(attention.library)
+        self._routers = {mlp: Weight16(mlp.router.weight, gemm) for mlp in _sparse_mlps(model)}
+        layers = (_layer(model, index, place, self._routers) for index, place in enumerate(attention.places))
         self._model = _model(model, (_Layer * model.num_layers)(*layers))
         sequences = ctypes.POINTER(SequenceAddresses)
         self._run_step = typed(
@@ -216,12 +253,15 @@ def _model(model: Decoder, layers: ctypes.Array[_Layer]) -> _Model:
         shape.num_layers,
         shape.hidden_size,
         shape.num_heads,
+        shape.rotary_dim or shape.head_dim,
         shape.norm_eps,
         rotary.scaling,
     )
 
 
-def _layer(model: Decoder, index: int, place: LayerPlace) -> _Layer:
+def _layer(
+    model: Decoder, index: int, place: LayerPlace, routers: Mapping[MixtureOfExperts, Weight16]
+) -> _Layer:
     layer = model.layers[index]
     assert isinstance(layer, DecoderLayer)
     attention = layer.attention
@@ -231,6 +271,27 @@ def _layer(model: Decoder, index: int, place: LayerPlace) -> _Layer:
         *(None if norm is None else norm.data_ptr() for norm in norms),
         model.shape.windows[index] or 0,
         *place,
+        ctypes.pointer(_sparse(layer.mlp, routers[layer.mlp]))
+        if isinstance(layer.mlp, MixtureOfExperts)
+        else None,
+    )
+
+
+def _sparse(mlp: MixtureOfExperts, router: Weight16) -> _Sparse:
+    routing, correction = mlp.shape.routing, mlp.router.correction
+    assert isinstance(mlp.experts, PackedExperts)
+    return _Sparse(
+        _Router(
+            router.address(None),
+            None if correction is None else correction.data_ptr(),
+            routing.experts_per_token,
+            routing.normalized,
+            routing.rounded,
+            routing.num_groups,
+            routing.num_top_groups,
+            routing.scale,
+        ),
+        mlp.experts.address(),
     )
 
 
@@ -245,6 +306,8 @@ def _cpu_set(cpus: frozenset[int]) -> _CpuSet:
     return _CpuSet.from_buffer_copy(sum(1 << cpu for cpu in cpus).to_bytes(ctypes.sizeof(_CpuSet), "little"))
 
 
-def _weight(module: nn.Module) -> WeightAddress:
+def _weight(module: nn.Module | None) -> WeightAddress:
+    if module is None:
+        return WeightAddress()
     assert isinstance(module, PackedWeightLinear | PackedEmbedding)
     return module.address()

@@ -34,7 +34,7 @@ from engine.worker.loading.tensor_part import TensorPart
 from engine.worker.memory import use_huge_pages
 from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder
-from engine.worker.models.families.table import decoder_shape, is_native
+from engine.worker.models.families.table import is_native
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
 
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
@@ -103,10 +103,6 @@ def _check_quantization(plan: LoadPlan, native: bool) -> None:
         raise ConfigError(
             f"quantization: {wanted} needs a model with a native implementation; "
             f"{plan.architecture} runs through transformers."
-        )
-    if decoder_shape(plan.config).is_sparse:
-        raise ConfigError(
-            f"quantization: {wanted} is not supported for a mixture of experts, which {plan.architecture} is."
         )
 
 

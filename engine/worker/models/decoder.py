@@ -17,8 +17,11 @@ from torch.nn.functional import rms_norm
 
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.cpu.onednn_linear import OneDNNEmbedding, can_pack, packed_embedding, packed_linear
+from engine.worker.cpu.packed_experts import check_quantizable, packed_experts, quantized_experts
 from engine.worker.cpu.packed_weights import (
     PackedEmbedding,
+    Weight4,
+    Weight8,
     compiled_gemm,
     interleaved_embedding,
     interleaved_linear,
@@ -35,7 +38,7 @@ from engine.worker.models.builder import Builder
 from engine.worker.models.families.table import decoder_shape
 from engine.worker.models.linears import Embedding, replace_modules
 from engine.worker.models.mlp import GatedMLP
-from engine.worker.models.moe import MixtureOfExperts
+from engine.worker.models.moe import Experts, MixtureOfExperts
 from engine.worker.models.rotary import RotaryEmbedding
 from engine.worker.models.shape import DecoderShape, DenseShape, MLPShape
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
@@ -95,6 +98,7 @@ class _Replacements:
     """The functions that replace loaded modules by packed or quantized ones."""
 
     linear: Callable[[nn.Linear], nn.Module]
+    experts: Callable[[Experts], nn.Module]
     head: Callable[[nn.Linear], nn.Module]
     table: Callable[[Embedding], nn.Module]
 
@@ -165,6 +169,7 @@ class Decoder(nn.Module):
         for prefix, layer in self._named_layers():
             fill(_prefixed(prefix, layer.checkpoint_parts(fused=self._fused)))
             replace_modules(layer, nn.Linear, replacements.linear)
+            replace_modules(layer, Experts, replacements.experts)
         if self.lm_head is not None:
             fill(self._parts_of_head(self.lm_head))
             replace_modules(self, nn.Linear, replacements.head)
@@ -175,17 +180,27 @@ class Decoder(nn.Module):
         compiled = compiled_gemm(self.head_dim, device, dtype) if may_compile else None
         if quantization is not None:
             quantized = int4_linear if quantization == "int4" else int8_linear
+            for module in self.modules():
+                if isinstance(module, Experts):
+                    check_quantizable(module, compiled)
+            pack = Weight4 if quantization == "int4" else Weight8
             return _Replacements(
                 partial(quantized, gemm=compiled),
+                lambda plain: quantized_experts(plain, pack, compiled),
                 partial(int8_linear, gemm=compiled),
                 partial(int8_embedding, gemm=compiled),
             )
         if compiled is not None:
             interleaved = partial(interleaved_linear, gemm=compiled)
-            return _Replacements(interleaved, interleaved, partial(interleaved_embedding, gemm=compiled))
+            return _Replacements(
+                interleaved,
+                partial(packed_experts, gemm=compiled),
+                interleaved,
+                partial(interleaved_embedding, gemm=compiled),
+            )
         if can_pack(device, dtype):
-            return _Replacements(packed_linear, packed_linear, packed_embedding)
-        return _Replacements(_unchanged, _unchanged, _unchanged)
+            return _Replacements(packed_linear, _unchanged, packed_linear, packed_embedding)
+        return _Replacements(_unchanged, _unchanged, _unchanged, _unchanged)
 
     def forward(
         self,

@@ -90,7 +90,7 @@ class MixtureOfExperts(nn.Module):
         self.shape = shape
         self._group = build.group
         self.router = Router(hidden_size, shape.routing, build)
-        self.experts = Experts(hidden_size, shape, build)
+        self.experts: nn.Module = Experts(hidden_size, shape, build)
         shared = DenseShape(shape.shared_size)
         self.shared = GatedMLP(hidden_size, shared, build, partial=True) if shape.shared_size else None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import sqrt
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -75,6 +75,56 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "num_kv_heads": 2,
         "vocab_size": 500,
         "quantization": "int4",
+    },
+}
+VARIANTS |= {
+    "all experts of a softmax": {
+        "family": "qwen3_moe",
+        "head_dim": 64,
+        "extra_config": {
+            "num_experts": 4,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 96,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    },
+    "all experts of a sigmoid, a shared one, halves of heads rotated": {
+        "family": "glm4_moe",
+        "head_dim": 64,
+        "extra_config": {
+            "n_routed_experts": 5,
+            "num_experts_per_tok": 5,
+            "moe_intermediate_size": 64,
+            "first_k_dense_replace": 1,
+            "use_qk_norm": True,
+            "routed_scaling_factor": 1.5,
+        },
+    },
+}
+"""Rounding may change which experts are chosen, and with that all that follows: these take all of them."""
+CHOOSING: dict[str, dict[str, Any]] = {
+    "softmax, not normalized": {
+        "family": "qwen3_moe",
+        "head_dim": 64,
+        "extra_config": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+    },
+    "softmax, normalized, in every layer": {
+        "family": "mixtral",
+        "head_dim": 64,
+        "extra_config": {"num_local_experts": 6, "num_experts_per_tok": 2},
+    },
+    "groups": {
+        "family": "glm4_moe",
+        "head_dim": 64,
+        "extra_config": {
+            "n_routed_experts": 40,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "moe_intermediate_size": 64,
+            "first_k_dense_replace": 1,
+        },
     },
 }
 
@@ -221,6 +271,28 @@ def assert_as_right_as_torch(models: Models, plans: list[list[int]], seed: int) 
 
 def quadratic_mean(numbers: list[float]) -> float:
     return sqrt(fmean(number**2 for number in numbers))
+
+
+@pytest.mark.parametrize("variant", CHOOSING)
+def test_experts_are_chosen_as_torch_chooses_them(variant: str, tmp_path: Path) -> None:
+    """Of many tokens, alone and together, nearly all go to the experts of transformers in fp32: as many as of
+    those that torch computes in bf16, and as near to it."""
+    make_model_folder(tmp_path, dtype="bfloat16", num_layers=3, **CHOOSING[variant])
+    decoder = load_model(ModelConfig(model=str(tmp_path))).model
+    assert isinstance(decoder, Decoder)
+    models = Models(decoder, AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32))
+    errors: list[list[float]] = [[], []]
+    for seed in range(0, 80, 10):
+        tokens = scripts(seed, [1 + 3 * seq for seq in range(9)])
+        conversations = models.attend_over(None), models.attend_over(TorchPagedAttention)
+        for kept, conversation in zip(errors, conversations, strict=True):
+            for seq, found in conversation.step(tokens).items():
+                with torch.inference_mode():
+                    wanted = models.reference(torch.tensor([tokens[seq]])).logits[0, -1]
+                kept.append(float((found - wanted).norm() / wanted.norm()))
+    assert median(errors[0]) < 1.2 * median(errors[1])
+    others = [sum(error > 0.05 for error in kept) for kept in errors]
+    assert others[0] < others[1] + len(errors[0]) / 20
 
 
 @settings(max_examples=8, deadline=None)

@@ -49,7 +49,7 @@ from tests.worker.parallel.ranks import LoneRank, two_ranks
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 SIZES = {"hidden_size": 128, "intermediate_size": 384, "num_heads": 4, "num_kv_heads": 2}
-FOUR_LINEARS = ("qkv", "output", "gate_up", "down")
+FOUR_LINEARS = ("attention.qkv", "attention.output", "mlp.gate_up", "mlp.down")
 
 Folders = Callable[[str], QuantizedFolder]
 
@@ -140,7 +140,7 @@ def test_what_a_kernel_reads_stays_in_its_bits(
                 assert isinstance(module._weight, Weight4 if KEPT[name] == 4 else Weight8)
             else:
                 assert isinstance(module, Int4Linear if KEPT[name] == 4 else Int8Linear)
-            num_inputs = 384 if linear == "down" else 128
+            num_inputs = 384 if linear == "mlp.down" else 128
             ones = torch.eye(num_inputs, dtype=torch.bfloat16 if with_compiler else torch.float32)
             kept, wanted = module(ones).float(), plain(ones).float()
             step = 2**-8 if with_compiler else 2**-20
@@ -247,7 +247,7 @@ def test_dequantized_weights_can_be_quantized_again(quantized: Folders) -> None:
         )
     ).model
     assert isinstance(model, Decoder)
-    assert isinstance(model.layers[0].get_submodule("down"), Int8Linear)
+    assert isinstance(model.layers[0].get_submodule("mlp.down"), Int8Linear)
 
 
 def test_kept_weights_take_the_memory_of_their_bits(tmp_path: Path, compiled: CompiledGemm) -> None:

@@ -3,6 +3,7 @@
 // multiple of 8, and for one dtype: bf16 with CONTINUUM_BF16, else fp32.
 
 #include "decode.h"
+#include "experts.h"
 #include "pool.h"
 #include "prefill.h"
 #include "step.h"
@@ -40,6 +41,27 @@ extern "C" void continuum_multiply(
         begin_amx();
         multiply_rows(*weight, plain_rows(*weight, static_cast<const Bf16*>(x)), num_rows,
                       store_rows(*weight, static_cast<Bf16*>(to)));
+        end_amx();
+    }
+}
+
+// Mixture of experts: to [num_rows, hidden_size] = the sums of the experts `chosen` [num_rows, per_token] of
+// rows x, times `weights` [num_rows, per_token].
+extern "C" void continuum_mix_experts(
+    const Experts* experts, const void* x, std::int64_t num_rows, const std::int64_t* chosen, const float* weights, void* to,
+    std::int64_t num_threads) {
+    static thread_local ExpertBuffers kept;
+    ExpertBuffers& buffers = kept;
+    const ExpertStep step(*experts, buffers);
+    const std::int64_t hidden = 2 * experts->gate_up.num_words;
+    step.resize(num_rows);
+#pragma omp parallel num_threads(num_threads)
+    {
+        begin_amx();
+        step.mix(plain_rows(experts->gate_up, static_cast<const Bf16*>(x)), num_rows, chosen, weights,
+                 [&](std::int64_t row, std::int64_t number, const HalfRow& sum) {
+                     store_half(static_cast<Bf16*>(to) + row * hidden + number, sum);
+                 });
         end_amx();
     }
 }

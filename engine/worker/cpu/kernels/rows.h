@@ -112,6 +112,17 @@ class BlockedGemm {
 #pragma omp barrier
     }
 
+    // The same for one unit, by the calling thread alone.
+    template <typename Finish>
+    void multiply_unit(std::int64_t unit, Finish finish) const {
+        const Halves outputs = halves_of(weight_, unit), following = halves_of(weight_, std::min(unit + 1, num_units_of(weight_) - 1));
+        with_unit(weight_, outputs.first, outputs.second, [&](const auto& words) {
+            const std::decay_t<decltype(words)> next(weight_, following.first, following.second);
+            for (std::int64_t begin = 0; begin < num_rows_; begin += GROUP_ROWS)
+                multiply_unit(words, next, begin, std::min(begin + GROUP_ROWS, num_rows_), finish);
+        });
+    }
+
   private:
     template <typename Words, typename Finish>
     void multiply_unit(

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "decode.h"
+#include "elementwise.h"
+#include "experts.h"
 #include "prefill.h"
 #include "rows.h"
 
@@ -18,12 +20,19 @@
 
 extern "C" {
 
+struct Sparse {
+    Router router;
+    Experts experts;
+};
+
+// gate_up and down are a dense layer's MLP, or the shared expert of a sparse one, without words if it has none.
 struct Layer {
     Weight qkv, output, gate_up, down;
     const void *input_norm, *post_attention_norm;  // [hidden_size]
     const void *q_norm, *k_norm;                   // [head_dim] or null
     std::int64_t window;                           // 0: full attention
     std::int64_t group, slot;                      // its KV cache group, and its part of each block
+    const Sparse* sparse;                          // null: a dense layer
 };
 
 struct Model {
@@ -31,8 +40,8 @@ struct Model {
     Weight head;
     const void* embedding;     // [vocab_size, hidden_size], or null: the head's weight
     const void* final_norm;    // [hidden_size]
-    const float* frequencies;  // [head_dim / 2]
-    std::int64_t num_layers, hidden_size, num_heads;
+    const float* frequencies;  // [rotary_dim / 2]
+    std::int64_t num_layers, hidden_size, num_heads, rotary_dim;
     double norm_eps, rotary_scaling;
 };
 
@@ -105,54 +114,20 @@ struct StepBuffers {
     // outputs of the sampled rows, and the MLP's intermediate activations.
     Lines<Bf16> normed_or_attended, heads_or_inner;
     Lines<float> cosines, sines, partials;
+    ExpertBuffers experts;
 };
-
-// RMS norm: to = from / its root mean square * weight; width: a multiple of HALF_UNIT. `to` has `stride`
-// elements between one HALF_UNIT and the next.
-inline void normalize(
-    const Bf16* from, const void* weight, std::int64_t width, double eps, Bf16* to, std::int64_t stride = HALF_UNIT) {
-    __m512 low = _mm512_setzero_ps(), high = _mm512_setzero_ps();
-    for (std::int64_t i = 0; i < width; i += HALF_UNIT) {
-        const HalfRow x = load_half(from + i);
-        low = _mm512_fmadd_ps(x.low, x.low, low);
-        high = _mm512_fmadd_ps(x.high, x.high, high);
-    }
-    const float mean = _mm512_reduce_add_ps(_mm512_add_ps(low, high)) / static_cast<float>(width);
-    const __m512 factor = _mm512_set1_ps(1.0f / std::sqrt(mean + static_cast<float>(eps)));
-    for (std::int64_t i = 0; i < width; i += HALF_UNIT) {
-        const HalfRow x = load_half(from + i), w = load_half(static_cast<const Bf16*>(weight) + i);
-        store_half(to + i / HALF_UNIT * stride, {_mm512_mul_ps(_mm512_mul_ps(x.low, factor), w.low),
-                                                _mm512_mul_ps(_mm512_mul_ps(x.high, factor), w.high)});
-    }
-}
-
-// to += added
-inline void add_half(Bf16* to, const HalfRow& added) {
-    const HalfRow before = load_half(to);
-    store_half(to, {_mm512_add_ps(before.low, added.low), _mm512_add_ps(before.high, added.high)});
-}
-
-inline __m512 silu(__m512 x) {
-    const __m512 positive = _mm512_abs_ps(x), one = _mm512_set1_ps(1.0f);
-    const __m512 e = bits_as<__m512>(exp_negative<16>(bits_as<Floats<16>>(_mm512_sub_ps(_mm512_setzero_ps(), positive))));
-    const __m512 share = _mm512_div_ps(one, _mm512_add_ps(one, e));  // sigmoid(|x|)
-    const __mmask16 negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
-    return _mm512_mul_ps(x, _mm512_mask_mul_ps(share, negative, share, e));
-}
 
 inline float rounded(float x) { return as_float(round_to_bf16(x)); }
 
-// Rotates the pairs (i, i + HEAD_DIM / 2) of a head in place.
-template <int HEAD_DIM>
-inline void rotate(Bf16* head, const float* cosines, const float* sines) {
-    constexpr int HALF = HEAD_DIM / 2;
-    for (int i = 0; i < HALF; i += 16) {
-        const HalfRow x{as_floats(load<__m256i>(head + i)), as_floats(load<__m256i>(head + HALF + i))};
+// Rotates the pairs (i, i + half) of a head in place; half: a multiple of 16.
+inline void rotate(Bf16* head, const float* cosines, const float* sines, std::int64_t half) {
+    for (std::int64_t i = 0; i < half; i += 16) {
+        const HalfRow x{as_floats(load<__m256i>(head + i)), as_floats(load<__m256i>(head + half + i))};
         const __m512 cosine = _mm512_loadu_ps(cosines + i), sine = _mm512_loadu_ps(sines + i);
         const HalfRow straight = rounded({_mm512_mul_ps(x.low, cosine), _mm512_mul_ps(x.high, cosine)});
         const HalfRow crossed = rounded({_mm512_mul_ps(x.high, sine), _mm512_mul_ps(x.low, sine)});
         store(head + i, _mm512_cvtneps_pbh(_mm512_sub_ps(straight.low, crossed.low)));
-        store(head + HALF + i, _mm512_cvtneps_pbh(_mm512_add_ps(straight.high, crossed.high)));
+        store(head + half + i, _mm512_cvtneps_pbh(_mm512_add_ps(straight.high, crossed.high)));
     }
 }
 
@@ -179,13 +154,13 @@ inline void normalize_rows(
         normalize(x + row * layout.width, weight, layout.width, eps, to + layout.of(row, 0), layout.chunk_stride);
 }
 
-// The rotary angles at each position: [num_rows, HEAD_DIM / 2]
+// The rotary angles at each position: [num_rows, half]
 inline void compute_angle_rows(
-    const Model& model, const std::int64_t* positions, std::int64_t num_rows, int half, float* cosines, float* sines) {
+    const Model& model, const std::int64_t* positions, std::int64_t num_rows, std::int64_t half, float* cosines, float* sines) {
     const auto scaling = static_cast<float>(model.rotary_scaling);
 #pragma omp for schedule(static)
     for (std::int64_t row = 0; row < num_rows; ++row)
-        for (int i = 0; i < half; ++i) {
+        for (std::int64_t i = 0; i < half; ++i) {
             const float angle = static_cast<float>(positions[row]) * model.frequencies[i];
             cosines[row * half + i] = rounded(std::cos(angle) * scaling);
             sines[row * half + i] = rounded(std::sin(angle) * scaling);
@@ -199,20 +174,15 @@ void rotate_rows(
     const Model& model, const Layer& layer, std::int64_t num_kv_heads, std::int64_t num_rows, const float* cosines,
     const float* sines, Bf16* heads) {
     const std::int64_t num_rotated = model.num_heads + num_kv_heads, row_heads = num_rotated + num_kv_heads;
+    const std::int64_t half = model.rotary_dim / 2;
 #pragma omp for schedule(static)
     for (std::int64_t i = 0; i < num_rows * num_rotated; ++i) {
         const std::int64_t row = i / num_rotated, number = i % num_rotated;
         Bf16* head = heads + (row * row_heads + number) * HEAD_DIM;
         const void* norm = number < model.num_heads ? layer.q_norm : layer.k_norm;
         if (norm != nullptr) normalize(head, norm, HEAD_DIM, model.norm_eps, head);
-        rotate<HEAD_DIM>(head, cosines + row * (HEAD_DIM / 2), sines + row * (HEAD_DIM / 2));
+        rotate(head, cosines + row * half, sines + row * half, half);
     }
-}
-
-// silu(gate) * up, silu rounded first
-inline HalfRow gated(const HalfRow& gate, const HalfRow& up) {
-    const HalfRow opened = rounded({silu(gate.low), silu(gate.high)});
-    return {_mm512_mul_ps(opened.low, up.low), _mm512_mul_ps(opened.high, up.high)};
 }
 
 template <int HEAD_DIM>
@@ -227,7 +197,8 @@ class DecoderStep {
           step_(step),
           hidden_(model.hidden_size),
           query_size_(model.num_heads * HEAD_DIM),
-          heads_size_(query_size_ + 2 * pool.num_kv_heads * HEAD_DIM) {
+          heads_size_(query_size_ + 2 * pool.num_kv_heads * HEAD_DIM),
+          half_(model.rotary_dim / 2) {
         static thread_local StepBuffers kept;
         buffers_ = &kept;
         split(*decodes, *prefills);
@@ -243,7 +214,7 @@ class DecoderStep {
             begin_amx();
             look_up_rows(model_, step_.token_ids, step_.num_tokens, x());
             compute_angle_rows(
-                model_, step_.positions, step_.num_tokens, HALF, buffers_->cosines.data(), buffers_->sines.data());
+                model_, step_.positions, step_.num_tokens, half_, buffers_->cosines.data(), buffers_->sines.data());
             for (std::int64_t layer = 0; layer + 1 < model_.num_layers; ++layer)
                 for (const RowBlock& row_block : row_blocks_) run_layer(layer, row_block);
             for (const RowBlock& row_block : row_blocks_) run_last_layer(row_block);
@@ -253,8 +224,6 @@ class DecoderStep {
     }
 
   private:
-    static constexpr int HALF = HEAD_DIM / 2;
-
     void split(const Sequences& decodes, const Sequences& prefills) {
         PrefillSplitter splitter(prefills);
         for (std::int64_t row = 0; row < step_.num_tokens; row += row_blocks_.back().num_rows) {
@@ -311,11 +280,17 @@ class DecoderStep {
         grow(buffers_->sampled, step_.num_samples * hidden_);
         grow(buffers_->normed_or_attended, padded_rows * std::max(hidden_, query_size_));
         std::int64_t widest = heads_size_;
-        for (std::int64_t layer = 0; layer < model_.num_layers; ++layer)
-            widest = std::max(widest, inner_size_of(model_.layers[layer].gate_up));
+        for (std::int64_t index = 0; index < model_.num_layers; ++index) {
+            const Layer& layer = model_.layers[index];
+            widest = std::max(widest, inner_size_of(layer.gate_up));
+            if (layer.sparse == nullptr) continue;
+            RouterStep(layer.sparse->router, buffers_->experts).resize(most);
+            ExpertStep(layer.sparse->experts, buffers_->experts).resize(most);
+            grow(buffers_->experts.mixed, most * hidden_);
+        }
         grow(buffers_->heads_or_inner, padded_rows * widest);
-        grow(buffers_->cosines, step_.num_tokens * HALF);
-        grow(buffers_->sines, step_.num_tokens * HALF);
+        grow(buffers_->cosines, step_.num_tokens * half_);
+        grow(buffers_->sines, step_.num_tokens * half_);
         std::size_t num_partials = 0;
         for (const DecodePlan& known : plans_)
             num_partials =
@@ -351,14 +326,38 @@ class DecoderStep {
                           store_half(to + row * heads_size_ + output, result);
                       });
         rotate_rows<HEAD_DIM>(model_, layer, pool_.num_kv_heads, row_block.num_rows,
-                              buffers_->cosines.data() + row_block.first_row * HALF,
-                              buffers_->sines.data() + row_block.first_row * HALF, to);
+                              buffers_->cosines.data() + row_block.first_row * half_,
+                              buffers_->sines.data() + row_block.first_row * half_, to);
     }
 
     void finish_layer(const Layer& layer, const Rows& attended, Bf16* residual, std::int64_t num_rows) const {
         multiply_into_residual(layer.output, attended, residual, num_rows);
-        multiply_gated(layer.gate_up, norm_of(layer.post_attention_norm, residual, num_rows), num_rows);
+        const Rows normed = norm_of(layer.post_attention_norm, residual, num_rows);
+        if (layer.sparse != nullptr) return mix_experts(layer, normed, residual, num_rows);
+        multiply_gated(layer.gate_up, normed, num_rows);
         multiply_into_residual(layer.down, inner_rows(layer.gate_up), residual, num_rows);
+    }
+
+    void mix_experts(const Layer& layer, const Rows& normed, Bf16* residual, std::int64_t num_rows) const {
+        ExpertBuffers& buffers = buffers_->experts;
+        RouterStep(layer.sparse->router, buffers).choose(normed, num_rows);
+        const ExpertStep experts(layer.sparse->experts, buffers);
+        const std::int64_t* chosen = buffers.chosen.data();
+        const float* weights = buffers.weights.data();
+        if (layer.gate_up.words == nullptr)
+            return experts.mix(normed, num_rows, chosen, weights, [&](std::int64_t row, std::int64_t number, const HalfRow& sum) {
+                add_half(residual + row * hidden_ + number, rounded(sum));
+            });
+        Bf16* const mixed = buffers.mixed.data();
+        experts.mix(normed, num_rows, chosen, weights, [&](std::int64_t row, std::int64_t number, const HalfRow& sum) {
+            store_half(mixed + row * hidden_ + number, sum);
+        });
+        multiply_gated(layer.gate_up, normed, num_rows);
+        multiply_rows(layer.down, inner_rows(layer.gate_up), num_rows,
+                      [&](std::int64_t row, std::int64_t output, const HalfRow& result) {
+                          add_half(mixed + row * hidden_ + output, rounded(result));
+                          add_half(residual + row * hidden_ + output, load_half(mixed + row * hidden_ + output));
+                      });
     }
 
     // Gathers the residuals of the sampled rows, and their attention outputs to `to`.
@@ -488,7 +487,7 @@ class DecoderStep {
     const Pool& pool_;
     const Sequences *const decodes_, *const prefills_;  // of each KV cache group
     const Step& step_;
-    const std::int64_t hidden_, query_size_, heads_size_;
+    const std::int64_t hidden_, query_size_, heads_size_, half_;
     StepBuffers* buffers_;
     std::deque<RowBlock> row_blocks_;                           // a deque: they contain pointers into themselves
     std::vector<DecodePlan> plans_;

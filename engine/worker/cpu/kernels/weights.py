@@ -30,8 +30,21 @@ class WeightAddress(ctypes.Structure):
     )
 
 
+class ExpertsAddress(ctypes.Structure):
+    """The packed experts of a layer that a rank has, from number ``first`` on (``experts.h``)."""
+
+    _fields_ = (
+        ("gate_up", WeightAddress),
+        ("down", WeightAddress),
+        ("first", ctypes.c_int64),
+        ("num_experts", ctypes.c_int64),
+        ("per_token", ctypes.c_int64),
+        ("rounded", ctypes.c_int64),
+    )
+
+
 class CompiledGemm:
-    """The GEMM of bf16 rows with a packed weight, given by its WeightAddress."""
+    """The GEMMs of bf16 rows with packed weights, given by their addresses."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         address, number = ctypes.c_void_p, ctypes.c_int64
@@ -39,6 +52,10 @@ class CompiledGemm:
             library.continuum_multiply, ctypes.POINTER(WeightAddress), address, number, address, number
         )
         self._interleave = typed(library.continuum_interleave, address, number, number, address, number)
+        experts = ctypes.POINTER(ExpertsAddress)
+        self._mix_experts = typed(
+            library.continuum_mix_experts, experts, address, number, address, address, address, number
+        )
 
     @classmethod
     def load(cls, head_dim: int) -> CompiledGemm:
@@ -64,4 +81,22 @@ class CompiledGemm:
         rows = nn.functional.pad(x, (0, 0, 0, -len(x) % _TILE_ROWS)).contiguous()
         output = x.new_empty(len(x), weight.num_outputs)
         self._multiply(weight, rows.data_ptr(), len(x), output.data_ptr(), torch.get_num_threads())
+        return output
+
+    def mix_experts(
+        self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, address: ExpertsAddress
+    ) -> torch.Tensor:
+        """x [n, hidden_size], bf16; experts, int64, and weights [n, experts_per_token] -> the weighted sum of
+        each row's experts [n, hidden_size]"""
+        x, experts, weights = x.contiguous(), experts.contiguous(), weights.float().contiguous()
+        output = torch.empty_like(x)
+        self._mix_experts(
+            address,
+            x.data_ptr(),
+            len(x),
+            experts.data_ptr(),
+            weights.data_ptr(),
+            output.data_ptr(),
+            torch.get_num_threads(),
+        )
         return output

@@ -1,0 +1,54 @@
+// Elementwise ops over HALF_UNIT elements of bf16 rows at a time.
+
+#pragma once
+
+#include <cmath>
+
+#include "gemm.h"
+
+#if defined(__AVX512BF16__)
+
+namespace {
+
+// RMS norm: to = from / its root mean square * weight; width: a multiple of HALF_UNIT. `to` has `stride`
+// elements between one HALF_UNIT and the next.
+inline void normalize(
+    const Bf16* from, const void* weight, std::int64_t width, double eps, Bf16* to, std::int64_t stride = HALF_UNIT) {
+    __m512 low = _mm512_setzero_ps(), high = _mm512_setzero_ps();
+    for (std::int64_t i = 0; i < width; i += HALF_UNIT) {
+        const HalfRow x = load_half(from + i);
+        low = _mm512_fmadd_ps(x.low, x.low, low);
+        high = _mm512_fmadd_ps(x.high, x.high, high);
+    }
+    const float mean = _mm512_reduce_add_ps(_mm512_add_ps(low, high)) / static_cast<float>(width);
+    const __m512 factor = _mm512_set1_ps(1.0f / std::sqrt(mean + static_cast<float>(eps)));
+    for (std::int64_t i = 0; i < width; i += HALF_UNIT) {
+        const HalfRow x = load_half(from + i), w = load_half(static_cast<const Bf16*>(weight) + i);
+        store_half(to + i / HALF_UNIT * stride, {_mm512_mul_ps(_mm512_mul_ps(x.low, factor), w.low),
+                                                _mm512_mul_ps(_mm512_mul_ps(x.high, factor), w.high)});
+    }
+}
+
+// to += added
+inline void add_half(Bf16* to, const HalfRow& added) {
+    const HalfRow before = load_half(to);
+    store_half(to, {_mm512_add_ps(before.low, added.low), _mm512_add_ps(before.high, added.high)});
+}
+
+inline __m512 silu(__m512 x) {
+    const __m512 positive = _mm512_abs_ps(x), one = _mm512_set1_ps(1.0f);
+    const __m512 e = bits_as<__m512>(exp_negative<16>(bits_as<Floats<16>>(_mm512_sub_ps(_mm512_setzero_ps(), positive))));
+    const __m512 share = _mm512_div_ps(one, _mm512_add_ps(one, e));  // sigmoid(|x|)
+    const __mmask16 negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
+    return _mm512_mul_ps(x, _mm512_mask_mul_ps(share, negative, share, e));
+}
+
+// silu(gate) * up, silu rounded first
+inline HalfRow gated(const HalfRow& gate, const HalfRow& up) {
+    const HalfRow opened = rounded({silu(gate.low), silu(gate.high)});
+    return {_mm512_mul_ps(opened.low, up.low), _mm512_mul_ps(opened.high, up.high)};
+}
+
+}  // namespace
+
+#endif
