@@ -11,6 +11,7 @@ from torch import nn
 from engine.errors import ConfigError
 from engine.worker.cpu.kernels.weights import INTERLEAVED, CompiledGemm, ExpertsAddress
 from engine.worker.cpu.packed_weights import PackedWeight, Weight4, Weight8, Weight16
+from engine.worker.cpu.quantization import Quantized
 from engine.worker.models.moe import Experts
 
 HIDDEN_UNIT = 2 * INTERLEAVED
@@ -23,14 +24,11 @@ class PackedExperts(nn.Module):
     gate_up: torch.Tensor
     down: torch.Tensor
 
-    def __init__(
-        self, plain: Experts, pack: Callable[[torch.Tensor], PackedWeight], gemm: CompiledGemm
-    ) -> None:
-        """``plain``: its weights are overwritten."""
+    def __init__(self, plain: Experts, gate_up: PackedWeight, down: PackedWeight, gemm: CompiledGemm) -> None:
+        """``gate_up``: with each expert's rows in the order of ``_paired``."""
         super().__init__()
         self._gemm = gemm
-        _pair_gates_and_ups(plain.gate_up)
-        self._gate_up, self._down = pack(plain.gate_up.flatten(0, 1)), pack(plain.down.flatten(0, 1))
+        self._gate_up, self._down = gate_up, down
         self._shape, self._first = plain.shape, plain.first
         self.register_buffer("gate_up", self._gate_up.numbers, persistent=False)
         self.register_buffer("down", self._down.numbers, persistent=False)
@@ -55,7 +53,7 @@ def packed_experts(plain: Experts, gemm: CompiledGemm) -> Experts | PackedExpert
     """Return a packed replacement, or ``plain`` itself if its sizes are not supported."""
     if not fits_kernels(plain):
         return plain
-    return PackedExperts(plain, lambda weight: Weight16(weight, gemm), gemm)
+    return _packed(plain, lambda weight: Weight16(weight, gemm), gemm)
 
 
 def quantized_experts(
@@ -63,7 +61,19 @@ def quantized_experts(
 ) -> PackedExperts:
     """Quantize experts that ``check_quantizable`` has passed."""
     assert gemm is not None
-    return PackedExperts(plain, pack, gemm)
+    return _packed(plain, pack, gemm)
+
+
+def kept_experts(
+    plain: Experts, gate_up: Quantized, down: Quantized, bits: int, gemm: CompiledGemm
+) -> PackedExperts:
+    """Experts over weights that came quantized, each with those of all experts one after the other, of sizes
+    that ``fits_kernels`` passes."""
+    pack = Weight4 if bits == 4 else Weight8
+    order = _paired(torch.arange(len(gate_up.numbers)).view(len(plain.gate_up), -1)).flatten()
+    return PackedExperts(
+        plain, pack(Quantized(gate_up.numbers[order], gate_up.grid[order])), pack(down), gemm
+    )
 
 
 def check_quantizable(plain: Experts, gemm: CompiledGemm | None) -> None:
@@ -88,8 +98,17 @@ def fits_kernels(plain: Experts) -> bool:
     return hidden_size % HIDDEN_UNIT == 0 and expert_size % INTERLEAVED == 0
 
 
-def _pair_gates_and_ups(gate_up: torch.Tensor) -> None:
-    """Reorder each expert's rows in place: INTERLEAVED gates, their ups, the next gates, and so on."""
-    for expert in gate_up:
-        paired = expert.view(2, -1, INTERLEAVED, expert.shape[1]).transpose(0, 1)
-        expert.copy_(paired.flatten(0, 2).clone())
+def _packed(
+    plain: Experts, pack: Callable[[torch.Tensor], PackedWeight], gemm: CompiledGemm
+) -> PackedExperts:
+    """Pack the weights of ``plain``, which are overwritten."""
+    for expert in plain.gate_up:
+        expert.copy_(_paired(expert[None])[0].clone())
+    return PackedExperts(plain, pack(plain.gate_up.flatten(0, 1)), pack(plain.down.flatten(0, 1)), gemm)
+
+
+def _paired(gate_up: torch.Tensor) -> torch.Tensor:
+    """gate_up [experts, 2 * size, ...]: each expert's gates, then its ups -> the same with INTERLEAVED gates,
+    their ups, the next gates, and so on"""
+    paired = gate_up.view(len(gate_up), 2, -1, INTERLEAVED, *gate_up.shape[2:])
+    return paired.transpose(1, 2).flatten(1, 3)

@@ -1,13 +1,13 @@
 """Weights that stay in the bits of their checkpoint, because a kernel of the CPU reads them.
 
-A linear whose weight is stored in 4 bits with zeros, or in 8 with a scale per output, is replaced by one of
-the same numbers as soon as all its tensors are read: nothing is dequantized on the way, and the memory of its
-parameter is never touched.
+A linear or a layer's experts whose weights are stored in 4 bits with zeros, or in 8 with a scale per output,
+are replaced by ones of the same numbers as soon as all their tensors are read: nothing is dequantized on the
+way, and the memory of their parameters is never touched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from engine.worker.cpu.kernels.weights import CompiledGemm
+from engine.worker.cpu.packed_experts import fits_kernels, kept_experts
 from engine.worker.cpu.quantization import GROUP_SIZE, Quantized
 from engine.worker.cpu.quantized_linear import can_keep, kept_linear
 from engine.worker.loading.checkpoint import Checkpoint
@@ -22,25 +23,34 @@ from engine.worker.loading.formats.codes import Codes
 from engine.worker.loading.formats.packed_ints import CodedTensor
 from engine.worker.loading.formats.stored_tensor import StoredTensor, TensorFiles, region_of
 from engine.worker.loading.tensor_part import TensorPart
+from engine.worker.models.moe import Experts
 
 _INT4_MIDDLE = 8
 """The zero of a weight without one: a kernel's numbers are ``q - 8``."""
 
 
 @dataclass(slots=True)
-class _KeptLinear:
-    """A linear that is to be replaced."""
+class _KeptModule:
+    """A linear or a layer's experts, to be replaced."""
 
-    module: str
+    name: str
     """Its name in the model."""
     bits: int
-    rows: dict[str, int]
-    """The first output of each tensor that fills it, in order."""
+    weights: tuple[tuple[str, ...], ...]
+    """Of each weight that it has the tensors that fill it, in the order of its rows."""
     read: dict[str, Codes] = field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:
-        return len(self.read) == len(self.rows)
+        return len(self.read) == sum(map(len, self.weights))
+
+    def take(self, weight: int, dtype: torch.dtype) -> Quantized:
+        """One of its weights, whose tensors are all read."""
+        convert = _as_int4 if self.bits == 4 else _as_int8
+        pieces = [convert(self.read.pop(name), dtype) for name in self.weights[weight]]
+        return Quantized(
+            torch.cat([piece.numbers for piece in pieces]), torch.cat([piece.grid for piece in pieces])
+        )
 
 
 class KeptWeights:
@@ -57,71 +67,88 @@ class KeptWeights:
         """``model``: on the meta device; ``parts``: those of all its tensors; ``gemm``: what multiplies,
         None: torch."""
         self._model, self._checkpoint, self._dtype, self._gemm = model, checkpoint, dtype, gemm
-        self._linears: dict[str, _KeptLinear] = {}
+        self._modules: dict[str, _KeptModule] = {}
         self.saved_bytes = 0
         """What they take less than in the model's dtype."""
-        modules = {
-            _memory_of(module.weight): (name, module.weight)
-            for name, module in model.named_modules()
-            if isinstance(module, nn.Linear)
-        }
-        by_module: dict[str, dict[str, TensorPart]] = {}
-        weights: dict[str, torch.Tensor] = {}
+        by_weight: dict[int, dict[str, TensorPart]] = {}
         for name, part in parts.items():
-            module, weight = modules.get(_memory_of(part.view), ("", part.view))
-            if module and part.view.dim() == 2:
-                by_module.setdefault(module, {})[name] = part
-                weights[module] = weight
+            by_weight.setdefault(_memory_of(part.view), {})[name] = part
         with TensorFiles() as files:
-            for module, own in by_module.items():
-                self._consider(module, weights[module], own, files)
+            for name, module in model.named_modules():
+                own = [by_weight.get(_memory_of(weight), {}) for weight in _weights_of(module)]
+                self._consider(name, own, files)
 
     @property
     def names(self) -> frozenset[str]:
         """The checkpoint's tensors that stay as they are."""
-        return frozenset(self._linears)
+        return frozenset(self._modules)
 
     def _consider(
-        self, module: str, weight: torch.Tensor, parts: Mapping[str, TensorPart], files: TensorFiles
+        self,
+        module: str,
+        parts: Sequence[Mapping[str, TensorPart]],
+        files: TensorFiles,
     ) -> None:
-        """Keep the linear's weight if all tensors that fill it allow it, in the same number of bits."""
-        kinds = {_kept_bits(self._checkpoint.tensors[name], part, files) for name, part in parts.items()}
+        """Keep the module's weights if all tensors that fill them, here for each weight, allow it, in the
+        same number of bits."""
+        kinds = {
+            _kept_bits(self._checkpoint.tensors[name], part, files)
+            for own in parts
+            for name, part in own.items()
+        }
         bits = kinds.pop() if len(kinds) == 1 else None
-        if bits is None or not can_keep(weight.shape[0], weight.shape[1], bits, self._gemm):
+        if bits is None or not self._fits(self._model.get_submodule(module), bits):
             return
-        ordered = sorted(parts, key=lambda name: parts[name].view.storage_offset())
-        linear = _KeptLinear(module, bits, {name: len(parts[name].view) for name in ordered})
-        self._linears.update(dict.fromkeys(parts, linear))
-        self.saved_bytes += weight.numel() * self._dtype.itemsize - _bytes_in_memory(weight.numel(), bits)
+        ordered = (sorted(own, key=lambda name: own[name].view.storage_offset()) for own in parts)
+        kept = _KeptModule(module, bits, tuple(map(tuple, ordered)))
+        for own in parts:
+            self._modules.update(dict.fromkeys(own, kept))
+            count = sum(part.view.numel() for part in own.values())
+            self.saved_bytes += count * self._dtype.itemsize - _bytes_in_memory(count, bits)
+
+    def _fits(self, module: nn.Module, bits: int) -> bool:
+        """Whether there are kernels for the module's sizes."""
+        if isinstance(module, Experts):
+            return self._gemm is not None and fits_kernels(module)
+        assert isinstance(module, nn.Linear)
+        return can_keep(module.out_features, module.in_features, bits, self._gemm)
 
     def bytes_in_memory(self, name: str, num_numbers: int) -> int:
         """What so many numbers of a kept tensor take."""
-        return _bytes_in_memory(num_numbers, self._linears[name].bits)
+        return _bytes_in_memory(num_numbers, self._modules[name].bits)
 
     def fill(self, parts: Mapping[str, TensorPart]) -> None:
-        """As ``Checkpoint.fill``; then replace the linears of which everything is read."""
-        kept = {name: part for name, part in parts.items() if name in self._linears}
-        self._checkpoint.fill({name: part for name, part in parts.items() if name not in kept})
+        """As ``Checkpoint.fill``; then replace the modules of which everything is read."""
+        names = [name for name in parts if name in self._modules]
+        self._checkpoint.fill({name: part for name, part in parts.items() if name not in self._modules})
         with TensorFiles() as files:
-            for name, part in kept.items():
+            for name in names:
                 tensor = self._checkpoint.tensors[name]
                 assert _is_coded(tensor)
-                linear = self._linears[name]
-                linear.read[name] = tensor.codes(files, region_of(tensor.shape, *part.slices))
-                if linear.is_complete:
-                    self._replace(linear)
+                module = self._modules[name]
+                module.read[name] = tensor.codes(files, region_of(tensor.shape, *parts[name].slices))
+                if module.is_complete:
+                    self._replace(module)
 
-    def _replace(self, linear: _KeptLinear) -> None:
-        plain = self._model.get_submodule(linear.module)
+    def _replace(self, kept: _KeptModule) -> None:
+        parent, _, name = kept.name.rpartition(".")
+        setattr(self._model.get_submodule(parent), name, self._replacement(kept))
+
+    def _replacement(self, kept: _KeptModule) -> nn.Module:
+        plain = self._model.get_submodule(kept.name)
+        if isinstance(plain, Experts):
+            assert self._gemm is not None
+            gate_up, down = kept.take(0, self._dtype), kept.take(1, self._dtype)
+            return kept_experts(plain, gate_up, down, kept.bits, self._gemm)
         assert isinstance(plain, nn.Linear)
-        convert = _as_int4 if linear.bits == 4 else _as_int8
-        pieces = [convert(linear.read.pop(name), self._dtype) for name in linear.rows]
-        weight = Quantized(
-            torch.cat([piece.numbers for piece in pieces]), torch.cat([piece.grid for piece in pieces])
-        )
-        parent, _, own_name = linear.module.rpartition(".")
-        replacement = kept_linear(weight, linear.bits, plain.bias, self._gemm)
-        setattr(self._model.get_submodule(parent), own_name, replacement)
+        return kept_linear(kept.take(0, self._dtype), kept.bits, plain.bias, self._gemm)
+
+
+def _weights_of(module: nn.Module) -> tuple[torch.Tensor, ...]:
+    """The weights of a module that a kernel could read in fewer bits."""
+    if isinstance(module, Experts):
+        return module.gate_up, module.down
+    return (module.weight,) if isinstance(module, nn.Linear) else ()
 
 
 def _memory_of(tensor: torch.Tensor) -> int:

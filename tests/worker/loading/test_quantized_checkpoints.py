@@ -23,6 +23,7 @@ from engine.frontend.llm import LLM
 from engine.sampling_params import SamplingParams
 from engine.tokenization.tokenizer import Tokenizer
 from engine.worker.cpu.kernels.weights import CompiledGemm
+from engine.worker.cpu.packed_experts import PackedExperts
 from engine.worker.cpu.packed_weights import PackedWeightLinear, Weight4, Weight8
 from engine.worker.cpu.quantized_linear import Int4Linear, Int8Linear
 from engine.worker.loading.checkpoint import Checkpoint
@@ -34,6 +35,7 @@ from engine.worker.loading.tensor_part import TensorPart
 from engine.worker.loading.tiny_models import make_model_folder
 from engine.worker.models.decoder import Decoder
 from engine.worker.models.transformers_model import TransformersModel
+from engine.worker.parallel.group import ALONE, TensorParallelGroup
 from tests.api.server import running_server
 from tests.worker.cpu.test_onednn_linear import resident_bytes
 from tests.worker.generation import Reference, random_tokens
@@ -294,7 +296,8 @@ def sparse_folder(path: Path, family: str, **fields: object) -> Path:
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 512}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
     tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    config = AutoConfig.for_model(family, **sizes, **heads, **tokens, max_position_embeddings=256, **fields)
+    given = sizes | heads | tokens | {"max_position_embeddings": 256} | fields
+    config = AutoConfig.for_model(family, **given)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     with torch.no_grad():
@@ -329,6 +332,40 @@ def test_experts_in_a_format_give_the_same_tokens(name: str, tmp_path: Path) -> 
     assert sum(".experts." in tensor for tensor in folder.names) == 24
     prompt = random_tokens(40, seed=9)
     assert generated(folder.path, prompt) == Reference(folder.dequantized).greedy(prompt, 16)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ["awq", "compressed-int4", "compressed-int8"])
+def test_experts_stay_in_their_bits(name: str, tmp_path: Path, compiled: CompiledGemm) -> None:
+    """And so do those of two ranks, but for a rounding of scales and zeros."""
+    source = sparse_folder(
+        tmp_path / "source",
+        "qwen3_moe",
+        hidden_size=128,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=128,
+    )
+    folder = write_quantized(source, tmp_path / name, WRITERS[name])
+    x = torch.randn(9, 128, generator=torch.Generator().manual_seed(1)).bfloat16()
+    chosen = torch.tensor([[0, 1], [1, 2], [3, 0]]).repeat(3, 1)
+    weights = torch.rand(9, 2, generator=torch.Generator().manual_seed(2))
+
+    def experts_of(path: Path, group: TensorParallelGroup = ALONE) -> torch.Tensor:
+        model = load_model(ModelConfig(model=str(path), device="cpu", dtype="bfloat16"), group).model
+        assert isinstance(model, Decoder)
+        experts = model.layers[1].get_submodule("mlp.experts")
+        assert isinstance(experts, PackedExperts)
+        expected = 16 if path == folder.dequantized else KEPT[name]
+        assert experts.address().gate_up.bits == experts.address().down.bits == expected
+        output: torch.Tensor = experts(x, chosen, weights)
+        return output.float()
+
+    wanted = experts_of(folder.dequantized)
+    found = experts_of(folder.path)
+    both = experts_of(folder.path, LoneRank(0, 2)) + experts_of(folder.path, LoneRank(1, 2))
+    for output in (found, both):
+        assert float((output - wanted).norm() / wanted.norm()) < 0.01
 
 
 def test_mxfp4_is_what_transformers_makes_of_it(tmp_path: Path) -> None:
