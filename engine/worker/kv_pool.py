@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import torch
 
 from engine.config import CacheConfig, EngineConfig
+from engine.core.steps_in_flight import MAX_STEPS
 from engine.errors import ModelLoadError
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.memory import as_gib, available_bytes
@@ -25,22 +28,26 @@ def choose_num_blocks(
 ) -> int:
     """The number of blocks in the pool, null block included: the requested number, else what fits in the
     memory of each rank's device."""
+    step_tokens = MAX_STEPS * config.scheduler.max_num_batched_tokens
+    one_sequence = spec.blocks_for(max_model_len, step_tokens)
     num_blocks = _requested_blocks(config.cache, spec)
     available = available_bytes(device) // sharers(group, device)
     if num_blocks is None:
         budget = (
             _accelerator_bytes(config.cache, device, activation_bytes, available)
             if device.type == "cuda"
-            else _host_bytes(spec, max_model_len, available, group.size)
+            else _host_bytes(spec, one_sequence, available, group.size)
         )
-        useful = config.scheduler.max_num_seqs * _blocks_for(max_model_len, spec) + NUM_NULL_BLOCKS
+        all_cached = len(spec.groups) * -(-max_model_len // spec.block_size)
+        useful = config.scheduler.max_num_seqs * all_cached + NUM_NULL_BLOCKS
         num_blocks = group.smallest(min(budget // spec.bytes_per_block, useful))
     elif (needed := num_blocks * spec.bytes_per_block) > available:
         raise ModelLoadError(
             f"The KV cache of {num_blocks} blocks needs {as_gib(needed)} of memory on {device.type}, "
             f"but only {as_gib(available)} are available."
         )
-    _check_fits_one_sequence(num_blocks, spec, max_model_len)
+    if num_blocks < one_sequence + NUM_NULL_BLOCKS:
+        raise _too_few(num_blocks, one_sequence + NUM_NULL_BLOCKS, spec, max_model_len, step_tokens)
     return num_blocks
 
 
@@ -61,23 +68,21 @@ def _accelerator_bytes(
     return max(0, int(total * cache.gpu_memory_utilization) - in_use - activation_bytes)
 
 
-def _host_bytes(spec: KvCacheSpec, max_model_len: int, available: int, num_ranks: int) -> int:
+def _host_bytes(spec: KvCacheSpec, blocks_of_one: int, available: int, num_ranks: int) -> int:
     """This rank's share of ``CPU_DEFAULT_BYTES``, or more if one sequence needs it."""
-    one_sequence = (_blocks_for(max_model_len, spec) + NUM_NULL_BLOCKS) * spec.bytes_per_block
+    one_sequence = (blocks_of_one + NUM_NULL_BLOCKS) * spec.bytes_per_block
     wanted = max(CPU_DEFAULT_BYTES // num_ranks, one_sequence)
     return min(wanted, int(available * CPU_SHARE_OF_FREE_MEMORY))
 
 
-def _blocks_for(num_tokens: int, spec: KvCacheSpec) -> int:
-    return -(-num_tokens // spec.block_size)
-
-
-def _check_fits_one_sequence(num_blocks: int, spec: KvCacheSpec, max_model_len: int) -> None:
-    needed = _blocks_for(max_model_len, spec) + NUM_NULL_BLOCKS
-    if num_blocks >= needed:
-        return
-    fitting = max(0, num_blocks - NUM_NULL_BLOCKS) * spec.block_size
-    raise ModelLoadError(
+def _too_few(
+    num_blocks: int, needed: int, spec: KvCacheSpec, max_model_len: int, step_tokens: int
+) -> ModelLoadError:
+    """The error for a pool in which the longest sequence does not fit."""
+    most = max(0, num_blocks - NUM_NULL_BLOCKS)
+    lengths = range(0, max_model_len + 1, spec.block_size)
+    fitting = lengths[bisect_right(lengths, most, key=lambda n: spec.blocks_for(n, step_tokens)) - 1]
+    return ModelLoadError(
         f"The maximum context length of {max_model_len} tokens needs {needed} KV blocks "
         f"({as_gib(needed * spec.bytes_per_block)}), but the KV cache has {num_blocks} "
         f"({as_gib(num_blocks * spec.bytes_per_block)}): set max_model_len to at most {fitting} "

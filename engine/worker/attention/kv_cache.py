@@ -37,6 +37,18 @@ class KvCacheSpec:
         per_token = 2 * self.num_slots * self.num_kv_heads * self.head_dim * self.dtype.itemsize
         return per_token * self.block_size
 
+    def blocks_for(self, num_tokens: int, step_tokens: int) -> int:
+        """The most blocks that a sequence of so many tokens holds if ``step_tokens`` of them are computed
+        before a window moves on: a group with a window holds what the first of them sees, and what they
+        write."""
+        blocks = -(-num_tokens // self.block_size)
+        written = -(-step_tokens // self.block_size) + 1
+        windows = (group.sliding_window for group in self.groups)
+        return sum(
+            blocks if window is None else min(blocks, -(-(window - 1) // self.block_size) + written)
+            for window in windows
+        )
+
     def allocate(self, num_blocks: int, device: torch.device) -> torch.Tensor:
         """[num_blocks, num_slots, 2, block_size, num_kv_heads, head_dim]: a block is contiguous.
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
-from engine.config import CacheConfig, EngineConfig, ModelConfig
+from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.errors import ModelLoadError
-from engine.kv_cache_groups import one_group
+from engine.kv_cache_groups import groups_of, one_group
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.kv_pool import choose_num_blocks
 from tests.worker.parallel.ranks import LoneRank
@@ -31,6 +31,31 @@ class RankBesideASmaller(LoneRank):
 def num_blocks(group: RankBesideASmaller, **cache: int) -> int:
     config = EngineConfig(model=ModelConfig(model="m"), cache=CacheConfig(**cache))  # type: ignore[arg-type]
     return choose_num_blocks(config, SPEC, 256, CPU, 0, group)
+
+
+def test_a_group_with_a_window_needs_its_window_and_what_a_step_writes() -> None:
+    """Bytes are those of the layers whose KV a block holds."""
+    groups = groups_of([None, 40, 40, None])
+    spec = KvCacheSpec(groups=groups, num_kv_heads=1, head_dim=16, dtype=torch.float32, block_size=16)
+    assert spec.bytes_per_block == SPEC.bytes_per_block
+    assert spec.blocks_for(16 * 1000, step_tokens=100) == 1000 + 3 + 7 + 1
+    assert spec.blocks_for(48, step_tokens=100) == 2 * 3
+
+
+def test_memory_is_taken_exactly_and_what_does_not_fit_says_what_would() -> None:
+    """As many blocks as the bytes hold; one too few for the longest sequence is an error with a length that
+    fits."""
+    spec = replace(SPEC, groups=groups_of([None, 40, 40, None]))
+    config = EngineConfig(
+        model=ModelConfig(model="m"),
+        cache=CacheConfig(kv_cache_memory_bytes=30 * spec.bytes_per_block + 5),
+        scheduler=SchedulerConfig(max_num_batched_tokens=16),
+    )
+    # A sequence of 22 blocks of tokens holds 22, 3 of its window, and 3 for what two steps write.
+    assert choose_num_blocks(config, spec, 22 * 16, CPU, 0) == 30
+    assert choose_num_blocks(config, spec, 23 * 16, CPU, 0) == 30
+    with pytest.raises(ModelLoadError, match=f"needs 31 KV blocks .* at most {23 * 16} or"):
+        choose_num_blocks(config, spec, 23 * 16 + 1, CPU, 0)
 
 
 def test_the_smallest_rank_says_how_many_blocks_there_are() -> None:
