@@ -20,10 +20,10 @@ from engine.worker.kv_pool import choose_num_blocks
 from engine.worker.kv_tiers.device_host_pool import select_host_pool
 from engine.worker.kv_tiers.disk_level import open_disk
 from engine.worker.kv_tiers.host_pool import HostTransfers, choose_num_host_blocks
+from engine.worker.layer_groups import choose_groups
 from engine.worker.loading.loader import LoadedModel, load_model
 from engine.worker.loading.model_folder import choose_device
 from engine.worker.memory import keep_freed_memory
-from engine.worker.models.base import kv_cache_groups
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
 from engine.worker.profile_run import measure_activations, measure_gpu_steps, measure_token_s
 from engine.worker.step_runner import StepRunner
@@ -47,7 +47,7 @@ class UniProcExecutor:
         attention = resolve_attention(config, choose_device(config.model.device))
         loaded = load_model(config.model, group)
         spec = KvCacheSpec(
-            groups=kv_cache_groups(loaded.model),
+            groups=choose_groups(loaded.model, config.cache),
             num_kv_heads=loaded.model.num_kv_heads,
             head_dim=loaded.model.head_dim,
             dtype=storage_dtype(config.cache, loaded.dtype),
@@ -71,6 +71,7 @@ class UniProcExecutor:
             dtype=str(loaded.dtype).removeprefix("torch."),
             num_host_blocks=num_host_blocks,
             disk_level=disk_level,
+            kv_cache_groups=spec.groups,
         )
         self._runner: StepRunner | None = backend.runner(
             select_host_pool(pool, num_host_blocks, disk, during_steps=loaded.device.type == "cuda")

@@ -88,6 +88,7 @@ class SmallEngine:
             num_blocks=self.executor.info.num_gpu_blocks,
             max_model_len=max_model_len,
             policy=FcfsPolicy(),
+            kv_cache_groups=self.executor.info.kv_cache_groups,
         )
         self.requests: dict[str, Request] = {}
         self.logprobs: dict[str, list[TokenLogprobs]] = {}

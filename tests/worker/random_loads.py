@@ -53,7 +53,7 @@ class Oracle:
         self._llm = LLM(
             str(folder),
             multiprocess=False,
-            num_gpu_blocks_override=130,
+            num_gpu_blocks_override=390,
             max_model_len=2048,
             enable_prefix_caching=False,
             dtype=dtype,

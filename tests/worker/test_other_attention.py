@@ -114,7 +114,7 @@ def test_windows_are_those_of_the_architecture(
     assert isinstance(loaded, TransformersModel)
     assert loaded.windows == windows
     prompt = random_tokens(40, seed=1)
-    assert SmallEngine(tmp_path).generate(prompt)[:6] == greedy(model, prompt, 6)
+    assert SmallEngine(tmp_path, num_blocks=96).generate(prompt)[:6] == greedy(model, prompt, 6)
 
 
 LONG = {
@@ -165,4 +165,4 @@ def test_fields_that_a_familys_code_does_not_read_count_for_nothing(
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
     assert isinstance(load_model(ModelConfig(model=str(tmp_path))).model, Decoder)
     prompt = random_tokens(40, seed=1)
-    assert SmallEngine(tmp_path).generate(prompt)[:6] == greedy(model, prompt, 6)
+    assert SmallEngine(tmp_path, num_blocks=96).generate(prompt)[:6] == greedy(model, prompt, 6)

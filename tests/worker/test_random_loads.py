@@ -34,18 +34,43 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def windowed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with two layers of full attention and three that have a window: three block tables."""
+    window = {"use_sliding_window": True, "sliding_window": 21, "max_window_layers": 2}
+    return make_model_folder(
+        tmp_path_factory.mktemp("model"),
+        "qwen2",
+        dtype="bfloat16",
+        hidden_size=128,
+        num_heads=4,
+        num_layers=5,
+        extra_config=window,
+    )
+
+
+@pytest.fixture(scope="module")
 def oracles(folder: Path) -> Iterator[Oracles]:
-    made: dict[tuple[tuple[str, Any], ...], Oracle] = {}
     with ExitStack() as stack:
+        yield oracles_of(folder, stack)
 
-        def oracle_of(**options: Any) -> Oracle:
-            key = tuple(sorted(options.items()))
-            if key not in made:
-                made[key] = Oracle(folder, **options)
-                stack.callback(made[key].close)
-            return made[key]
 
-        yield oracle_of
+@pytest.fixture(scope="module")
+def windowed_oracles(windowed_folder: Path) -> Iterator[Oracles]:
+    with ExitStack() as stack:
+        yield oracles_of(windowed_folder, stack)
+
+
+def oracles_of(folder: Path, stack: ExitStack) -> Oracles:
+    made: dict[tuple[tuple[str, Any], ...], Oracle] = {}
+
+    def oracle_of(**options: Any) -> Oracle:
+        key = tuple(sorted(options.items()))
+        if key not in made:
+            made[key] = Oracle(folder, **options)
+            stack.callback(made[key].close)
+        return made[key]
+
+    return oracle_of
 
 
 NUMBERS: tuple[dict[str, Any], ...] = (
@@ -56,10 +81,12 @@ NUMBERS: tuple[dict[str, Any], ...] = (
 )
 
 
-def draw_options(random: Random, block_size: int, longest: int, disk: Path) -> dict[str, Any]:
+def draw_options(
+    random: Random, block_size: int, longest: int, disk: Path, num_groups: int = 1
+) -> dict[str, Any]:
     """How the engine is set up, but for its model: with room for the longest request at least."""
     choose = random.choice
-    num_blocks = -(-longest // block_size) + 2
+    num_blocks = num_groups * -(-longest // block_size) + 2
     options: dict[str, Any] = {
         "block_size": block_size,
         "num_gpu_blocks_override": int(num_blocks * choose((1, 1.5, 6))),
@@ -98,5 +125,22 @@ def test_every_answer_is_that_of_its_prompt_alone(
     options = draw_options(random, block_size, load.longest, tmp_path)
     policy = POLICIES[random.choice(sorted(POLICIES))]()
     with LLM(str(folder), scheduling_policy=policy, multiprocess=False, **numbers, **options) as llm:
+        assert wrong_answers(llm, load, oracle) == [], options
+        llm.engine.check_invariants()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_so_is_every_answer_of_a_model_with_windows(
+    seed: int, windowed_folder: Path, windowed_oracles: Oracles, tmp_path: Path
+) -> None:
+    """Though blocks that a window has left are another request's; with a second tier, all layers keep all."""
+    random = Random(100 + seed)
+    numbers = NUMBERS[seed % 2]
+    oracle = windowed_oracles(**numbers)
+    block_size = random.choice((4, 8, 16))
+    load = LoadDrawer(random, oracle, block_size, (60, 190)).draw(NUM_TURNS)
+    options = draw_options(random, block_size, load.longest, tmp_path, num_groups=3)
+    policy = POLICIES[random.choice(sorted(POLICIES))]()
+    with LLM(str(windowed_folder), scheduling_policy=policy, multiprocess=False, **numbers, **options) as llm:
         assert wrong_answers(llm, load, oracle) == [], options
         llm.engine.check_invariants()

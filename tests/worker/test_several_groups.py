@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from engine.frontend.llm import LLM
 from engine.kv_cache_groups import KVCacheGroup, groups_of, one_group
+from engine.sampling_params import SamplingParams
 from engine.worker.loading.tiny_models import make_model_folder
 from engine.worker.models.base import CausalModel
 from tests.worker.cpu.compiled_steps import has_compiled_steps
-from tests.worker.generation import Reference, random_tokens
+from tests.worker.generation import Reference, SmallEngine, random_tokens
 from tests.worker.hand_plans import HandPlans
 from tests.worker.test_other_attention import saved
 
@@ -41,6 +43,10 @@ NUM_GROUPS = {"mistral": 1, "qwen2": 2, "gemma2": 2, "gemma3_text": 4, "gpt_oss"
 
 def groups_by_window(model: CausalModel) -> tuple[KVCacheGroup, ...]:
     return groups_of(model.windows)
+
+
+def greedy(max_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
 
 
 def run_all(engine: HandPlans, num_outputs: int = NUM_OUTPUTS) -> dict[str, list[int]]:
@@ -112,3 +118,54 @@ def test_a_window_needs_few_blocks(tmp_path: Path) -> None:
         engine.step({"a": 16})
     # 100 tokens: 13 blocks of full attention, and at most 3 that a window of 12 tokens touches.
     assert free - engine.num_free_blocks <= 13 + 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "num_blocks"), [("gemma2", 32), ("gemma3_text", 56), ("gpt_oss", 32)])
+def test_mixed_batch_with_chunks_hits_preemption_and_resumption(
+    name: str, num_blocks: int, tmp_path: Path
+) -> None:
+    """By the scheduler's own plans, over a pool too small for all."""
+    saved(tmp_path, name, **OTHERS[name])
+    engine = SmallEngine(tmp_path, num_blocks=num_blocks, max_num_batched_tokens=24)
+    reference, shared = Reference(tmp_path), random_tokens(27, seed=1)
+    prompts = [shared[: 9 * (i % 4)] + random_tokens(7 + 5 * i, seed=10 + i) for i in range(7)]
+    for index, prompt in enumerate(prompts):
+        engine.add(f"r{index}", prompt, greedy(20 + index))
+        engine.step()
+    outputs = engine.run()
+    assert engine.num_preemptions > 0
+    assert engine.num_cached_tokens > 0
+    assert engine.num_chunked_steps > 0
+    for index, prompt in enumerate(prompts):
+        assert outputs[f"r{index}"] == reference.greedy(prompt, 20 + index), index
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize("name", ["qwen2", "gemma3_text", "gpt_oss"])
+def test_a_jobs_turns_hit_what_its_windows_left(name: str, async_scheduling: bool, tmp_path: Path) -> None:
+    """Through ``LLM``: a second turn finds all of the first, whose window moved on long ago, and continues as
+    transformers does."""
+    make_model_folder(tmp_path, **NATIVE.get(name, {}))  # with a tokenizer
+    if name in OTHERS:
+        saved(tmp_path, name, **OTHERS[name])
+    reference = Reference(tmp_path)
+    firsts = [random_tokens(90 + 7 * i, seed=20 + i) for i in range(3)]
+    with LLM(
+        str(tmp_path),
+        multiprocess=False,
+        async_scheduling=async_scheduling,
+        max_model_len=250,
+        max_num_batched_tokens=64,
+        block_size=8,
+        num_gpu_blocks_override=600,
+    ) as llm:
+        answers = [output.outputs[0].token_ids for output in llm.generate(firsts, greedy(20), use_tqdm=False)]
+        seconds = [[*first, *answer, 7, 8, 9] for first, answer in zip(firsts, answers, strict=True)]
+        turns = llm.generate(seconds, greedy(20), use_tqdm=False)
+    for first, answer in zip(firsts, answers, strict=True):
+        assert list(answer) == reference.greedy(first, 20)
+    for second, turn in zip(seconds, turns, strict=True):
+        assert list(turn.outputs[0].token_ids) == reference.greedy(second, 20)
+        assert turn.num_cached_tokens == (len(second) - 4) // 8 * 8

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from engine.errors import ModelLoadError
-from engine.kv_cache_groups import KVCacheGroup, one_group
 from engine.worker.attention.backend import AttentionBackend
 
 if TYPE_CHECKING:
@@ -38,11 +37,6 @@ class CausalModel(Protocol):
         input_ids, positions [num_tokens]; sample_rows [num_samples], ascending -> [num_samples, vocab_size],
         which the next step may overwrite
         """
-
-
-def kv_cache_groups(model: CausalModel) -> tuple[KVCacheGroup, ...]:
-    """Which layers share a block table."""
-    return one_group(model.num_layers)
 
 
 def layer_windows(config: PreTrainedConfig) -> list[int | None]:

@@ -13,9 +13,11 @@ from engine.core.outputs import SchedulerOutput
 from engine.core.policy import FcfsPolicy
 from engine.core.request import Request, RequestStatus
 from engine.core.scheduler import Scheduler
+from engine.kv_cache_groups import groups_of
 from engine.messages import TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.worker.attention.kv_cache import KvCacheSpec
+from engine.worker.attention.layer_places import LayerPlaces
 from engine.worker.gpu.device_batch import DeviceBatch
 from engine.worker.gpu.device_runner import DeviceModelRunner, StepInFlight
 from engine.worker.gpu.device_sampler import DeviceSampler
@@ -27,7 +29,7 @@ from engine.worker.gpu.streams import DeviceStreams, HostStreams
 from engine.worker.gpu.torch_sampling import TorchSamplingOps
 from engine.worker.gpu.triton_paged import TritonPagedAttention
 from engine.worker.loading.loader import LoadedModel, load_model
-from engine.worker.models.base import CausalModel, kv_cache_groups
+from engine.worker.models.base import CausalModel
 from tests.worker.gpu.step_attention import TorchStepAttention
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -58,7 +60,7 @@ class DeviceEngine:
         loaded = load_model(ModelConfig(model=str(folder), device="cpu", max_model_len=max_model_len))
         spec = spec_of(loaded, block_size)
         self.pool = spec.allocate(num_blocks, DEVICE).fill_(pool_filled_with)
-        model, attention = _plain(loaded, self.pool) if not kernels else _fused(loaded, self.pool)
+        model, attention = (_fused if kernels else _plain)(loaded, self.pool, spec.places)
         streams = streams or HostStreams()
         self.sampler = sampler = DeviceSampler(0, loaded.vocab_size, TorchSamplingOps(), streams)
         limits = SchedulerConfig(
@@ -67,7 +69,8 @@ class DeviceEngine:
             long_prefill_token_threshold=long_prefill_token_threshold,
             async_scheduling=steps_in_flight > 1,
         )
-        self.batch = DeviceBatch(limits, max_model_len, block_size, graph_sizes, sampler, DEVICE, streams)
+        sizes = max_model_len, block_size, graph_sizes
+        self.batch = DeviceBatch(limits, *sizes, sampler, DEVICE, streams, len(spec.groups))
         self.forward = Forward(model, attention, self.batch, graph_sizes, streams)
         self.forward.capture()
         self.runner = DeviceModelRunner(self.forward, self.batch, sampler, streams)
@@ -77,6 +80,7 @@ class DeviceEngine:
             num_blocks=num_blocks,
             max_model_len=max_model_len,
             policy=FcfsPolicy(),
+            kv_cache_groups=spec.groups,
         )
         self.requests: dict[str, Request] = {}
         self.logprobs: dict[str, list[TokenLogprobs]] = {}
@@ -140,13 +144,17 @@ class DeviceEngine:
 
 def spec_of(loaded: LoadedModel, block_size: int) -> KvCacheSpec:
     model = loaded.model
-    return KvCacheSpec(kv_cache_groups(model), model.num_kv_heads, model.head_dim, loaded.dtype, block_size)
+    return KvCacheSpec(groups_of(model.windows), model.num_kv_heads, model.head_dim, loaded.dtype, block_size)
 
 
-def _plain(loaded: LoadedModel, pool: torch.Tensor) -> tuple[CausalModel, DeviceAttention]:
-    return loaded.model, TorchStepAttention(pool)
+def _plain(
+    loaded: LoadedModel, pool: torch.Tensor, places: LayerPlaces
+) -> tuple[CausalModel, DeviceAttention]:
+    return loaded.model, TorchStepAttention(pool, places)
 
 
-def _fused(loaded: LoadedModel, pool: torch.Tensor) -> tuple[CausalModel, DeviceAttention]:
-    attention = TritonPagedAttention(pool)
+def _fused(
+    loaded: LoadedModel, pool: torch.Tensor, places: LayerPlaces
+) -> tuple[CausalModel, DeviceAttention]:
+    attention = TritonPagedAttention(pool, places=places)
     return with_fused_steps(loaded.model, attention, select_ops(DEVICE), loaded.max_model_len), attention

@@ -6,22 +6,24 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from engine.worker.attention.backend import AttentionBatch
+from engine.worker.attention.layer_places import LayerPlaces, one_table
 from engine.worker.gpu.step_batch import StepBatch
 
 
 class TorchStepAttention:
     """A DeviceAttention over a pool [num_blocks, num_slots, 2, block_size, num_kv_heads, head_dim]."""
 
-    def __init__(self, pool: torch.Tensor) -> None:
+    def __init__(self, pool: torch.Tensor, places: LayerPlaces | None = None) -> None:
         self._pool = pool
+        self._places = one_table(pool.shape[1]) if places is None else places
         self._block_size = pool.shape[3]
-        self._step: StepBatch | None = None
+        self._steps: tuple[StepBatch, ...] = ()
 
     def begin_step(self, batch: AttentionBatch) -> None:
         raise NotImplementedError("steps of these tests lie on the device")
 
     def begin_device_step(self, batch: StepBatch) -> None:
-        self._step = batch
+        self._steps = batch.by_group
 
     def attend(
         self,
@@ -37,32 +39,40 @@ class TorchStepAttention:
     ) -> torch.Tensor:
         assert soft_cap is None
         assert sinks is None
-        step = self._step
-        assert step is not None
+        group, slot = self._places[layer]
+        step = self._steps[group]
         kept = step.slots >= 0
         blocks, offsets = step.slots[kept] // self._block_size, step.slots[kept] % self._block_size
         for which, new in enumerate((key, value)):
-            self._pool[blocks, layer, which, offsets] = new[kept]
+            self._pool[blocks, slot, which, offsets] = new[kept]
         output = torch.full_like(query, torch.nan)  # of places that nobody took
         starts = step.query_starts.tolist()
         for seq, (row, seq_len) in enumerate(zip(step.rows.tolist(), step.seq_lens.tolist(), strict=True)):
             if seq_len:
                 part = slice(starts[seq], starts[seq + 1])
-                output[part] = self._attend_one(layer, query[part], row, seq_len, scale, window)
+                table = step.block_tables[row]
+                output[part] = self._attend_one(slot, query[part], table, seq_len, scale, window)
         return output
 
     def _attend_one(
-        self, layer: int, query: torch.Tensor, row: int, seq_len: int, scale: float, window: int | None
+        self,
+        slot: int,
+        query: torch.Tensor,
+        table: torch.Tensor,
+        seq_len: int,
+        scale: float,
+        window: int | None,
     ) -> torch.Tensor:
         """query [query_len, heads, head_dim] -> like it"""
-        assert self._step is not None
-        blocks = self._step.block_tables[row, : -(-seq_len // self._block_size)].long()
-        keys, values = (self._pool[blocks, layer, which].flatten(0, 1)[:seq_len] for which in (0, 1))
+        blocks = table[: -(-seq_len // self._block_size)].long()
+        keys, values = (self._pool[blocks, slot, which].flatten(0, 1)[:seq_len] for which in (0, 1))
         places = torch.arange(seq_len)
         queries = places[seq_len - len(query) :, None]
         seen = places <= queries
         if window is not None:
             seen &= places > queries - window
+            hidden = max(0, seq_len - len(query) - window + 1)
+            keys[:hidden] = values[:hidden] = 0  # another sequence's, by now
         attended = scaled_dot_product_attention(
             query.transpose(0, 1)[None],
             keys.transpose(0, 1)[None],

@@ -37,23 +37,32 @@ def mixed_prompts() -> dict[str, list[int]]:
 
 @pytest.mark.slow
 @WAYS
-@pytest.mark.parametrize("name", ["qwen3", "mistral-window"])
+@pytest.mark.parametrize(
+    ("name", "num_blocks", "preempts"),
+    [("qwen3", 24, True), ("qwen2-window", 32, True), ("mistral-window", 24, False)],
+)
 def test_mixed_batch_with_chunks_hits_preemption_and_resumption(
-    name: str, steps_in_flight: int, graph_sizes: GraphSizes, model_folders: ModelFolders
+    name: str,
+    num_blocks: int,
+    preempts: bool,
+    steps_in_flight: int,
+    graph_sizes: GraphSizes,
+    model_folders: ModelFolders,
 ) -> None:
-    """Chunked prompts, shared prefixes and a pool too small for all change no token of any request."""
+    """Chunked prompts, shared prefixes and a pool too small for all change no token of any request. Where all
+    layers have a window, the blocks of these are enough."""
     folder = model_folders(name)
     engine = DeviceEngine(
         folder,
         steps_in_flight=steps_in_flight,
         graph_sizes=graph_sizes,
-        num_blocks=24,
+        num_blocks=num_blocks,
         max_num_batched_tokens=24,
     )
     prompts = mixed_prompts()
     outputs = engine.run_all(prompts, lambda index: greedy(20 + index))
 
-    assert engine.num_preemptions > 0
+    assert (engine.num_preemptions > 0) == preempts
     assert engine.num_cached_tokens > 0
     assert engine.num_chunked_steps > 0
     assert len(engine.batch) == 0

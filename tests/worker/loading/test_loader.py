@@ -110,13 +110,6 @@ def test_an_architecture_that_cannot_be_paged_says_why(
     assert "cannot be served" in sentence
 
 
-def test_soft_capped_attention_is_refused(tmp_path: Path) -> None:
-    """A model whose attention does more than ours is refused, not served wrongly."""
-    config = AutoConfig.for_model("gemma2", num_hidden_layers=2, hidden_size=64, intermediate_size=64)
-    config.save_pretrained(tmp_path)
-    assert "softcap" in refusal(tmp_path, load_format="dummy")
-
-
 def test_an_absent_folder_is_named(tmp_path: Path) -> None:
     """A path that is not there, a file, and a folder without a config are each said to be so."""
     assert f"{tmp_path}/nowhere does not exist" in refusal(tmp_path / "nowhere")

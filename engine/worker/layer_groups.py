@@ -1,0 +1,45 @@
+"""Decides which layers of a model share a block table."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+
+from engine.config import CacheConfig
+from engine.kv_cache_groups import KVCacheGroup, groups_of, num_slots, one_group
+from engine.worker.models.base import CausalModel
+
+logger = logging.getLogger(__name__)
+
+
+def choose_groups(model: CausalModel, cache: CacheConfig) -> tuple[KVCacheGroup, ...]:
+    """The KV cache groups of a model's layers: by their windows.
+
+    With a host tier all are one group of full attention, as copies there are found by the hash of their
+    tokens alone, which does not tell groups apart.
+    """
+    groups = groups_of(model.windows)
+    has_windows = not all(group.is_full for group in groups)
+    if has_windows and cache.has_host_tier:
+        logger.info("Layers with a window keep the KV of all tokens, since there is a host tier.")
+        return one_group(model.num_layers)
+    if has_windows:
+        logger.info("A KV block holds %d layers: %s.", num_slots(groups), _described(groups))
+    return groups
+
+
+def _described(groups: Sequence[KVCacheGroup]) -> str:
+    """Such as: 12 layers attend to everything (1 block table), 12 to the last 128 tokens (1)."""
+    layers, tables = Counter[int | None](), Counter[int | None]()
+    for group in groups:
+        layers[group.sliding_window] += len(group.layers)
+        tables[group.sliding_window] += 1
+    return ", ".join(
+        f"{count} attend to {_seen(window)} ({tables[window]} block table{'s' * (tables[window] > 1)})"
+        for window, count in layers.items()
+    )
+
+
+def _seen(window: int | None) -> str:
+    return "everything" if window is None else f"the last {window} tokens"
