@@ -79,6 +79,8 @@ class ModelConfig:
     tensor_parallel_size: int = 1
     """Number of tensor-parallel ranks: each is a process with its part of every weight, and a GPU or a
     share of the CPU's cores."""
+    enable_expert_parallel: bool = False
+    """Divide a mixture of experts by rank, some whole experts for each, instead of dividing each expert."""
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

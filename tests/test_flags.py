@@ -14,7 +14,9 @@ from eval.cli.serve_flags import EXPERIMENTAL, SHORT_HELP, add_serve_arguments
 
 MAX_FLAGS = 94
 """A flag more needs a flag less, or a line in ``REASONS``."""
-REASONS: dict[str, str] = {}
+REASONS: dict[str, str] = {
+    "--enable-expert-parallel": "V1's; which way is faster depends on the model and the devices.",
+}
 """Flags beyond the cap, each with why no config record's default, nor an existing flag, would do."""
 MAX_SHORT_HELP = 35
 MAX_EXPERIMENTAL = 12

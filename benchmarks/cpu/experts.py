@@ -41,7 +41,7 @@ CONFIG: dict[str, Any] = {
     "rope_theta": 1_000_000,
     "tie_word_embeddings": True,
 }
-CASES = {"decode at 1": (1, 1), "decode at 8": (8, 1), "prefill of 2048": (1, 2048)}
+CASES = {"decode at 1": (1, 1), "decode at 8": (8, 1), "prefill of 512": (1, 512)}
 """Sequences, and new tokens of each."""
 CONTEXT = 512
 """Tokens before those of a decode."""
@@ -76,6 +76,7 @@ def _ways() -> dict[str, Callable[[str], None]]:
     """Each way to compute a step of a case."""
     import torch
 
+    from engine.kv_cache_groups import one_group
     from engine.worker.attention.kv_cache import KvCacheSpec
     from engine.worker.cpu.attention_kernel import CpuKernel
     from engine.worker.cpu.compiled_decoder import CompiledDecoder, with_compiled_steps
@@ -85,7 +86,9 @@ def _ways() -> dict[str, Callable[[str], None]]:
     packed = _model()
     with patch.object(decoder, "packed_experts", lambda plain, gemm: plain):
         plain = _model()
-    spec = KvCacheSpec(packed.num_layers, packed.num_kv_heads, packed.head_dim, torch.bfloat16, BLOCK_SIZE)
+    spec = KvCacheSpec(
+        one_group(packed.num_layers), packed.num_kv_heads, packed.head_dim, torch.bfloat16, BLOCK_SIZE
+    )
     attention = CpuPagedAttention(
         spec.allocate(NUM_BLOCKS, torch.device("cpu")), CpuKernel.load(packed.head_dim, torch.bfloat16)
     )

@@ -140,6 +140,10 @@ def _add_parallelism_flags(group: FlagGroup) -> None:
         "RANKS",
         short="-tp",
     )
+    group.add_switch(
+        "enable_expert_parallel",
+        "Give each rank some whole experts of a mixture of experts, instead of a part of each",
+    )
     group.add("api_server_count", "Number of API server processes in front of the engine core", int, "N")
 
 

@@ -64,6 +64,7 @@ class SmallEngine:
         model_impl: str = "auto",
         enforce_eager: bool = False,
         tensor_parallel_size: int = 1,
+        enable_expert_parallel: bool = False,
     ) -> None:
         self._clock = ManualClock()
         limits = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
@@ -77,6 +78,7 @@ class SmallEngine:
                     model_impl=model_impl,
                     enforce_eager=enforce_eager,
                     tensor_parallel_size=tensor_parallel_size,
+                    enable_expert_parallel=enable_expert_parallel,
                 ),
                 cache=CacheConfig(block_size=block_size, num_gpu_blocks_override=num_blocks),
                 scheduler=limits,

@@ -34,7 +34,7 @@ from engine.worker.loading.tensor_part import TensorPart
 from engine.worker.memory import use_huge_pages
 from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder
-from engine.worker.models.families.table import is_native
+from engine.worker.models.families.table import decoder_shape, is_native
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
 
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
@@ -75,7 +75,7 @@ def load_model(options: ModelConfig, group: TensorParallelGroup = ALONE) -> Load
     plan = LoadPlan(options, folder, config, device, dtype, weight_format, group)
     native = _wants_native(plan)
     _check_quantization(plan, native)
-    _check_tensor_parallel(plan, native)
+    _check_parallelism(plan, native)
     model = _load_native(plan) if native else _load_by_transformers(plan)
     vocab_size: int = config.get_text_config(decoder=True).vocab_size
     return LoadedModel(model, device, plan.dtype, max_model_len, vocab_size)
@@ -106,16 +106,22 @@ def _check_quantization(plan: LoadPlan, native: bool) -> None:
         )
 
 
-def _check_tensor_parallel(plan: LoadPlan, native: bool) -> None:
+def _check_parallelism(plan: LoadPlan, native: bool) -> None:
     if plan.group.size > 1 and not native:
         raise ConfigError(
             f"tensor_parallel_size: {plan.group.size} needs a model with a native implementation; "
             f"{plan.architecture} runs through transformers."
         )
+    if plan.options.enable_expert_parallel and not (native and decoder_shape(plan.config).is_sparse):
+        raise ConfigError(
+            "enable_expert_parallel needs a mixture of experts with a native implementation; "
+            f"{plan.architecture} is none."
+        )
 
 
 def _load_native(plan: LoadPlan) -> CausalModel:
-    model = Decoder(plan.config, plan.dtype, plan.group)
+    by_rank = plan.options.enable_expert_parallel
+    model = Decoder(plan.config, plan.dtype, plan.group, experts_by_rank=by_rank)
     checkpoint = None if plan.dummy else plan.checkpoint()
     if checkpoint is None:
         check_memory(model, plan)

@@ -6,6 +6,7 @@ which sequence.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -46,6 +47,8 @@ from engine.worker.parallel.linears import ParallelLMHead, VocabParallelEmbeddin
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+
+_IN_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
 class DecoderLayer(nn.Module):
@@ -108,13 +111,19 @@ class Decoder(nn.Module):
     parameters, uninitialized."""
 
     def __init__(
-        self, config: PreTrainedConfig, dtype: torch.dtype, group: TensorParallelGroup = ALONE
+        self,
+        config: PreTrainedConfig,
+        dtype: torch.dtype,
+        group: TensorParallelGroup = ALONE,
+        *,
+        experts_by_rank: bool = False,
     ) -> None:
-        """Raises ConfigError if the model cannot be split among the group's ranks."""
+        """``experts_by_rank``: a rank has some experts whole instead of a part of each. Raises ConfigError if
+        the model cannot be split among the group's ranks."""
         super().__init__()
         self._config = config
         self._group = group
-        self.shape = shape = decoder_shape(config).of_rank(group.size)
+        self.shape = shape = decoder_shape(config).of_rank(group.size, experts_by_rank=experts_by_rank)
         build = Builder(dtype, group)
         self.num_layers, self.num_kv_heads, self.head_dim = (
             shape.num_layers,
@@ -233,13 +242,18 @@ class Decoder(nn.Module):
         self._fused = any(name.endswith(".experts.gate_up_proj") for name in names)
 
     def is_unused(self, name: str) -> bool:
-        """Whether a checkpoint may hold this tensor although no part is computed from it."""
-        last = self.num_layers + self.shape.num_unused_layers
-        unused = (f"model.layers.{index}." for index in range(self.num_layers, last))
+        """Whether a checkpoint may hold this tensor although this rank computes nothing from it."""
         # Tied models may contain a copy of the embedding, old checkpoints their rope frequencies.
-        return (
-            name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq") or name.startswith(tuple(unused))
-        )
+        if name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq"):
+            return True
+        in_layer = _IN_LAYER.fullmatch(name)
+        if in_layer is None:
+            return False
+        index = int(in_layer[1])
+        if index >= self.num_layers:
+            return index < self.num_layers + self.shape.num_unused_layers
+        mlp = self.layers[index].get_submodule("mlp")
+        return isinstance(mlp, MixtureOfExperts) and mlp.is_of_other_rank(in_layer[2])
 
     def checkpoint_parts(self) -> dict[str, TensorPart]:
         """Every tensor that the checkpoint must hold, with its part and the parameter that it fills."""

@@ -3,6 +3,7 @@ where the family has one."""
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import torch
@@ -103,6 +104,14 @@ class MixtureOfExperts(nn.Module):
         if self.shared is not None:
             output += self.shared(x)
         return self._group.all_reduce(output)
+
+    def is_of_other_rank(self, name: str) -> bool:
+        """Whether a tensor of the checkpoint, by its name within a layer, is one of an expert that another
+        rank has."""
+        names = self.shape.names
+        kinds = f"{names.gate}|{names.up}|{names.down}"
+        expert = re.fullmatch(rf"{re.escape(names.prefix)}experts\.(\d+)\.({kinds})\.weight", name)
+        return self.shape.by_rank and expert is not None and int(expert[1]) < self.shape.routing.num_experts
 
     def checkpoint_parts(self, *, fused: bool = False) -> dict[str, TensorPart]:
         """The checkpoint's tensor names within a layer, each with its part and the parameter that it fills.

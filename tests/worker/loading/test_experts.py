@@ -23,9 +23,12 @@ from tests.worker.parallel.ranks import LoneRank
 SPARSE = ("qwen3-moe", "mixtral", "glm4-moe")
 
 
-def parameters_of(folder: Path, group: TensorParallelGroup = ALONE) -> dict[str, torch.Tensor]:
+def parameters_of(
+    folder: Path, group: TensorParallelGroup = ALONE, *, by_rank: bool = False
+) -> dict[str, torch.Tensor]:
     """All that is loaded, by the decoder's own names."""
-    model = load_model(ModelConfig(model=str(folder), device="cpu"), group).model
+    options = ModelConfig(model=str(folder), device="cpu", enable_expert_parallel=by_rank)
+    model = load_model(options, group).model
     assert isinstance(model, Decoder)
     return dict(model.named_parameters())
 
@@ -112,6 +115,39 @@ def test_experts_that_cannot_be_cut_are_refused(model_folders: ModelFolders) -> 
     (odd / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=sentence):
         load_model(ModelConfig(model=str(odd), device="cpu", load_format="dummy"), LoneRank(0, 4))
+
+
+def test_experts_by_rank_are_whole(model_folders: ModelFolders, tmp_path: Path) -> None:
+    """A rank reads some experts of either layout and all of the router; a shared expert is halved."""
+    folder = model_folders("glm4-moe")
+    AutoModelForCausalLM.from_pretrained(folder).save_pretrained(tmp_path, save_original_format=False)
+    whole = parameters_of(folder)
+    for layout in (folder, tmp_path):
+        halves = [parameters_of(layout, LoneRank(rank, 2), by_rank=True) for rank in range(2)]
+        for name in ("layers.3.mlp.experts.gate_up", "layers.3.mlp.experts.down"):
+            assert torch.equal(torch.cat([half[name] for half in halves]), whole[name])
+        assert torch.equal(halves[1]["layers.3.mlp.router.weight"], whole["layers.3.mlp.router.weight"])
+        assert halves[0]["layers.3.mlp.shared.down.weight"].shape == (64, 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_ranks", "sentence"),
+    [
+        ("qwen3", 2, "enable_expert_parallel needs a mixture of experts .*; Qwen3ForCausalLM is none"),
+        ("glm4-moe", 4, ""),
+        ("qwen3-moe-every-other", 4, "tensor_parallel_size is 4, .* number of experts, 6"),
+    ],
+)
+def test_what_has_no_experts_to_divide_is_refused(
+    name: str, num_ranks: int, sentence: str, model_folders: ModelFolders
+) -> None:
+    """In one sentence; what can be divided is not."""
+    options = ModelConfig(model=str(model_folders(name)), device="cpu", enable_expert_parallel=True)
+    if not sentence:
+        load_model(options, LoneRank(0, num_ranks))
+        return
+    with pytest.raises(ConfigError, match=sentence):
+        load_model(options, LoneRank(0, num_ranks))
 
 
 def test_experts_are_not_quantized_without_kernels(model_folders: ModelFolders) -> None:

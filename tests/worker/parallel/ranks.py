@@ -14,7 +14,12 @@ from tests.worker.generation import SmallEngine
 
 @contextmanager
 def two_ranks(
-    folder: Path, *, num_blocks: int = 64, max_num_batched_tokens: int = 256, device: str = "cpu"
+    folder: Path,
+    *,
+    num_blocks: int = 64,
+    max_num_batched_tokens: int = 256,
+    device: str = "cpu",
+    enable_expert_parallel: bool = False,
 ) -> Iterator[SmallEngine]:
     """An engine whose model is two processes."""
     engine = SmallEngine(
@@ -23,6 +28,7 @@ def two_ranks(
         max_num_batched_tokens=max_num_batched_tokens,
         device=device,
         tensor_parallel_size=2,
+        enable_expert_parallel=enable_expert_parallel,
     )
     try:
         yield engine

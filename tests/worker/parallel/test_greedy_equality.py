@@ -47,3 +47,18 @@ def test_two_ranks_give_the_tokens_of_one_process(name: str, model_folders: Mode
     (ours,), (theirs,) = engine.logprobs.values(), single.logprobs.values()
     assert [each.token_ids for each in ours] == [each.token_ids for each in theirs]
     assert ours[0].logprobs == pytest.approx(theirs[0].logprobs, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3-moe", "mixtral", "glm4-moe-groups"])
+def test_experts_by_rank_give_the_tokens_of_transformers(name: str, model_folders: ModelFolders) -> None:
+    """With half of the experts, whole, at each rank: for prompts in one step and in chunks, a shared expert
+    and routers by group."""
+    folder = model_folders(name)
+    reference, prompts = Reference(folder), [random_tokens(length, seed=length) for length in (1, 9, 60)]
+    with two_ranks(folder, max_num_batched_tokens=24, enable_expert_parallel=True) as engine:
+        for index, prompt in enumerate(prompts):
+            engine.add(f"r{index}", prompt)
+        outputs = engine.run()
+    for index, prompt in enumerate(prompts):
+        assert outputs[f"r{index}"] == reference.greedy(prompt, 24)
