@@ -118,7 +118,6 @@ class EngineCore:
         """Plans whose output has not been processed, the oldest first."""
         info = self._executor.info
         _check_token_budget(config.scheduler, info.max_model_len)
-        _check_host_tier(info)
         self.policy: SchedulingPolicy = policy_factory(self._policy_context(config, info))
         self._untraced = self._make_scheduler(config, info)
         self._traced = TracedScheduler(self._untraced, self._tracer)
@@ -460,13 +459,4 @@ def _check_token_budget(scheduler: SchedulerConfig, max_model_len: int) -> None:
         raise ConfigError(
             f"Without chunked prefill max_num_batched_tokens ({scheduler.max_num_batched_tokens}) must be at "
             f"least max_model_len ({max_model_len}): raise the former or lower the latter."
-        )
-
-
-def _check_host_tier(info: ModelInfo) -> None:
-    """Copies are found by the hash of their tokens alone, which does not tell the groups of a model apart."""
-    if info.num_host_blocks and (len(info.kv_cache_groups) > 1 or not info.kv_cache_groups[0].is_full):
-        raise ConfigError(
-            "kv_offloading_size needs a model whose layers all attend to everything: this one has layers "
-            "with a sliding window, whose KV blocks are not offloaded."
         )

@@ -1,0 +1,41 @@
+"""A server of a model with sliding windows: a turn's pin holds one window, and its return finds all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from engine.worker.loading.tiny_models import make_model_folder
+from tests.api.server import running_server
+from tests.api.test_chat import TOOL
+from tests.api.test_jobs_endpoints import Body, call, job, receipt
+
+BLOCK = 16
+WINDOW = {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 2}
+"""Two layers of full attention, two that see 32 tokens: two blocks before a block's first token."""
+
+
+@pytest.mark.slow
+def test_a_pin_holds_one_window_and_a_return_finds_all(tmp_path: Path) -> None:
+    """The receipt says how many tokens wait for the next turn, the job how many blocks of both groups hold
+    them."""
+    model = make_model_folder(
+        tmp_path / "model", "qwen2", num_layers=4, extra_config=WINDOW, max_position_embeddings=2048
+    )
+    with (
+        running_server(model, "--num-gpu-blocks-override", "400") as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+    ):
+        messages, first = call(http, "a job of many words " * 40, job_id="one")
+        told = receipt(first)
+        num_blocks = told["pinned_tokens"] // BLOCK
+        (branch,) = job(http, "one")["branches"]
+        assert num_blocks > 20
+        assert branch["pinned_blocks"] == num_blocks + 2
+        again: Body = {"messages": messages, "max_tokens": 4, "job_id": "one", "tools": [TOOL]}
+        answer = http.post("/v1/chat/completions", json=again).json()
+        back = receipt(answer)
+        assert back["previous_pin"] == "handed_over"
+        assert back["cached_tokens"] == told["pinned_tokens"]
