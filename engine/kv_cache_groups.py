@@ -80,3 +80,12 @@ def num_blocks_held(groups: Iterable[KVCacheGroup], block_size: int, num_blocks:
         num_blocks if window is None else min(num_blocks, -(-(window - 1) // block_size))
         for window in windows
     )
+
+
+def max_blocks_held(
+    groups: Sequence[KVCacheGroup], block_size: int, num_tokens: int, step_tokens: int
+) -> int:
+    """Blocks of the pool that a context takes at most while it is computed, ``step_tokens`` at once."""
+    num_blocks = -(-num_tokens // block_size)
+    step_blocks = sum(not group.is_full for group in groups) * (-(-step_tokens // block_size) + 1)
+    return min(num_blocks_held(groups, block_size, num_blocks) + step_blocks, num_blocks * len(groups))

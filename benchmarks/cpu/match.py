@@ -46,7 +46,7 @@ class Measured:
     """What a match brought."""
 
     readings: dict[str, dict[Figure, list[float]]] = field(default_factory=dict)
-    """Readings by contender, figures in the order of the cases; a value for each round."""
+    """By contender, figures in the order of the cases; a value for each round."""
     failures: list[str] = field(default_factory=list)
     """Sentences."""
     ours_failed: bool = False
@@ -71,7 +71,7 @@ class Match:
         self._contenders = list(contenders)
         self._log_folder = log_folder
         self._running: list[tuple[Server, list[Case]]] = []
-        """Running servers with the cases that each still takes part in."""
+        """With the cases that each takes part in still."""
         self.measured = Measured()
 
     async def play(self) -> Measured:

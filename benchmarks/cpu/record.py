@@ -35,7 +35,7 @@ class ModelRecord(msgspec.Struct, kw_only=True):
     model: str
     weight_bytes: int
     kv_bytes: int
-    """Bytes of our KV pool."""
+    """Of our pool."""
     contenders: list[ContenderRecord]
     failures: list[str]
 

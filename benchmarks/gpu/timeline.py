@@ -42,9 +42,9 @@ class Idle:
     """Shares of the time from the first work's start to the last's end."""
 
     waiting: float
-    """Share in gaps that only the host can cause."""
+    """In gaps that only the host can cause."""
     total: float
-    """Share in all gaps."""
+    """In all gaps."""
 
 
 def idle_of(spans: Iterable[Span]) -> Idle:

@@ -45,7 +45,7 @@ SETTLE_S = 0.3
 """After a switch, before anything is counted: files are opened, and the last batch of a trace is written."""
 NO_MODEL = "nothing"
 GOAL = 0.98
-"""Share of the throughput without a trace that is left with one."""
+"""Of the throughput without a trace: what is left of it with one."""
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 """The clock of processor times is no finer."""
 OFF, AGAIN = "off", "off again"
@@ -61,7 +61,7 @@ class Window:
 
     tokens_per_s: float
     cpu_s_per_token: float
-    """CPU time of the engine core's process, all its threads: the one that writes the trace too."""
+    """Of the engine core's process, all its threads: the one that writes the trace too."""
 
 
 @dataclass(slots=True)

@@ -56,10 +56,9 @@ class WorkingSet(BranchListener):
         self._little = int(context.num_blocks * tuning.small_job_share)
         self._block_size = context.block_size
         self._here: dict[str, Need] = {}
-        """Needs by request, of turns that are admitted or that wait to continue a branch."""
+        """By request: turns that are admitted, or that wait to continue a branch."""
         self._awaited: dict[str, Need] = {}
-        """Needs of turns to come, by the request that ended last in the job or in a branch of
-        it."""
+        """By the request that ended last in a job, or in a branch of one."""
         self._parked: dict[str, str] = {}
         """Waiting requests, with their tenants."""
         self._num_parked: Counter[str] = Counter()

@@ -82,10 +82,10 @@ class BlockMap(msgspec.Struct, kw_only=True):
     num_running: int
     """Blocks of each kind, exactly; each counts once."""
     num_pinned: int
-    """Blocks that pins alone retain."""
+    """That pins alone hold."""
     num_cached: int
     num_held: int
-    """Blocks that pins retain, also those that a request runs on."""
+    """That pins hold, also those that a request runs on."""
     jobs: list[str]
     """Those beyond what a byte can number count as ``SHARED``."""
 
@@ -99,9 +99,9 @@ class Gauges(msgspec.Struct, kw_only=True):
     total_blocks: int
     free_blocks: int
     cached_blocks: int
-    """Blocks, free or not, that hold a cached prefix."""
+    """Blocks, free or not, that hold a findable prefix."""
     empty_blocks: int
-    """Free blocks without a cached prefix."""
+    """Free, and of no findable prefix."""
     pinned_blocks: int
     pins: int
     host_blocks: int
@@ -118,9 +118,9 @@ class Totals(msgspec.Struct, kw_only=True):
     """Prompt tokens that were computed."""
     generated_tokens: int = 0
     prompt_tokens: int = 0
-    """Prompt tokens of requests that joined the batch."""
+    """Of requests that joined the batch."""
     hit_tokens: int = 0
-    """Prompt tokens found in the cache, or loaded."""
+    """Of these: found in the cache, or loaded."""
     preemptions: int = 0
 
 

@@ -135,6 +135,11 @@ def _add_engine_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--block-size", type=count, default=16, metavar="N", help="KV cache block size in tokens")
     add(
+        "--disable-hybrid-kv-cache-manager",
+        action="store_true",
+        help="Hold the whole context in layers with a sliding window, too, to compare with",
+    )
+    add(
         "--max-num-seqs",
         type=count,
         default=default.max_num_seqs,
@@ -196,6 +201,7 @@ def _plan(arguments: argparse.Namespace) -> SimulationPlan:
         gpu_memory_utilization=arguments.gpu_memory_utilization,
         profile=arguments.profile,
         kv_tokens=arguments.kv_tokens,
+        hybrid_kv_cache=not arguments.disable_hybrid_kv_cache_manager,
     )
     _, kv_tokens = hardware.cost()
     return SimulationPlan(

@@ -10,7 +10,7 @@ from eval.sim.cost_model import StepCost
 from eval.sim.hardware import NVME
 
 PROMPT_TOKENS = 2048
-"""Tokens of the prompt whose computing is compared with reading."""
+"""Of the prompt whose computing is compared with reading."""
 
 
 class DiskDrive:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.kv_cache_groups import KVCacheGroup, groups_of
 from eval.errors import HardwareError
 
 PARAMETER_BYTES = {"bf16": 2, "fp8": 1}
@@ -11,10 +12,7 @@ PARAMETER_BYTES = {"bf16": 2, "fp8": 1}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A decoder-only transformer with grouped-query attention and a gated MLP; fields as in its config.json.
-
-    Embedding and output head are not tied in any of the presets.
-    """
+    """A decoder-only transformer with grouped-query attention and a gated MLP; fields as in config.json."""
 
     name: str
     hidden_size: int
@@ -35,6 +33,10 @@ class ModelShape:
     moe_intermediate_size: int = 0
     qkv_bias: bool = False
     qk_norm: bool = False
+    tied_embeddings: bool = False
+    """Whether the output head is the embedding."""
+    windows: tuple[int | None, ...] = (None,)
+    """Sliding window of each layer in tokens, None for full attention; repeated over the layers."""
     left_out: str = ""
     """Parts of the checkpoint that serving does not use, for the report."""
 
@@ -76,7 +78,17 @@ class ModelShape:
     @property
     def total_params(self) -> int:
         routed = self.num_moe_layers * self.num_experts * self.expert_params
-        return self.shared_params + routed + 2 * self.head_params
+        return self.shared_params + routed + (1 if self.tied_embeddings else 2) * self.head_params
+
+    @property
+    def kv_cache_groups(self) -> tuple[KVCacheGroup, ...]:
+        """Its layers by what blocks of KV they need."""
+        return groups_of(self.layer_windows)
+
+    @property
+    def layer_windows(self) -> list[int | None]:
+        """The window of each layer, None for full attention."""
+        return [self.windows[layer % len(self.windows)] for layer in range(self.num_layers)]
 
     @property
     def body_params_per_token(self) -> int:
@@ -156,6 +168,35 @@ MODELS = {
             qkv_bias=True,
             qk_norm=True,
             left_out="its layer for multi-token prediction",
+        ),
+        ModelShape(
+            name="gpt-oss-20b",
+            hidden_size=2880,
+            num_layers=24,
+            num_heads=64,
+            num_kv_heads=8,
+            intermediate_size=2880,
+            vocab_size=201088,
+            head_dim=64,
+            num_dense_layers=0,
+            num_experts=32,
+            experts_per_token=4,
+            moe_intermediate_size=2880,
+            qkv_bias=True,
+            windows=(128, None),
+        ),
+        ModelShape(
+            name="gemma-3-27b",
+            hidden_size=5376,
+            num_layers=62,
+            num_heads=32,
+            num_kv_heads=16,
+            intermediate_size=21504,
+            vocab_size=262208,
+            qk_norm=True,
+            tied_embeddings=True,
+            windows=(1024, 1024, 1024, 1024, 1024, None),
+            left_out="its vision tower",
         ),
     )
 }

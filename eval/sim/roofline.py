@@ -90,6 +90,7 @@ class RooflineCost:
         kv_bytes = model.kv_bytes_per_token(parameter_bytes(kv_dtype, "kv_dtype"))
         # With more GPUs than KV heads each head lies on several of them.
         self.kv_bytes_per_token = kv_bytes * max(1, tensor_parallel // model.num_kv_heads)
+        self._windows = [window for window in model.layer_windows if window is not None]
         self._set_rates(e)
 
     def _set_rates(self, e: Efficiency) -> None:
@@ -113,7 +114,7 @@ class RooflineCost:
     def step_s(self, work: StepWork) -> float:
         """Seconds of one step, its overhead included."""
         num_tokens = work.num_decodes
-        attention_s = self._attention_s(work.decode_context_tokens, 1)
+        attention_s = self._attention_s(work.decode_context_tokens, 1, work.num_decodes)
         for new_tokens, context_tokens in work.prefills:
             num_tokens += new_tokens
             attention_s += self._attention_s(context_tokens + new_tokens / 2, new_tokens)
@@ -124,11 +125,23 @@ class RooflineCost:
         reduce_s = self._reduce_s + self._reduce_s_per_token * num_tokens
         return self.step_overhead_s + max(self._read_s(num_tokens), compute_s) + attention_s + reduce_s
 
-    def _attention_s(self, mean_context_tokens: float, num_queries: float) -> float:
-        """Time of queries that attend to ``mean_context_tokens`` on average and all read the same KV."""
+    def _attention_s(self, mean_context_tokens: float, num_queries: float, num_seqs: int = 1) -> float:
+        """Time of queries that attend to ``mean_context_tokens`` on average and all read the same KV.
+
+        With several sequences the context and its tokens are those of all, and there is one query of each.
+        """
         read_tokens = mean_context_tokens + (num_queries - 1) / 2
         pairs = mean_context_tokens * num_queries
+        if self._windows:
+            read_tokens = self._seen(read_tokens, num_queries - 1, num_seqs)
+            pairs = self._seen(mean_context_tokens, 0, num_seqs) * num_queries
         return max(self._kv_read_s_per_token * read_tokens, self._attention_s_per_pair * pairs)
+
+    def _seen(self, num_tokens: float, more_tokens: float, num_seqs: int) -> float:
+        """Tokens that a layer sees on average, where layers with a window see that and ``more_tokens``."""
+        seen = sum(min(num_tokens, window * num_seqs + more_tokens) for window in self._windows)
+        num_full = self.model.num_layers - len(self._windows)
+        return (num_tokens * num_full + seen) / self.model.num_layers
 
     def _read_s(self, num_tokens: int) -> float:
         if self._dense_read_s is not None:
@@ -178,6 +191,8 @@ class RooflineCost:
             f"ASSUMED: {self.step_overhead_s * 1e3:.1f} ms fixed cost per step, {around_ms} a request",
             f"ASSUMED: host link {gpu.host_link / 1e9:.0f} GB/s per GPU and direction",
         ]
+        if self._windows:
+            notes.append("ASSUMED: contexts of a step are equally long, where a layer has a sliding window")
         if self.model.num_experts:
             notes.append("ASSUMED: tokens choose their experts alike and independently")
         if self.tensor_parallel > 1:

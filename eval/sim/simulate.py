@@ -18,6 +18,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from engine.config import SchedulerConfig
+from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
 from eval.baselines.catalog import parse_policy
 from eval.baselines.knowledge import NamedPolicy
 from eval.errors import EvalError, HardwareError, UsageError
@@ -25,6 +26,7 @@ from eval.report.metrics import TTFT_LIMIT_S, RunResult, RunSetting, summarize
 from eval.sim.cost_model import StepCost
 from eval.sim.fitted import read_profile
 from eval.sim.hardware import NVME
+from eval.sim.models import find_model
 from eval.sim.roofline import make_cost
 from eval.sim.simulator import SimConfig, Simulator
 from eval.sim.trace import open_trace
@@ -34,7 +36,7 @@ from eval.workloads.sampling import JobLimits
 
 WAIT_S = 1.0
 DETAIL_SEEDS = 1
-"""Seeds of each policy and load of which the data for plots is kept: the first ones."""
+"""Of the first seeds of each policy and load what plots need is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,15 @@ class Hardware:
     gpu_memory_utilization: float = 0.92
     profile: Path | None = None
     kv_tokens: int | None = None
+    hybrid_kv_cache: bool = True
+    """Whether layers with a sliding window hold the KV of one window only."""
+
+    @property
+    def kv_cache_groups(self) -> tuple[KVCacheGroup, ...]:
+        """The layers of the model by what blocks they need; a profile does not tell them apart."""
+        if self.profile is not None or not self.hybrid_kv_cache:
+            return ONE_FULL_GROUP
+        return find_model(self.model).kv_cache_groups
 
     def cost(self) -> tuple[StepCost, int]:
         """The step costs, and the KV pool in tokens."""
@@ -109,6 +120,7 @@ class SimulationPlan:
             kv_tokens=kv_tokens,
             host_kv_tokens=self.host_kv_tokens,
             disk_kv_tokens=self.disk_kv_tokens,
+            kv_cache_groups=self.hardware.kv_cache_groups,
             block_size=self.block_size,
             scheduler=self.scheduler,
             num_replicas=self.num_replicas,
@@ -185,7 +197,8 @@ def _notes(plan: SimulationPlan, config: SimConfig) -> list[str]:
     """What of a run is set or assumed rather than measured."""
     notes = [
         *config.cost.notes(),
-        f"KV pool: {config.kv_tokens:,} tokens per replica, in blocks of {config.block_size}",
+        f"KV pool: {config.kv_tokens:,} tokens per replica, in blocks of {config.block_size}"
+        + (f", of {len(config.kv_cache_groups)} groups" if config.has_windows else ""),
         f"host memory: room for {config.host_kv_tokens:,} tokens of KV; stores are ASSUMED to cost nothing"
         if config.host_kv_tokens
         else "host memory: none",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from engine.config import SchedulerConfig
 from engine.core.policy import PolicyContext
-from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup, num_slots
+from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup, max_blocks_held, num_slots
 from engine.messages import EngineCoreOutput, FinishReason, JobFinished, JobRef, ToolCall, ToolGapStarted
 from eval.baselines.knowledge import NamedPolicy
 from eval.errors import UsageError, WorkloadError
@@ -55,12 +55,22 @@ class SimConfig:
         _check_pool("--kv-tokens", self.kv_tokens, self)
         if self.host_kv_tokens:
             _check_pool("--host-kv-tokens", self.host_kv_tokens, self)
+            if self.has_windows:
+                raise UsageError(
+                    "--host-kv-tokens needs a model whose layers all attend to everything; "
+                    "--disable-hybrid-kv-cache-manager makes them hold as much."
+                )
         if self.disk_kv_tokens:
             _check_pool("--disk-kv-tokens", self.disk_kv_tokens, self)
             if not self.host_kv_tokens:
                 raise UsageError(
                     "--disk-kv-tokens needs --host-kv-tokens: the disk takes what host memory evicts."
                 )
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether any layers have a sliding window."""
+        return not all(group.is_full for group in self.kv_cache_groups)
 
     @property
     def num_blocks(self) -> int:
@@ -377,8 +387,11 @@ def _check_pool(flag: str, num_tokens: int, config: SimConfig) -> None:
 
 
 def _check_fit(config: SimConfig, jobs: Sequence[Job]) -> None:
+    groups = config.kv_cache_groups
     for job in jobs:
-        if -(-job.max_context_tokens // config.block_size) > config.num_blocks:
+        step_tokens = config.scheduler.max_num_batched_tokens
+        num_blocks = max_blocks_held(groups, config.block_size, job.max_context_tokens, step_tokens)
+        if num_blocks > config.num_blocks:
             raise WorkloadError(
                 f"Job {job.job_id} needs {job.max_context_tokens:,} tokens of KV at once; the pool holds "
                 f"{config.num_blocks * config.block_size:,}. Raise --kv-tokens or lower --max-context-tokens."

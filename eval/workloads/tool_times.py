@@ -13,7 +13,7 @@ from statistics import NormalDist
 
 _NORMAL = NormalDist()
 _STEPS = 60
-"""Steps of each bisection: enough for the last bit of a float."""
+"""Of each bisection: enough for the last bit of a float."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from engine.core.request import Request
 from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
 
 LoadFate = Callable[[], tuple[int, bool]]
-"""Steps until a load ends (0: it ends in its own), and whether it succeeds."""
+"""In how many steps a load ends (0: in its own), and whether it succeeds."""
 
 
 def at_once() -> tuple[int, bool]:
@@ -67,10 +67,10 @@ class _Span:
 
     request: Request
     table: list[int]
-    """Block ids by block of tokens and within it by group."""
+    """By block of tokens and within it by group."""
     start: int
     end: int
-    """End, in tokens."""
+    """In tokens."""
 
     def written(self, layout: Layout) -> list[int]:
         """Blocks of all groups into which it computes."""
@@ -131,7 +131,7 @@ class KvMemory:
         self.host: dict[int, BlockHash] = {}
         self.disk: dict[int, BlockHash] = {}
         self._writing: dict[int, _Writing] = {}
-        """Writes by disk slot."""
+        """By disk slot."""
         self._tables: dict[str, list[int]] = {}
         self._copying: list[_Copying] = []
 

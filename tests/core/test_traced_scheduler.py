@@ -11,7 +11,7 @@ from tracing.events import RequestArrived, StepDecision, StepOutput, StepSnapsho
 from tracing.tracer import Tracer
 
 HALVES = {"begin_step", "plan"}
-"""Halves of ``schedule``: whoever wraps the scheduler calls these instead."""
+"""Of ``schedule``: whoever stands around the scheduler calls these instead."""
 
 
 class Seen:

@@ -13,11 +13,9 @@ _ROWS = 256
 """Drawn at a time."""
 _EXPECTED_PER_BIN = 50.0
 _DEVIATIONS = 6.0
-"""Largest deviation of a chi-squared statistic from its mean, in standard deviations: chance
-exceeds it about once in 10^8 runs."""
+"""Of a chi-squared statistic from its mean, in standard deviations: once in 10^8 runs by chance, or so."""
 _FILTER_LIMIT = 1e-4
-"""Largest probability kept that should not be, or the other way: a token at the border may fall
-on either side."""
+"""Of probability kept that should not be, or the other way: a token at the border may fall on either side."""
 
 
 def check(bench: Bench) -> None:

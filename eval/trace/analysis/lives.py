@@ -23,14 +23,14 @@ class Lives:
 
     with_steps: bool = True
     turns: list[TurnLife] = field(default_factory=list)
-    """Turns in the order in which they ended."""
+    """In the order in which they ended."""
     gaps: list[GapLife] = field(default_factory=list)
     pins: list[PinLife] = field(default_factory=list)
     steps: list[StepLife] = field(default_factory=list)
     finished_s: dict[str, float] = field(default_factory=dict)
-    """Time at which each job finished."""
+    """By job."""
     only_job: str | None = None
-    """The only job of which anything is kept; None: all are."""
+    """Of other jobs nothing is kept."""
 
     def turn(self, turn: TurnLife) -> None:
         if self.only_job in (None, turn.job_id):

@@ -43,6 +43,9 @@ def _decode_s(cost: StepCost, batch: int, context: int) -> float:
         # Model cards: 30.5B in total and 3.3B activated; 355B and 32B, with a prediction layer of 3.9B.
         ("qwen3-30b-a3b", 30.5e9, 3.3e9, 98_304),
         ("glm-4.5", 355e9 - 3.9e9, 32e9, 376_832),
+        # Cards: 20.9B in total and 3.6B activated, where the embedding is left out; 27B of text, tied.
+        ("gpt-oss-20b", 20.9e9, 3.6e9 + 0.58e9, 49_152),
+        ("gemma-3-27b", 27.0e9, 27.0e9 + 1.41e9, 507_904),
     ],
 )
 def test_parameters_follow_from_the_dimensions(name: str, total: float, active: float, kv_bytes: int) -> None:
@@ -224,3 +227,15 @@ def test_the_notes_tell_measured_from_assumed() -> None:
     assert "experts alike" in notes
     assert "NVLink" in notes
     assert "3.00 TB/s, 790 TFLOP/s (bf16), ASSUMED" in "\n".join(make_cost("llama-3.1-8b", "h100").notes())
+
+
+def test_a_window_bounds_what_a_layer_reads() -> None:
+    """Half of gpt-oss-20b's layers see 128 tokens: at 8 x 20,128 a step reads the KV of 81,024 in each."""
+    model = MODELS["gpt-oss-20b"]
+    cost = RooflineCost(model, find_gpu("h200"), efficiency=IDEAL)
+    seen = 8 * (20_128 + 128) / 2
+    assert seen == 81_024
+    read_s = seen * model.kv_bytes_per_token(2) / find_gpu("h200").bandwidth
+    attention_s = _decode_s(cost, 8, 20_128) - _decode_s(cost, 8, 0)
+    assert attention_s == pytest.approx(read_s)
+    assert _decode_s(cost, 8, 100) - _decode_s(cost, 8, 0) == pytest.approx(read_s * 800 / seen)

@@ -346,3 +346,38 @@ def test_a_bad_line_of_the_workload_is_named(tmp_path: Path, capsys: pytest.Capt
     told = capsys.readouterr().err
     assert f"{path}, line 2" in told
     assert "tool_s" in told
+
+
+@pytest.mark.slow
+def test_layers_with_a_window_leave_blocks_to_others(
+    workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half of gpt-oss-20b's layers hold 128 tokens: less is recomputed, and what was decided replays."""
+    trace = tmp_path / "trace.jsonl"
+    on_gpt_oss = ["--model", "gpt-oss-20b", "--kv-tokens", "80000", "--rate", "2", "--policies", "continuum"]
+    (hybrid,) = _simulate(workload, tmp_path / "a.json", *on_gpt_oss, "--trace", str(trace))
+    all_full = "--disable-hybrid-kv-cache-manager"
+    (whole,) = _simulate(workload, tmp_path / "b.json", *on_gpt_oss, all_full)
+    assert hybrid.num_turns == whole.num_turns == 72
+    assert hybrid.recomputed_tokens < 0.5 * whole.recomputed_tokens
+    assert hybrid.job_completion_s is not None
+    assert whole.job_completion_s is not None
+    assert hybrid.job_completion_s.mean < whole.job_completion_s.mean
+    header = next(iter(read_trace(trace)))
+    assert isinstance(header, TraceHeader)
+    assert header.kv_group_windows == [0, 128]
+    assert header.num_blocks == 2 * 80_000 // 16
+    assert main(["trace", "validate", str(trace)]) == 0
+    assert main(["trace", "replay", str(trace)]) == 0
+    assert "no difference" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_windows_and_a_host_tier_are_refused_together(
+    workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one sentence that says what to do instead."""
+    flags = ["--model", "gpt-oss-20b", "--rate", "2", "--host-kv-tokens", "100000"]
+    assert main(["simulate", "--workload", str(workload), *flags]) != 0
+    assert "--disable-hybrid-kv-cache-manager" in capsys.readouterr().err
+    _simulate(workload, tmp_path / "a.json", *flags, "--disable-hybrid-kv-cache-manager")
