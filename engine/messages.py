@@ -450,4 +450,4 @@ class EngineStartFailed(msgspec.Struct, tag=True):
 
 
 ENGINE_CORE_DEAD = b"ENGINE_CORE_DEAD"
-"""Sent instead of EngineCoreOutputs when the core's loop died of an error."""
+"""Message sent instead of EngineCoreOutputs when the core's loop died of an error."""

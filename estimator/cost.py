@@ -10,7 +10,7 @@ from typing import NamedTuple
 from estimator.plain_math import dot
 
 DEFAULT_TOKENS_PER_S = 10_000.0
-"""Used until a step has been seen."""
+"""Rate that is used until a step has been seen."""
 SMOOTHING = 0.2
 """Weight of a new step against the earlier steps of its size."""
 REFIT_AFTER = 32

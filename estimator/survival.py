@@ -19,7 +19,7 @@ class SurvivalCurve:
     """
 
     edges_s: Sequence[float]
-    """Increasing, from 0."""
+    """Edges in seconds, increasing from 0."""
     probabilities: Sequence[float]
     """P(D <= edge), never decreasing, from 0 to at most 1."""
     num_observations: float

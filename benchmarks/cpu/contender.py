@@ -46,7 +46,7 @@ class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     command: Name
     base_url: Annotated[str, msgspec.Meta(pattern="^http://")] = "http://127.0.0.1:{port}/v1"
     ready_path: Annotated[str, msgspec.Meta(pattern="^/")] | None = None
-    """Asked until it answers 200, before the first completion is tried."""
+    """Path that is polled until it answers 200, before the first completion is tried."""
     model_name: Name = MODEL
     start_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 300.0
     environment: dict[str, str] = {}

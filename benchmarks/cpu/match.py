@@ -48,7 +48,7 @@ class Measured:
     readings: dict[str, dict[Figure, list[float]]] = field(default_factory=dict)
     """By contender, figures in the order of the cases; a value for each round."""
     failures: list[str] = field(default_factory=list)
-    """Sentences."""
+    """Sentences that say what failed."""
     ours_failed: bool = False
 
     def add(self, contender: str, reading: Reading) -> None:

@@ -25,7 +25,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     matmul_flop_s: float
     """R: rate of a GEMM of large matrices of the weights' type."""
     host_to_device_bytes_s: float
-    """From pinned memory."""
+    """Bytes per second from pinned memory."""
     device_to_host_bytes_s: float
 
 

@@ -93,7 +93,7 @@ class SectionRecord(msgspec.Struct, kw_only=True):
     name: str
     status: str = RUNNING
     reason: str = ""
-    """Why it is not done."""
+    """Reason for which it is not done."""
     seconds: float = 0.0
     checks: list[Check] = []
     figures: list[Figure] = []

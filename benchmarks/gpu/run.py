@@ -30,7 +30,7 @@ class Run:
     report: Report
     device: str
     folder: Path
-    """For what the processes leave, and for models."""
+    """Folder for what the processes leave, and for models."""
     saved: Callable[[Report], None]
 
     def play(self, sections: Sequence[Section]) -> None:

@@ -45,9 +45,9 @@ class Sizes:
     """Tokens that are loaded back, or recomputed."""
 
     equality_prompts: tuple[int, ...]
-    """Their lengths."""
+    """Lengths of the prompts whose output is compared."""
     equality_tokens: int
-    """Tokens out of each."""
+    """Tokens generated of each prompt."""
     chunk: int
     """Token budget of a step while tokens are compared: long prompts come in several."""
 

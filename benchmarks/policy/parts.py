@@ -26,7 +26,7 @@ class Part:
     """One part, by what is left without it."""
 
     policy: str
-    """As a command line names it."""
+    """Policy as a command line names it."""
     told: str
 
 

@@ -31,7 +31,7 @@ class Promise:
 
     text: str
     kept: bool | None
-    """None: nothing of the grid that ran can say."""
+    """Whether it is kept; None: nothing of the grid that ran can say."""
     figure: str
 
 

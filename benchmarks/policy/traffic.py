@@ -20,7 +20,7 @@ BLOCK_SIZE = 64
 GAP_CAP_S = 600.0
 GPU_MEMORY_UTILIZATION = 0.92
 HOST_TIER = 4
-"""Times the KV pool."""
+"""Size of the host tier, as a multiple of the KV pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

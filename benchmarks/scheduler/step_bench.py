@@ -220,7 +220,7 @@ RUNNING = 32
 PIN_TOKENS = 128
 RETURNING_TOKENS = 8000
 ROOM_BLOCKS = 480
-"""Free: running requests grow into it, and the one that is back needs more."""
+"""Free blocks: running requests grow into them, and the one that is back needs more."""
 SLOW_STEP_S = 40.0
 HOLD_S = 1e6
 _HOLDING = ContinuumConfig(ttl_rule="fixed", fixed_ttl_s=HOLD_S, max_ttl_s=HOLD_S, pin_budget=1.0)
@@ -289,7 +289,7 @@ GOALS = {
     "touch 256": 0.5,
     "free 256": 0.5,
 }
-"""At most so much of theirs, by the first words of a case."""
+"""Largest multiple of theirs, by the first words of a case."""
 
 
 def ratio_line(ours: Timing, theirs: Timing) -> str:

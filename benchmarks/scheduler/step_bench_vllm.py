@@ -116,7 +116,7 @@ def _config(model: str, max_num_seqs: int) -> Any:
 
 
 Samples = dict[str, list[float]]
-"""Seconds, by case."""
+"""Samples in seconds, by case."""
 
 
 def decode(model: str, num_requests: int, num_steps: int) -> Samples:

@@ -45,7 +45,7 @@ class VllmScheduler:
         self._python = python
         self._stack = ExitStack()
         self.version = ""
-        """Known after the first answer."""
+        """Version of vLLM, known after the first answer."""
 
     def __enter__(self) -> Self:
         from engine.worker.loading.tiny_models import make_model_folder

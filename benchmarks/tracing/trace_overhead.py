@@ -42,7 +42,8 @@ from eval.report.intervals import Estimate, ratio_interval
 PROMPT = "One two three four five six seven."
 NUM_BLOCKS = 2000
 SETTLE_S = 0.3
-"""After a switch, before anything is counted: files are opened, and the last batch of a trace is written."""
+"""Pause after a switch, before anything is counted: files are opened, and the last batch of a
+trace is written."""
 NO_MODEL = "nothing"
 GOAL = 0.98
 """Of the throughput without a trace: what is left of it with one."""

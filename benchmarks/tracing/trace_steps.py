@@ -40,7 +40,7 @@ from eval.report.intervals import Estimate, ratio_interval
 from eval.say import say
 
 PROMPT_TOKENS = 48
-"""Drawn at random: they mean nothing."""
+"""Prompt tokens are drawn at random: they mean nothing."""
 NUM_BLOCKS = 2000
 STEPS_PER_BLOCK = 20
 """Steps that are summed before engines are compared: a trace costs most at the steps where a request ends."""
@@ -60,7 +60,7 @@ class Costs:
     """Of one part."""
 
     wall_s: list[float] = field(default_factory=list)
-    """For each sample, of four blocks by four engines."""
+    """Wall time of each sample, of four blocks by four engines."""
     cpu_s: list[float] = field(default_factory=list)
     """Processor time of the thread that steps, for each sample."""
     writer_s: float = 0.0

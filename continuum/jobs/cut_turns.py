@@ -33,7 +33,7 @@ class CutTurn:
     job: Job
     number: int
     waits_since_s: float | None
-    """None if it had been scheduled already."""
+    """Time since which it had waited; None if it had been scheduled already."""
     was_warm: bool
     """Whether its KV was retained for it."""
     cut_s: float

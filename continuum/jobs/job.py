@@ -146,7 +146,7 @@ class Turn:
     repeats: str | None = None
     """Request of the same turn, which the client had cut."""
     kept_since_s: float | None = None
-    """Since when that request had waited, if it still waited."""
+    """Time since which that request had waited, if it still waited."""
     keeps_warm: bool = False
     """Whether KV was retained for that request."""
 

@@ -65,7 +65,7 @@ class WorkingSet(BranchListener):
         self._needed: dict[int, int] = {}
         """Expected blocks, by priority of the jobs that have begun and need any."""
         self._needed_by: dict[str, int] = {}
-        """The same by tenant."""
+        """Expected blocks of the same jobs by tenant."""
         self._looks: list[tuple[float, int, BranchTip]] = []
         self._numbers = count()
 

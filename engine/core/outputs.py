@@ -140,11 +140,11 @@ class SchedulerOutput:
     """Requests that ended since the last step: the worker drops its state of them."""
     preempted_req_ids: set[str]
     kv_loads: Sequence[KVLoad] = ()
-    """Host to device. May come with no token scheduled."""
+    """Blocks to load from host to device. They may come with no token scheduled."""
     kv_stores: BlockCopies = NO_COPIES
-    """Device to host."""
+    """Blocks to write from device to host."""
     kv_disk_writes: DiskWrites = NO_DISK_WRITES
-    """Host to disk."""
+    """Blocks to write from host to disk."""
     masks: Future[TokenMasks] | None = None
     """Made while the step runs, or once the tokens of the step before it are known: the worker waits for them
     before it samples. None if no request sampled in this step has a grammar; one that has ended meanwhile is
@@ -161,7 +161,7 @@ class ModelRunnerOutput:
     req_ids: list[str]
     sampled_token_ids: list[list[int]]
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
-    """Only of requests that asked, one entry per sampled token."""
+    """Log-probabilities only of requests that asked, one entry per sampled token."""
     finished_loads: Sequence[int] = ()
     """Ids of loads, of this plan or an earlier one, whose blocks are now filled. Each load ends once."""
     failed_loads: Sequence[int] = ()

@@ -185,7 +185,7 @@ class MPClient:
         self._reader: threading.Thread | None = None
         self._core = core
         self._exit_sent = threading.Event()
-        """Set once the core has ended and its exit notice has been sent."""
+        """Event that is set once the core has ended and its exit notice has been sent."""
         core.start(_exit_notice(self._context, self._exit_sent))
         # Also run at exit and when the client is garbage collected; must not refer to ``self``.
         self._stop_core = weakref.finalize(self, core.stop)

@@ -37,8 +37,8 @@ class RequestOutputCollector:
         self._delta = kind is RequestOutputKind.DELTA
         self._held: RequestOutput | Exception | None = None
         self._reader: asyncio.Future[None] | None = None
-        """Resolved once there is an output. With a single reader a future does the work of an
-        event."""
+        """Future that is resolved once there is an output. With a single reader a future does
+        the work of an event."""
 
     def put(self, item: RequestOutput | Exception) -> None:
         if isinstance(self._held, RequestOutput) and isinstance(item, RequestOutput):

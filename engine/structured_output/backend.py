@@ -43,7 +43,7 @@ class TokenTable(msgspec.Struct):
     tokenizer_json: str | None
     """The tokenizer in the format of the tokenizers library; None if it has no such form."""
     vocab_size: int
-    """The model's."""
+    """Tokens of the model's vocabulary."""
     num_tokens: int
     """The larger of the model's and the tokenizer's vocabulary: either may have tokens that the
     other has not."""

@@ -27,7 +27,7 @@ TIME_LIMIT_S = 3.0
 MEMORY_LIMIT_BYTES = 2**30
 """Maximum memory beyond what the process takes before the first grammar."""
 MAX_REMEMBERED = 256
-"""Verdicts."""
+"""Most verdicts that are cached."""
 
 _LENGTH = struct.Struct(">I")
 _STATM = Path("/proc/self/statm")

@@ -51,7 +51,8 @@ _PIECE_BYTES = 256
 dictionary."""
 _EMPTY = msgspec.msgpack.encode([])
 _FIRM_EDGES = frozenset(string.punctuation) - {"_"}
-"""Neither space, which a neighbor may take in, nor part of a word, which it may not border on."""
+"""Characters that are neither space, which a neighbor may take in, nor part of a word, which it
+may not border on."""
 _LOCAL_KINDS = frozenset(
     (
         *("Sequence", "BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled"),

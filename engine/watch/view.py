@@ -33,9 +33,9 @@ class PhaseChange(msgspec.Struct, array_like=True):
 
     req_id: str
     job_id: str | None
-    """None: of no job that the policy knows."""
+    """Id of the job; None: of no job that the policy knows."""
     phase: Phase | None
-    """None: it ended."""
+    """Phase of the request; None: it ended."""
     at_s: float
 
 
@@ -76,7 +76,7 @@ class BlockMap(msgspec.Struct, kw_only=True):
     running: bytes
     pinned: bytes
     cached: bytes
-    """Free, but of a prefix that can be found."""
+    """Free blocks with a cached prefix."""
     owners: bytes
     """Who holds blocks of it: 0 no job, ``SHARED``, else one of them by its place in ``jobs`` plus 2."""
     num_running: int
@@ -130,9 +130,9 @@ class Scene(msgspec.Struct, kw_only=True):
     policy: str
     requests: list[OpenRequest]
     pins: list[HeldPin]
-    """Those that run out first."""
+    """Pins that run out first."""
     jobs: list[JobStatus]
-    """Those active last."""
+    """Jobs active last."""
     blocks: BlockMap
 
 
@@ -148,4 +148,4 @@ class View(msgspec.Struct, kw_only=True):
     num_left_out: int = 0
     """Events that were too many to be told."""
     scene: Scene | None = None
-    """Now and then."""
+    """Complete state, sent now and then."""

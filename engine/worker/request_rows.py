@@ -39,7 +39,7 @@ class StepRows:
     slots: IntArray
     """[num_tokens] where K and V of each token go: block * block_size + offset."""
     other_slots: tuple[IntArray, ...]
-    """The same for the KV cache groups after the first."""
+    """[num_tokens] each, for the KV cache groups after the first."""
     sample_tokens: IntArray
     """[num_samples] the tokens of the step whose logits are sampled."""
     sample_seqs: IntArray

@@ -9,7 +9,7 @@ from eval.agents.model import Call, ModelReply
 
 MAX_LINES = 4
 MAX_LINE = 100
-"""Characters."""
+"""Most characters of a line."""
 
 _PIN_WORDS = {
     "handed_over": "its pin was handed over",

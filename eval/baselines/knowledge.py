@@ -33,5 +33,5 @@ class NamedPolicy:
     """A policy as a command line names it."""
 
     name: str
-    """As given, with its parameters: ``fixed-ttl:10``."""
+    """Name as given, with its parameters: ``fixed-ttl:10``."""
     make: MakePolicy

@@ -17,7 +17,7 @@ SHOWN = (0.1, 0.5, 0.9, 0.95)
 SHOWN_AT = [LEVELS.index(level) for level in SHOWN]
 NUM_RESAMPLES = 1000
 LOG_FLOOR_S = 0.001
-"""Added before a logarithm: recorded times are whole milliseconds."""
+"""Seconds added before a logarithm: recorded times are whole milliseconds."""
 
 
 class Interval(msgspec.Struct, frozen=True):

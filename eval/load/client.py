@@ -48,8 +48,8 @@ class Reply:
     """The output's token ids; None where the server does not return them."""
     finish_reason: str | None
     ttft_s: float
-    """From sending the request to the first chunk with output of the model: text, reasoning or a call. For an
-    empty response, to its end."""
+    """Time from sending the request to the first chunk with output of the model: text, reasoning
+    or a call. For an empty response, to its end."""
     latency_s: float
     prompt_tokens: int
     cached_tokens: int | None

@@ -112,7 +112,7 @@ class Occupancy(msgspec.Struct, kw_only=True):
     free: list[int] = []
     """Free blocks without cached content."""
     num_running: list[int] = []
-    """Requests."""
+    """Running requests."""
     num_waiting: list[int] = []
 
 

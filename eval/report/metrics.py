@@ -65,7 +65,7 @@ class RunResult(msgspec.Struct, kw_only=True):
     num_cut_jobs: int
     """Number of jobs that were cut at a limit."""
     num_turns: int
-    """Answered."""
+    """Turns that were answered."""
     num_errors: int
     """Number of failed turns."""
     num_unlike_recording: int

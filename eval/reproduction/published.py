@@ -225,7 +225,7 @@ def _h100(jobs_per_s: float, published: tuple[Published, ...], measure: Measure 
 
 
 TURNS = (10.9, 50.6)
-"""Per job, at the ends of figure 14."""
+"""Turns per job, at the ends of figure 14."""
 MANY_TURNS = f"swe-bench:turns={TURNS[1] / TURNS[0]:.4g},tokens={TURNS[0] / TURNS[1]:.4g}"
 """As many turns as there, in the same context: the paper does not say how it scaled, but 4.6 times the tokens
 would not fit the model."""

@@ -11,8 +11,8 @@ class StepWork:
     """What one step computes, in the sums that its time depends on."""
 
     prefills: list[tuple[int, int]] = field(default_factory=list)
-    """Per request that computes more than its next token, or a part of its prompt: tokens computed now, and
-    tokens whose KV was there before."""
+    """Pairs per request that computes more than its next token, or a part of its prompt: tokens
+    computed now, and tokens whose KV was there before."""
     num_decodes: int = 0
     """Requests that compute one token after their prompt."""
     decode_context_tokens: int = 0

@@ -51,7 +51,7 @@ class CostProfile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     step_s: float
     """The constant a."""
     batch_s: float
-    """More, if the step computes more than one token. The others are per unit."""
+    """Extra time if the step computes more than one token. The others are per unit."""
     new_token_s: float
     pair_s: float
     decode_s: float

@@ -15,7 +15,7 @@ H200_FLOPS = 790e12
 BANDWIDTH_SHARE = H200_BANDWIDTH / 4.8e12
 """Of the published peak; taken for GPUs that were not measured."""
 FLOPS_SHARE = H200_FLOPS / 989e12
-"""Likewise, of the published dense bf16 peak."""
+"""Share of the published dense bf16 peak, likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class Disk:
     """bytes/s in sequence, published, as ``write_bandwidth``: a KV block of an 8B model is 2 MiB."""
     write_bandwidth: float
     latency_s: float
-    """Until the first byte comes. ASSUMED."""
+    """Time until the first byte comes. ASSUMED."""
 
 
 NVME = Disk(name="NVMe drive (PCIe 4)", read_bandwidth=6.5e9, write_bandwidth=3.5e9, latency_s=100e-6)

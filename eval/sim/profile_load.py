@@ -28,7 +28,7 @@ CHAT_WORDS = 60
 ROUND_SHARE = 0.2
 """A round that would take more of the whole time than this is left out."""
 FIRST_GUESS_S = 1e-4
-"""Per prompt token, until a round has told better."""
+"""Seconds per prompt token that are assumed until a round has measured them."""
 PROGRESS_S = 5.0
 TIMEOUT_S = 600.0
 _WORDS = ("alpha", "beta", "gamma", "delta", "run", "test", "file", "error", "line", "value", "the", "of")

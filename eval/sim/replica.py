@@ -36,7 +36,7 @@ class ReplicaConfig:
     scheduler: SchedulerConfig
     block_size: int
     num_blocks: int
-    """Usable ones."""
+    """Usable blocks."""
     num_host_blocks: int = 0
     """Copies that fit in host memory; 0: there is no second tier."""
     num_disk_blocks: int = 0

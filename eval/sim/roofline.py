@@ -18,7 +18,7 @@ from eval.sim.models import ModelShape, find_model, parameter_bytes
 TENSOR_PARALLEL = (1, 2, 4, 8)
 """GPUs of one machine that can share a model."""
 RESERVE_BYTES = 3 * GIB
-"""Per GPU, for activations, graphs and the runtime."""
+"""Memory per GPU for activations, graphs and the runtime."""
 ENOUGH_KV_TOKENS = 131_072
 """The fewest GPUs that leave a pool of this size are the default: one context of 128 Ki."""
 DEFAULT_STEP_TOKENS = 2048

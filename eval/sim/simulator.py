@@ -26,7 +26,7 @@ from eval.workloads.job import GapKind, Job, Turn
 from tracing.tracer import Tracer
 
 MAX_BLOCKS = 10_000_000
-"""On each tier, of all replicas together: about 1 GB of our own memory."""
+"""Most blocks on each tier, of all replicas together: about 1 GB of our own memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +162,7 @@ class Simulator:
         self._turn_records: list[TurnRecord] = []
         self._job_records: list[JobRecord] = []
         self._num_places = len(jobs)
-        """For root jobs that may start now."""
+        """Places for root jobs that may start now."""
         self._without_place: deque[Job] = deque()
 
     def run(self, arrivals_s: Sequence[float], concurrency: int | None = None) -> SimRun:

@@ -22,9 +22,10 @@ class StepSample:
     """One step of a real engine."""
 
     begin_s: float
-    """On the engine's clock, which all processes of a machine share."""
+    """Start on the engine's clock, which all processes of a machine share."""
     seconds: float | None
-    """Until the next step began, or could; None where the engine may have been idle in between."""
+    """Time until the next step began, or could; None where the engine may have been idle in
+    between."""
     work: StepWork
     request_ids: list[str]
 

@@ -20,7 +20,7 @@ class ArrivalKind(StrEnum):
     POISSON = "poisson"
     """Independent of each other, at a mean rate."""
     BURSTY = "bursty"
-    """At a mean rate, with gamma-distributed times between arrivals."""
+    """Arrivals at a mean rate, with gamma-distributed times between them."""
     RECORDED = "recorded"
     """Arrivals as in the recording; scaled to a rate, if one is given."""
     CLOSED = "closed"

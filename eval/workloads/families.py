@@ -20,7 +20,7 @@ class Start:
     """Where in a recording a sub-agent runs."""
 
     began_s: float
-    """Since its parent began."""
+    """Time since its parent began."""
     lasted_s: float | None = None
 
 

@@ -100,7 +100,7 @@ class Job:
     is_known: bool = True
     """False: a request of no job; the engine is told of none."""
     finished_s: float | None = None
-    """So long after its last turn its client said that it is done; None: it did not."""
+    """Time after its last turn at which its client said that it is done; None: it did not."""
     priority: int = 0
     """Priority of its requests; smaller goes first, under policies that use priorities."""
     parent_job: str | None = None

@@ -55,9 +55,9 @@ class WorkloadSummary(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: Spread | None
     """Prompt and output of a job's longest turn."""
     new_input_tokens: Spread | None
-    """Per turn, beyond what the turn before had."""
+    """New input tokens per turn, beyond what the turn before had."""
     output_tokens: Spread | None
-    """Per turn."""
+    """Output tokens per turn."""
     gap_s: dict[str, Spread]
     """Length of gaps, by kind of gap."""
     tool_s: dict[str, Spread]

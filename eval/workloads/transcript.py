@@ -24,7 +24,7 @@ class Exchange:
     input_text: str
     output_text: str | None
     output_tokens: int | None = None
-    """Counted, where the source does; else estimated."""
+    """Output tokens, counted where the source does; else estimated."""
     gap_kind: GapKind = GapKind.USER
     gap_s: float | None = None
     gap_measured: bool = False

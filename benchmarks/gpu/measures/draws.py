@@ -10,7 +10,7 @@ from benchmarks.gpu.measures.bench import Bench
 from engine.worker.gpu.sampling_ops import SamplingOps, select_sampling_ops
 
 _ROWS = 256
-"""Drawn at a time."""
+"""Rows drawn at a time."""
 _EXPECTED_PER_BIN = 50.0
 _DEVIATIONS = 6.0
 """Of a chi-squared statistic from its mean, in standard deviations: once in 10^8 runs by chance, or so."""

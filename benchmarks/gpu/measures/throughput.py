@@ -24,14 +24,14 @@ _SEED = 0
 _TEMPERATURE = 0.6
 _LARGEST_TOKEN = 10_000
 _RESERVE_S = 8.0
-"""For transformers to end, if it has to be stopped."""
+"""Time for transformers to end, if it has to be stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     prompts: list[list[int]]
     num_outputs: list[int]
-    """Tokens out of each."""
+    """Tokens generated of each prompt."""
 
     def first(self, count: int) -> Work:
         return Work(self.prompts[:count], self.num_outputs[:count])

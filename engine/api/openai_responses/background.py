@@ -66,7 +66,7 @@ class _Run:
         self._store = store
         self.log = log
         self.stored = asyncio.Event()
-        """Set once the response is stored, or never will be."""
+        """Event that is set once the response is stored, or never will be."""
         self.task = asyncio.create_task(self._make())
 
     async def _make(self) -> None:

@@ -54,7 +54,7 @@ class DeviceModelRunner:
         self._host_pool = host_pool
         self._last: StepInFlight | None = None
         self._queuing = RLock()
-        """Held while work is queued on the device."""
+        """Lock held while work is queued on the device."""
 
     @torch.inference_mode()
     def launch(self, plan: SchedulerOutput) -> StepInFlight:

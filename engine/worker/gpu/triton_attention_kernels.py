@@ -16,7 +16,7 @@ _HIDDEN = tl.constexpr(-1.0e30)
 """Score of a masked token. Finite, so that differences are not NaN: the sums of a row that has only masked
 tokens so far vanish with its first unmasked score."""
 _NO_WEIGHT = tl.constexpr(1.0e-30)
-"""Used instead of an empty sum of weights."""
+"""Weight used instead of an empty sum of weights."""
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 _STEP_TENSORS = ["rows", "query_starts", "seq_lens", "block_tables", "slots"]

@@ -12,7 +12,7 @@ from engine.worker.models.builder import Builder
 from engine.worker.models.shape import Routing
 
 _NO_ZERO = 1e-20
-"""Added by sigmoid routers to the sum that they divide by."""
+"""Number that sigmoid routers add to the sum that they divide by."""
 _BEST_OF_GROUP = 2
 """A group of experts is scored by its best ones, as in DeepSeek-V3 (arXiv 2412.19437, section 2.1.2)."""
 

@@ -19,7 +19,7 @@ from eval.agents.sandbox import folder_of
 from eval.agents.tools import Toolbox
 
 Message = dict[str, Any]
-"""As OpenAI's chat completions have it."""
+"""A message as OpenAI's chat completions have it."""
 
 TRAINED = {**KINDS, follow: 2.0, add_numbers: 5.5, more_lines: 2.0, lines_of_folder: 2.0}
 """How often each kind is drawn: calls for several files at once are learned last, and chains cost most."""

@@ -42,7 +42,7 @@ class Recipe:
     seed: int = 0
     num_dialogues: int = 33_000
     epochs: int = 1
-    """Without the text of the tools."""
+    """Epochs without the text of the tools."""
     epochs_with_tools: float = 0.12
     num_held_out: int = 400
     batch_tokens: int = 2048

@@ -52,7 +52,7 @@ class TurnLife:
     """One request, from its arrival to its end."""
 
     job_id: str | None
-    """None: a request of no job."""
+    """Id of the job; None: a request of no job."""
     req_id: str
     number: int
     """1 for the job's first turn; a retry has the number of what it repeats."""
@@ -79,14 +79,14 @@ class TurnLife:
     """Tokens recomputed although the job had computed them before."""
     num_preemptions: int
     gap_s: float | None
-    """Since the end of the turn it continues; None: it continues none."""
+    """Time since the end of the turn it continues; None: it continues none."""
     diverged_at_token: int | None
     spans: tuple[Span, ...]
     """What it did, without a hole from its arrival to its end."""
     seconds: Seconds
-    """The same, added up."""
+    """Seconds of the spans, added up."""
     parked: Parked | None
-    """None: its job was never kept from beginning."""
+    """Reason why its job was kept from beginning; None: it never was."""
     mean_waiting: float | None
     """Requests in the queue while it waited, itself included; None: no step began meanwhile."""
     mean_pinned_blocks: float | None
@@ -127,7 +127,7 @@ class GapLife:
     number: int
     started_s: float
     ended_s: float | None
-    """None: nothing has continued it before the trace ends."""
+    """Time at which it ended; None: nothing has continued it before the trace ends."""
     next_req_id: str | None
     tools: tuple[str, ...] | None
     """Keys of the tools that were called; empty if none were, None if that was not reported."""
@@ -165,7 +165,7 @@ class PinDecision:
 
     now: float
     ttl_s: float
-    """From the end of the turn; 0: let it go."""
+    """Time to pin, from the end of the turn; 0: the KV is not retained."""
     rule: str
     reason: str
     inputs: dict[str, float | int | str | bool | None]
@@ -188,13 +188,13 @@ class PinLife:
     """A tip that was held after its turn, or was refused."""
 
     pin_id: int | None
-    """None: it was refused."""
+    """Id of the pin; None: it was refused."""
     job_id: str
     req_id: str
     """Of the turn that left it."""
     began_s: float
     num_blocks: int
-    """At first."""
+    """Blocks of the pin at first."""
     deadline_s: float | None
     """The last one it was given."""
     decisions: tuple[PinDecision, ...]

@@ -67,7 +67,7 @@ class LifeReader:
         self._gaps = GapReader(sink.gap)
         self._num_turns: dict[str, int] = {}
         self._unseen: list[OpenTurn] = []
-        """Arrived since the last step began."""
+        """Turns that arrived since the last step began."""
         self._first_tokens: dict[str, int] = {}
         """Requests of which all that their next token needs will be computed when this step is done."""
         self._clock = WaitClock()

@@ -49,7 +49,7 @@ class OpenTurn:
     first_token_s: float | None = None
     num_prompt_tokens: int = 0
     num_output_tokens: int | None = None
-    """As told; None: to be counted."""
+    """Output tokens as reported; None: to be counted."""
     num_known_tokens: int = 0
     cached_tokens: int = 0
     loaded_tokens: int = 0
@@ -61,9 +61,9 @@ class OpenTurn:
     parked: Parked | None = None
     num_computed: int = 0
     num_to_compute: int = 0
-    """Before its next token can be sampled."""
+    """Tokens to compute before the next one can be sampled."""
     began_to_wait: WaitClock | None = None
-    """As the first step after its arrival found it; None while there was none."""
+    """State as the first step after its arrival found it; None while there was none."""
     waited: WaitClock | None = None
     """The same when it was admitted."""
 

@@ -42,11 +42,12 @@ class ToolPins(msgspec.Struct, frozen=True, kw_only=True):
     saved_s: float
     block_s: float
     in_vain: int
-    """Held, and no turn took it over: the next turn did not come, or came too late."""
+    """Pins that no turn took over: the next turn did not come, or came too late."""
     in_vain_block_s: float
     """Of all that they held: what no turn took over, parts that were revoked included."""
     too_early: int
-    """Given up, or refused, before the next turn came; it came, and computed or loaded again."""
+    """Pins that ended, or were refused, before the next turn came; it came, and recomputed or
+    reloaded."""
     too_early_s: float
     """Seconds of computing or loading that this cost, by the policy's estimate."""
 

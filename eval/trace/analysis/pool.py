@@ -21,7 +21,7 @@ class StepLife:
     num_waiting: int
     num_loading: int
     free_blocks: int
-    """Neither running nor pinned, cached ones included; like the other blocks, before the
+    """Blocks neither running nor pinned, cached ones included; like the other blocks, before the
     decision."""
     empty_blocks: int | None
     """Of the free ones, those without; None: not told."""
@@ -31,7 +31,7 @@ class StepLife:
     host_blocks: int
     token_budget: int
     tokens: int
-    """Scheduled."""
+    """Scheduled tokens."""
     num_scheduled: int
     """Requests that got some of them."""
     num_admitted: int

@@ -15,11 +15,11 @@ class PoolShares(msgspec.Struct, frozen=True, kw_only=True):
 
     running: float
     pinned: float
-    """Also those that a turn runs on meanwhile."""
+    """Pinned blocks, also those that a turn runs on meanwhile."""
     cached: float | None
-    """Free and cached; None: the trace does not distinguish it from empty."""
+    """Free blocks that are cached; None: the trace does not distinguish them from empty ones."""
     free: float
-    """Free and empty; both kinds of free, if cached is None."""
+    """Free blocks that are empty; both kinds of free, if cached is None."""
     most_pinned: float
 
     @property

@@ -33,7 +33,7 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
     num_events: int
     num_files: int
     complete: bool
-    """From the engine's start to an orderly end, with every event."""
+    """Whether the trace has every event from the engine's start to an orderly end."""
     faults: list[str]
     """Why it is not, in sentences."""
 
@@ -64,7 +64,7 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     file: FileFacts
     num_jobs: int
     num_open_jobs: int
-    """Under way where the trace ends."""
+    """Jobs under way where the trace ends."""
     turns_by_end: dict[str, int]
     num_steps: int
     tokens_per_step: float | None

@@ -27,7 +27,7 @@ CHUNK_ROWS = 1 << 15
 """Rows of a table in memory before they are written."""
 SECONDS = tuple(each.name for each in fields(Seconds))
 _BY_ITSELF = pl.coalesce("job_id", "req_id").alias("job_id")
-"""As ``job_of`` says it."""
+"""The key of a request of no job, as ``job_of`` has it."""
 
 Record = TypeVar("Record")
 Cell = float | int | str | bool | None

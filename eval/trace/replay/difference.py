@@ -28,9 +28,9 @@ class Difference:
     cause: InputEvent
     """The input that brought it about."""
     recorded: TraceEvent | None
-    """None: the replay has an event more than there was."""
+    """Event of the trace; None: the replay has an event more than there was."""
     now: TraceEvent | None
-    """None: it has one less."""
+    """Event of the replay; None: it has one less."""
 
     def __str__(self) -> str:
         head = (

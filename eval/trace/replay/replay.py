@@ -39,7 +39,7 @@ class ReplayResult:
     """How far it went, and what it found."""
 
     num_events: int = 1
-    """Compared, and the header."""
+    """Events compared, and the header."""
     counts: Counter[type[TraceEvent]] = field(default_factory=Counter)
     difference: Difference | None = None
     missing: int = 0

@@ -28,7 +28,7 @@ class _OneJob:
 
     lives: Lives
     owners: dict[str, str] = field(default_factory=dict)
-    """Job by request."""
+    """Owners: the job of each request."""
 
     def turn(self, turn: TurnLife) -> None:
         if turn.job_id is not None:

@@ -48,7 +48,7 @@ class _Session:
     name: str
     last: _Turn
     ids: tuple[int, ...] = ()
-    """As the last row has them: none if it said what it added."""
+    """Ids as the last row has them: none if it said what it added."""
 
 
 class MooncakeExport(TurnRows[_Turn]):
