@@ -80,6 +80,12 @@ _VARIANTS: dict[str, dict[str, Any]] = {
         "intermediate_size": 96,
         "extra_config": {"num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 12},
     },
+    "gemma2": {"family": "gemma2", "num_layers": 4, "extra_config": {"sliding_window": 12}},
+    "gemma3": {
+        "family": "gemma3_text",
+        "num_layers": 4,
+        "extra_config": {"sliding_window": 12, "sliding_window_pattern": 2, "query_pre_attn_scalar": 20},
+    },
     "glm4-moe": {
         "family": "glm4_moe",
         "num_layers": 4,

@@ -10,7 +10,11 @@ from engine.sampling_params import SamplingParams
 from tests.worker.conftest import MODEL_NAMES, ModelFolders
 from tests.worker.generation import Reference, SmallEngine, random_tokens
 
-SCARCE = {"mistral-window": (13, 16), "mixtral-window": (13, 16), "qwen2-window": (32, 24)}
+SCARCE = {
+    "mistral-window": (13, 16),
+    "mixtral-window": (13, 16),
+    **dict.fromkeys(("qwen2-window", "gemma2", "gemma3"), (32, 24)),
+}
 """Blocks that are too few for the requests of a test, and a token budget by which some are preempted: with a
 window they need fewer blocks, with two block tables more."""
 PROMPT_LENGTHS = (1, 5, 8, 17, 43, 64)
@@ -69,7 +73,7 @@ def test_next_turn_hits_the_whole_previous_turn(folder: Path) -> None:
 def test_native_and_transformers_agree(model_folders: ModelFolders) -> None:
     """The same folder served by our decoder and through transformers gives the same tokens."""
     prompt = random_tokens(50, seed=5)
-    for name in ("llama", "mistral-window", "qwen2-window", "qwen3"):
+    for name in ("llama", "mistral-window", "qwen2-window", "gemma2", "gemma3", "qwen3"):
         native = SmallEngine(model_folders(name), model_impl="native")
         other = SmallEngine(model_folders(name), model_impl="transformers", max_num_batched_tokens=16)
         assert native.generate(prompt) == other.generate(prompt)

@@ -110,11 +110,12 @@ def test_windows_are_those_of_the_architecture(
     """Not those of the config alone, of which some make no use. The tokens are transformers', also where
     scores are capped or there are sinks."""
     model = saved(tmp_path, model_type, **fields)
-    loaded = load_model(ModelConfig(model=str(tmp_path))).model
+    loaded = load_model(ModelConfig(model=str(tmp_path), model_impl="transformers")).model
     assert isinstance(loaded, TransformersModel)
     assert loaded.windows == windows
     prompt = random_tokens(40, seed=1)
-    assert SmallEngine(tmp_path, num_blocks=96).generate(prompt)[:6] == greedy(model, prompt, 6)
+    engine = SmallEngine(tmp_path, num_blocks=96, model_impl="transformers")
+    assert engine.generate(prompt)[:6] == greedy(model, prompt, 6)
 
 
 LONG = {

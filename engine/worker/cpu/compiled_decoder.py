@@ -145,6 +145,7 @@ def _is_known(model: Decoder) -> bool:
     is_looked_up = model.lm_head is None or isinstance(model.embedding, Embedding)
     return (
         is_looked_up
+        and shape.is_plain
         and model.num_layers > 0
         and all(size % _UNIT == 0 for size in sizes)
         and shape.rotary_dim % _ROTARY_UNIT == 0

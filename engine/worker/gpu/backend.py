@@ -81,9 +81,11 @@ class GPUBackend:
 
 def _graph_sizes(loaded: LoadedModel, config: EngineConfig) -> GraphSizes:
     """None on a CPU, which has no launches to save, nor for models that synchronize: transformers' may, and
-    mixtures of experts do."""
+    mixtures of experts do. None for models without fused steps, either."""
     if config.model.enforce_eager or loaded.device.type != "cuda":
         return NO_GRAPHS
-    if not isinstance(loaded.model, Decoder) or loaded.model.shape.is_sparse:
+    if not isinstance(loaded.model, Decoder):
+        return NO_GRAPHS
+    if loaded.model.shape.is_sparse or not loaded.model.shape.is_plain:
         return NO_GRAPHS
     return GraphSizes.up_to(min(config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens))

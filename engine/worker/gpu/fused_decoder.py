@@ -22,8 +22,8 @@ from engine.worker.models.rotary import RotaryEmbedding
 def with_fused_steps(
     model: CausalModel, attention: PagedKv, ops: FusedOps, max_positions: int
 ) -> CausalModel:
-    """``model`` with fused ops if it is a Decoder. All positions are below ``max_positions``."""
-    if not isinstance(model, Decoder) or model.shape.rotary_dim:
+    """``model`` with fused ops if they know all of it. All positions are below ``max_positions``."""
+    if not isinstance(model, Decoder) or model.shape.rotary_dim or not model.shape.is_plain:
         return model  # the fused rope rotates whole heads
     return FusedDecoder(model, attention, ops, max_positions)
 

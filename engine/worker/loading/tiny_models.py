@@ -29,10 +29,11 @@ MAX_TRAINED_TOKENS = 32_000
 """Maximum number of trained tokens; further tokens of a vocabulary exist only to be sampled."""
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS) + len(TOOL_TOKENS)
 
+_GEMMA = ("gemma2", "gemma3_text")
 _SPARSE = ("qwen3_moe", "mixtral", "glm4_moe")
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", *_SPARSE, "gpt_neox", "phi", "olmo2")
-_GROUPED_QUERY = frozenset({"llama", "mistral", "qwen2", "qwen3", "phi", "olmo2", *_SPARSE})
-_OWN_HEAD_DIM = frozenset({"llama", "mistral", "qwen3", *_SPARSE})
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", *_GEMMA, *_SPARSE, "gpt_neox", "phi", "olmo2")
+_GROUPED_QUERY = frozenset({"llama", "mistral", "qwen2", "qwen3", "phi", "olmo2", *_GEMMA, *_SPARSE})
+_OWN_HEAD_DIM = frozenset({"llama", "mistral", "qwen3", *_GEMMA, *_SPARSE})
 _CORRECTIONS = "e_score_correction_bias"
 """Buffers that a checkpoint holds, in fp32 whatever the dtype."""
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn.functional import rms_norm
 
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.loading.tensor_part import TensorPart
 from engine.worker.models.builder import Builder
+from engine.worker.models.norms import normed
 from engine.worker.models.rotary import rotate
 from engine.worker.models.shape import DecoderShape
 
@@ -44,14 +44,15 @@ class SelfAttention(nn.Module):
             qk[:, : shape.num_heads],
             qk[:, shape.num_heads :],
             v,
-            scale=shape.head_dim**-0.5,
+            scale=shape.attention_scale or shape.head_dim**-0.5,
             window=shape.windows[self._index],
+            soft_cap=shape.attention_cap,
         )
         output: torch.Tensor = self.output(attended.flatten(1))
         return output
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, weight.shape, weight, self._shape.norm_eps)
+        return normed(x, weight, self._shape)
 
     def checkpoint_parts(self) -> dict[str, TensorPart]:
         """The checkpoint's tensor names, each with its part and the parameter that it fills."""

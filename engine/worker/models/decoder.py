@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.nn.functional import rms_norm
 
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.cpu.onednn_linear import OneDNNEmbedding, can_pack, packed_embedding, packed_linear
@@ -40,6 +39,7 @@ from engine.worker.models.families.table import decoder_shape
 from engine.worker.models.linears import Embedding, replace_modules
 from engine.worker.models.mlp import GatedMLP
 from engine.worker.models.moe import Experts, MixtureOfExperts
+from engine.worker.models.norms import normed
 from engine.worker.models.rotary import RotaryEmbedding
 from engine.worker.models.shape import DecoderShape, DenseShape, MLPShape
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
@@ -57,22 +57,26 @@ class DecoderLayer(nn.Module):
     def __init__(self, shape: DecoderShape, index: int, build: Builder) -> None:
         """``shape``: the shape of this rank's part."""
         super().__init__()
-        self._norm_eps = shape.norm_eps
-        self.input_norm = build.parameter(shape.hidden_size)
+        self._shape = shape
+        size = shape.hidden_size
+        self.input_norm = build.parameter(size)
         self.attention = SelfAttention(shape, index, build)
-        self.post_attention_norm = build.parameter(shape.hidden_size)
+        self.attention_output_norm = build.parameter(size) if shape.output_norms else None
+        self.post_attention_norm = build.parameter(size)
+        self.mlp_output_norm = build.parameter(size) if shape.output_norms else None
         self.mlp = _build_mlp(shape.hidden_size, shape.mlps[index], build)
 
     def forward(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attention: AttentionBackend
     ) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape"""
-        x = x + self.attention(self._norm(x, self.input_norm), cos, sin, attention)
-        output: torch.Tensor = x + self.mlp(self._norm(x, self.post_attention_norm))
-        return output
+        attended = self.attention(self._norm(x, self.input_norm), cos, sin, attention)
+        x = x + self._norm(attended, self.attention_output_norm)
+        output: torch.Tensor = self.mlp(self._norm(x, self.post_attention_norm))
+        return x + self._norm(output, self.mlp_output_norm)
 
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, weight.shape, weight, self._norm_eps)
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        return x if weight is None else normed(x, weight, self._shape)
 
     def checkpoint_parts(self, *, fused: bool = False) -> dict[str, TensorPart]:
         """The checkpoint's tensor names, each with its part and the parameter that it fills. ``fused``: see
@@ -83,11 +87,20 @@ class DecoderLayer(nn.Module):
             else self.mlp.checkpoint_parts(fused=fused)
         )
         return {
-            "input_layernorm.weight": TensorPart(self.input_norm),
-            "post_attention_layernorm.weight": TensorPart(self.post_attention_norm),
+            **{f"{name}.weight": TensorPart(norm) for name, norm in self._named_norms()},
             **_prefixed("self_attn.", self.attention.checkpoint_parts()),
             **mlp,
         }
+
+    def _named_norms(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The layer's norms, by their names in checkpoints: with norms of outputs, Gemma's."""
+        yield "input_layernorm", self.input_norm
+        if self.attention_output_norm is None or self.mlp_output_norm is None:
+            yield "post_attention_layernorm", self.post_attention_norm
+            return
+        yield "post_attention_layernorm", self.attention_output_norm
+        yield "pre_feedforward_layernorm", self.post_attention_norm
+        yield "post_feedforward_layernorm", self.mlp_output_norm
 
 
 def _build_mlp(hidden_size: int, shape: MLPShape, build: Builder) -> GatedMLP | MixtureOfExperts:
@@ -135,7 +148,9 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(shape, index, build) for index in range(shape.num_layers))
         self.final_norm = build.parameter(shape.hidden_size)
         self.lm_head = None if shape.tied else self._make_head(build)
-        self._rotary: RotaryEmbedding | None = None
+        self._rope_kinds = shape.rope_kinds or ("",) * shape.num_layers
+        self._ropes: dict[str, RotaryEmbedding] = {}
+        """By their names in the config."""
         self._fused = False
 
     def _make_embedding(
@@ -155,12 +170,15 @@ class Decoder(nn.Module):
             lambda parameter: torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
         )
         self.requires_grad_(False)
-        self._rotary = RotaryEmbedding(self._config, self.shape.rotary_dim or self.shape.head_dim, device)
+        size = self.shape.rotary_dim or self.shape.head_dim
+        kinds = dict.fromkeys(self._rope_kinds)
+        self._ropes = {kind: RotaryEmbedding(self._config, size, device, kind) for kind in kinds}
 
     @property
     def rotary(self) -> RotaryEmbedding:
-        assert self._rotary is not None, "materialize() comes first"
-        return self._rotary
+        """The rope of a model that has one."""
+        assert self._ropes, "materialize() comes first"
+        return self._ropes[""]
 
     def load(
         self,
@@ -220,21 +238,24 @@ class Decoder(nn.Module):
     ) -> torch.Tensor:
         """See CausalModel.forward."""
         x = self.embedding(input_ids)
-        cos, sin = self.rotary.angles(positions, x.dtype)
-        for layer in self.layers:
-            x = layer(x, cos, sin, attention)
+        if self.shape.embedding_scale != 1.0:
+            x = x * torch.tensor(self.shape.embedding_scale, dtype=x.dtype).item()
+        angles = {kind: rope.angles(positions, x.dtype) for kind, rope in self._ropes.items()}
+        for layer, kind in zip(self.layers, self._rope_kinds, strict=True):
+            x = layer(x, *angles[kind], attention)
         return self.logits_of(x[sample_rows])
 
     def logits_of(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_samples, hidden_size], after the last layer -> [num_samples, vocab_size], or [num_samples,
         0] on other ranks than the first"""
-        return self.head(rms_norm(x, self.final_norm.shape, self.final_norm, self.shape.norm_eps))
+        logits, cap = self.head(normed(x, self.final_norm, self.shape)), self.shape.logit_cap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
 
-    def head(self, normed: torch.Tensor) -> torch.Tensor:
-        """The part of ``logits_of`` that follows the final norm."""
+    def head(self, x: torch.Tensor) -> torch.Tensor:
+        """The linear that follows the final norm."""
         if self.lm_head is None:
-            return self.embedding.logits(normed)
-        logits: torch.Tensor = self.lm_head(normed)
+            return self.embedding.logits(x)
+        logits: torch.Tensor = self.lm_head(x)
         return logits
 
     def note_layout(self, names: Collection[str]) -> None:

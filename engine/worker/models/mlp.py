@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn.functional import silu
+from torch.nn.functional import gelu, silu
 
 from engine.worker.loading.tensor_part import TensorPart
 from engine.worker.models.builder import Builder
@@ -12,12 +12,13 @@ from engine.worker.models.shape import DenseShape
 
 
 class GatedMLP(nn.Module):
-    """``down(silu(gate) * up)``, or a rank's part of it."""
+    """``down(silu(gate) * up)``, or with GELU, or a rank's part of it."""
 
     def __init__(self, hidden_size: int, shape: DenseShape, build: Builder, *, partial: bool = False) -> None:
         """``partial``: the outputs of ranks are added up by the caller."""
         super().__init__()
         self._group = build.group
+        self._by_gelu = shape.by_gelu
         inner = shape.intermediate_size
         self.gate_up = build.linear(hidden_size, 2 * inner, shape.bias)
         self.down = (build.linear if partial else build.row_parallel)(inner, hidden_size, shape.bias)
@@ -25,7 +26,8 @@ class GatedMLP(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape"""
         gate, up = self.gate_up(x).chunk(2, dim=-1)
-        output: torch.Tensor = self.down(silu(gate).mul_(up))
+        opened = gelu(gate, approximate="tanh") if self._by_gelu else silu(gate)
+        output: torch.Tensor = self.down(opened.mul_(up))
         return output
 
     def checkpoint_parts(self) -> dict[str, TensorPart]:

@@ -29,10 +29,11 @@ def all_ropes(config: PreTrainedConfig) -> dict[str, dict[str, Any]]:
 
 
 class RotaryEmbedding:
-    """Computes the cosines and sines of positions, which all layers of a step share."""
+    """Computes the cosines and sines of positions, which layers of a step share."""
 
-    def __init__(self, config: PreTrainedConfig, head_dim: int, device: torch.device) -> None:
-        frequencies, self.scaling = _frequencies(config, head_dim)
+    def __init__(self, config: PreTrainedConfig, head_dim: int, device: torch.device, kind: str = "") -> None:
+        """``kind``: the name of the rope, if there are several; see ``all_ropes``."""
+        frequencies, self.scaling = _frequencies(config, head_dim, kind)
         self.frequencies = frequencies.to(device)
 
     def angles(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,15 +43,16 @@ class RotaryEmbedding:
         return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
 
 
-def _frequencies(config: PreTrainedConfig, head_dim: int) -> tuple[torch.Tensor, float]:
+def _frequencies(config: PreTrainedConfig, head_dim: int, kind: str) -> tuple[torch.Tensor, float]:
     """The frequencies [head_dim / 2], and the factor of cosines and sines."""
-    parameters = rope_parameters(config)
+    parameters = all_ropes(config)[kind]
     rope_type = parameters.get("rope_type", "default")
     assert rope_type in STATIC_ROPE_TYPES
     if rope_type == "yarn":
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-        frequencies, scaling = ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"))
+        of_kind = {"layer_type": kind} if kind else {}
+        frequencies, scaling = ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"), **of_kind)
         return frequencies, scaling
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     frequencies = 1.0 / (parameters["rope_theta"] ** exponents)

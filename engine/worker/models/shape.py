@@ -14,6 +14,8 @@ class DenseShape:
 
     intermediate_size: int
     bias: bool = False
+    by_gelu: bool = False
+    """Whether the gate goes through the tanh form of GELU; else through SiLU."""
 
     def of_rank(self, num_ranks: int, *, experts_by_rank: bool) -> DenseShape:
         """The shape of each rank's part. ConfigError if it cannot be split that way."""
@@ -109,6 +111,20 @@ class DecoderShape:
     qk_norm: bool = False
     rotary_dim: int = 0
     """How many numbers of each head are rotated, the first ones; 0 means all."""
+    rope_kinds: tuple[str, ...] = ()
+    """The name of each layer's rope in the config, if there are several."""
+    attention_scale: float | None = None
+    """The factor of Q·K; None: head_dim ** -0.5."""
+    attention_cap: float | None = None
+    """The soft cap of attention scores; see ``AttentionBackend.attend``."""
+    logit_cap: float | None = None
+    """The soft cap of logits: cap * tanh(logit / cap)."""
+    centered_norms: bool = False
+    """Whether norms have a factor of 1 + weight; else it is the weight."""
+    output_norms: bool = False
+    """Whether the outputs of attention and MLP are normalized, too, before they are added."""
+    embedding_scale: float = 1.0
+    """A factor of embeddings, rounded to the model's dtype."""
     num_unused_layers: int = 0
     """Layers of the checkpoint behind the last one, which nothing here computes."""
     num_kv_copies: int = 1
@@ -141,6 +157,15 @@ class DecoderShape:
     def is_sparse(self) -> bool:
         """Whether some layer is a mixture of experts."""
         return any(isinstance(mlp, SparseShape) for mlp in self.mlps)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether fused and compiled steps know it: layers compute what Llama's do, but for biases, head
+        norms, windows and experts."""
+        gemma = self.attention_scale, self.attention_cap, self.logit_cap
+        by_gelu = any(isinstance(mlp, DenseShape) and mlp.by_gelu for mlp in self.mlps)
+        switches = self.rope_kinds, self.centered_norms, self.output_norms, by_gelu
+        return gemma == (None,) * 3 and not any(switches) and self.embedding_scale == 1.0
 
     @property
     def query_size(self) -> int:

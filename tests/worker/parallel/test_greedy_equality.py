@@ -20,17 +20,27 @@ SAMPLED = (
 
 @pytest.mark.parametrize(
     "name",
-    ["llama", "llama-llama3-rope", "qwen2", "qwen3", "qwen2-window", "qwen3-moe", "mixtral", "glm4-moe"],
+    [
+        "llama",
+        "llama-llama3-rope",
+        "qwen2",
+        "qwen3",
+        "qwen2-window",
+        "gemma3",
+        "qwen3-moe",
+        "mixtral",
+        "glm4-moe",
+    ],
 )
 def test_two_ranks_give_the_tokens_of_one_process(name: str, model_folders: ModelFolders) -> None:
-    """One key-value head for both ranks, biases everywhere, a tied head, QK norms, two block tables, halves
-    of experts: with prompts longer than the budget, prefix hits and preemption the greedy tokens are those of
-    transformers; sampled ones, those of a single process."""
+    """One key-value head for both ranks, biases everywhere, a tied head, QK norms, two block tables,
+    Gemma's norms, halves of experts: with prompts longer than the budget, prefix hits and preemption the
+    greedy tokens are those of transformers; sampled ones, those of a single process."""
     folder = model_folders(name)
     shared = random_tokens(27, seed=1)
     prompts = [shared[: 9 * (i % 4)] + random_tokens(7 + 5 * i, seed=10 + i) for i in range(6)]
     reference, single = Reference(folder), SmallEngine(folder)
-    num_blocks = 30 if name == "qwen2-window" else 22
+    num_blocks = 30 if name in ("qwen2-window", "gemma3") else 22
     with two_ranks(folder, num_blocks=num_blocks, max_num_batched_tokens=24) as engine:
         for index, prompt in enumerate(prompts):
             greedy = SamplingParams(temperature=0.0, max_tokens=20 + index, ignore_eos=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from engine.worker.models.families.gemma2 import gemma2_shape, is_known_gemma
+from engine.worker.models.families.gemma3 import gemma3_shape
 from engine.worker.models.families.glm4_moe import glm4_moe_shape
 from engine.worker.models.families.llama import llama_shape
 from engine.worker.models.families.mistral import mistral_shape
@@ -12,7 +14,7 @@ from engine.worker.models.families.mixtral import mixtral_shape
 from engine.worker.models.families.qwen2 import qwen2_shape
 from engine.worker.models.families.qwen3 import qwen3_shape
 from engine.worker.models.families.qwen3_moe import qwen3_moe_shape
-from engine.worker.models.rotary import STATIC_ROPE_TYPES, all_ropes, rope_parameters
+from engine.worker.models.rotary import STATIC_ROPE_TYPES, all_ropes
 from engine.worker.models.shape import DecoderShape
 
 if TYPE_CHECKING:
@@ -26,7 +28,11 @@ _SHAPES: Mapping[str, Callable[[PreTrainedConfig], DecoderShape]] = {
     "qwen3_moe": qwen3_moe_shape,
     "mixtral": mixtral_shape,
     "glm4_moe": glm4_moe_shape,
+    "gemma2": gemma2_shape,
+    "gemma3_text": gemma3_shape,
 }
+_GEMMA = frozenset({"gemma2", "gemma3_text"})
+_SEVERAL_ROPES = frozenset({"gemma3_text"})
 _PARTIAL_ROPE = frozenset({"glm4_moe"})
 NATIVE_MODEL_TYPES = _SHAPES.keys()
 
@@ -38,11 +44,15 @@ def decoder_shape(config: PreTrainedConfig) -> DecoderShape:
 
 def is_native(config: PreTrainedConfig) -> bool:
     """Whether a decoder of our own computes exactly what this config describes."""
-    rope = rope_parameters(config)
+    family, ropes = config.model_type, all_ropes(config)
+    if family not in NATIVE_MODEL_TYPES:
+        return False
     return (
-        config.model_type in NATIVE_MODEL_TYPES
-        and config.hidden_act == "silu"
-        and "" in all_ropes(config)
-        and rope.get("rope_type", "default") in STATIC_ROPE_TYPES
-        and (config.model_type in _PARTIAL_ROPE or rope.get("partial_rotary_factor", 1.0) == 1.0)
+        (is_known_gemma(config) if family in _GEMMA else config.hidden_act == "silu")
+        and ("" in ropes or family in _SEVERAL_ROPES)
+        and all(rope.get("rope_type", "default") in STATIC_ROPE_TYPES for rope in ropes.values())
+        and (
+            family in _PARTIAL_ROPE
+            or all(rope.get("partial_rotary_factor", 1.0) == 1.0 for rope in ropes.values())
+        )
     )
