@@ -14,6 +14,7 @@ from engine.worker.loading.formats.stored_tensor import (
     Region,
     TensorEntry,
     TensorFiles,
+    need_dims,
     need_dtype,
     need_entry,
     need_shape,
@@ -39,6 +40,7 @@ class Mxfp4Experts:
         scales = need_entry(entries, f"{name}_scales", blocks)
         need_dtype(blocks, "U8")
         need_dtype(scales, "U8")
+        need_dims(blocks, 4)
         need_shape(blocks, (*blocks.shape[:3], BLOCK // 2))
         need_shape(scales, blocks.shape[:3])
         return cls(blocks, scales)

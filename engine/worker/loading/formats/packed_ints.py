@@ -26,6 +26,7 @@ from engine.worker.loading.formats.stored_tensor import (
     StoredTensor,
     TensorEntry,
     TensorFiles,
+    need_dims,
     need_dtype,
     need_entry,
     need_shape,
@@ -73,6 +74,7 @@ class AwqWeight:
         qweight = entries[f"{prefix}qweight"]
         qzeros, scales = (need_entry(entries, prefix + name, qweight) for name in ("qzeros", "scales"))
         need_dtype(qweight, "I32")
+        need_dims(qweight, 2)
         need_dtype(qzeros, "I32")
         need_dtype(scales, *_FLOATS)
         num_inputs, num_words = qweight.shape
@@ -136,6 +138,7 @@ class GptqWeight:
         qzeros, scales = (need_entry(entries, prefix + name, qweight) for name in ("qzeros", "scales"))
         g_idx = entries.get(f"{prefix}g_idx")
         need_dtype(qweight, "I32")
+        need_dims(qweight, 2)
         need_dtype(qzeros, "I32")
         need_dtype(scales, *_FLOATS)
         per_word = _per_word(bits)
@@ -207,6 +210,7 @@ class PackQuantizedWeight:
         zero_point = None if symmetric else need_entry(entries, f"{prefix}weight_zero_point", packed)
         g_idx = entries.get(f"{prefix}weight_g_idx")
         need_dtype(packed, "I32")
+        need_dims(packed, 2)
         need_dtype(scale, *_FLOATS)
         num_outputs, num_inputs = packed.shape[0], packed.shape[1] * _per_word(bits)
         size = num_inputs if group_size == -1 else group_size

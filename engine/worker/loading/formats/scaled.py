@@ -15,6 +15,7 @@ from engine.worker.loading.formats.stored_tensor import (
     Region,
     TensorEntry,
     TensorFiles,
+    need_dims,
     need_dtype,
     need_shape,
 )
@@ -43,6 +44,8 @@ class ScaledWeight:
     ) -> ScaledWeight:
         """``block``: the size of blocks; None: as many as there are scales. Raises ModelLoadError."""
         need_dtype(scale, *_SCALE_DTYPES)
+        need_dims(numbers, 2, 3)
+        need_dims(scale, 0, 1, len(numbers.shape))
         *stack, num_outputs, num_inputs = numbers.shape
         if len(scale.shape) < 2:  # one for the tensor
             need_shape(scale, (1,) * len(scale.shape))

@@ -108,6 +108,15 @@ def need_shape(entry: TensorEntry, shape: tuple[int, ...]) -> None:
         )
 
 
+def need_dims(entry: TensorEntry, *counts: int) -> None:
+    """Raise ModelLoadError if a tensor that belongs to a weight has another number of dims."""
+    if len(entry.shape) not in counts:
+        raise ModelLoadError(
+            f"Tensor {entry.name} in {entry.file} has shape {list(entry.shape)}, "
+            f"but its weight's format needs {' or '.join(map(str, counts))} dims."
+        )
+
+
 def need_dtype(entry: TensorEntry, *dtypes: str) -> None:
     """Raise ModelLoadError if a tensor that belongs to a weight is of none of these types."""
     if entry.dtype not in dtypes:
