@@ -202,8 +202,8 @@ class Blocks:
         if not (pool.running or pool.num_loading or pool.num_pins or self._holds_for_the_gone) and num_held:
             yield f"{num_held} blocks are not free, but nothing runs, loads or is pinned"
         if pool.empty_blocks is not None:
-            num_findable = pool.free_blocks - pool.empty_blocks
-            if not 0 <= num_findable <= pool.cached_blocks <= num_findable + num_held:
+            num_free_cached = pool.free_blocks - pool.empty_blocks
+            if not 0 <= num_free_cached <= pool.cached_blocks <= num_free_cached + num_held:
                 yield (
                     f"of {pool.free_blocks} free blocks {pool.empty_blocks} are empty, which does not fit "
                     f"{pool.cached_blocks} cached ones"

@@ -22,7 +22,7 @@ from eval.report.figures import count, seconds
 from eval.report.intervals import Estimate
 from eval.report.tables import MAX_WIDTH, NOTHING, aligned
 
-_HEAD = ["policy", "JCT s", "(95 %)", "JCT", "JCT", "JCT", "return s", "first s", "empted", "vain %"]
+_HEAD = ["policy", "JCT s", "(95 %)", "JCT", "JCT", "JCT", "return s", "first s", "empted", "waste %"]
 
 
 def cell_table(cell: Cell, base: str = BASELINE) -> str:
@@ -58,7 +58,7 @@ def notes(base: str = BASELINE) -> str:
     told = (
         f"JCT: job completion time; its p95, p99 and longest as ratios to {base}, paired by seed",
         "first: a job's first turn, to its first token",
-        "in vain: pool x time held by pins that no turn took over",
+        "waste: pool x time held by pins that no turn took over",
     )
     return "\n".join(_wrapped("- ", note) for note in told)
 

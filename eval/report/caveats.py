@@ -223,7 +223,7 @@ def _definitions(comparison: Comparison) -> list[str]:
     texts += _told(
         runs,
         lambda run: bool(run.pins_ended),
-        "in vain: KV that was pinned and that no turn took over, as a share of the KV pool times the run",
+        "wasted: KV that was pinned and that no turn took over, as a share of the KV pool times the run",
     )
     texts += _told(
         runs,

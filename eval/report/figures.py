@@ -106,10 +106,10 @@ _RECOMPUTED = Figure(
 _HIT_RATE = Figure("  from cache, %", _percent_of("hit_rate"), percent, Better.MORE, ("cache", "hit %"))
 _PREEMPTIONS = Figure("preemptions", lambda r: r.num_preemptions, count, Better.LESS, ("pre-", "empt."))
 _HELD_IN_VAIN = Figure(
-    "  pinned in vain, % of pool x time",
+    "  pinned but wasted, % of pool x time",
     _percent_of("held_in_vain_share"),
     percent,
-    short=("in vain", "% pool"),
+    short=("wasted", "% pool"),
 )
 
 MAIN = (
@@ -160,7 +160,7 @@ ALL = (
     _PREEMPTIONS,
     Figure("KV pool in use at the end, %", _percent_of("kv_usage_at_end"), percent, Better.LESS),
     Figure("turns pinned (receipts)", lambda r: r.num_pinned_turns, count),
-    Figure("KV pinned in vain, token-s", lambda r: r.held_in_vain_token_s, tokens),
+    Figure("KV pinned but wasted, token-s", lambda r: r.held_in_vain_token_s, tokens),
     _HELD_IN_VAIN,
 )
 """All figures, except for the outcomes of pins."""

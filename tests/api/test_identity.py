@@ -103,7 +103,7 @@ def test_a_user_id_without_a_session_names_no_job(user_id: str) -> None:
         (ClientIdentity(conversation={"id": []}), "conversation"),
         (ClientIdentity(is_last_step="yes"), "is_last_step"),
         (ClientIdentity(tenant=["x"]), "user"),
-        # Said in vain, since another field counts first, and still wrong.
+        # No effect, since another field counts first, and still wrong.
         (ClientIdentity(job_id="a", prompt_cache_key=[]), "prompt_cache_key"),
     ],
 )

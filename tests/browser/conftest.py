@@ -77,7 +77,7 @@ def page(browser: Browser, page_errors: list[str]) -> Iterator[Page]:
 
 
 def watch_page(page: Page, errors: list[str]) -> None:
-    """Note what the page throws, what it logs as an error, and what it asks of other hosts, in vain."""
+    """Note what the page throws, what it logs as an error, and requests to other hosts, which are refused."""
 
     def on_console(message: ConsoleMessage) -> None:
         if message.type == "error":

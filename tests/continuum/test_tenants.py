@@ -143,7 +143,7 @@ class Table:
         job = Job(name, tenant or None, rank, rank, rank)
         fits = self.pins.reserve(job, num_blocks)
         for pin, cause in self.pins.due(0.0):
-            assert fits, "nothing is let go in vain"
+            assert fits, "no pin is revoked for nothing"
             self.pins.ended(pin, cause)
         return BranchTip(job, name, 1, BlockChain([]), 0, 0.0, job.place) if fits else None
 

@@ -222,7 +222,7 @@ def _render_tools(tools: list[ToolPins], limit: int) -> list[str]:
         "taken over",
         "spared s",
         "block-s",
-        "in vain",
+        "wasted",
         "block-s",
         "too early",
         "cost s",
@@ -259,7 +259,7 @@ def _more(rows: list[ToolPins] | list[ToolTtl], limit: int) -> list[str]:
 
 
 _ABOUT_REGRET = """\
-In vain: held, and no turn took it over. Too early: given up, or refused, before the next turn came, which
+Wasted: pinned, and no turn took it over. Too early: given up, or refused, before the next turn came, which
 then computed or loaded again what was lost. Seconds spared and seconds that this cost are the policy's own
 estimates of computing, or of loading where copies are kept; the wait of a turn that comes back to nothing is
 not in them.

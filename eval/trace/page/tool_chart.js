@@ -320,7 +320,7 @@ function fillToolTable(present, choose) {
       { head: "computing spared, s", cell: (tool) => inSeconds(tool.saved_s), key: (tool) => tool.saved_s },
       { head: "held, block-s", cell: (tool) => count(tool.held_block_s), key: (tool) => tool.held_block_s },
       {
-        head: "of it in vain",
+        head: "of it wasted",
         cell: (tool) => percent(tool.vain_block_s / tool.held_block_s),
         key: (tool) => tool.vain_block_s / (tool.held_block_s || 1),
       },

@@ -62,7 +62,7 @@ class Totals:
             _share("prompt tokens from cache", trace.cached_tokens, trace.prompt_tokens, self._recomputed()),
             _figure("output", f"{trace.output_tokens / duration_s:,.0f}" if duration_s else "–", "tokens/s"),
             self._pins(),
-            _share("held in vain", trace.vain_block_s, trace.held_block_s, "of pinned blocks times seconds"),
+            _share("wasted pins", trace.vain_block_s, trace.held_block_s, "of pinned blocks times seconds"),
             _share(
                 "pool in use",
                 pool.in_use if pool else 0.0,

@@ -212,5 +212,5 @@ def test_the_same_policy_comes_to_what_was_recorded(
         again, recorded = figures(label)
         assert again == pytest.approx(recorded, abs=2), label
     assert figures("  pins released")[1] > NUM_QUESTIONS
-    again, recorded = figures("KV pinned in vain, token-s")
+    again, recorded = figures("KV pinned but wasted, token-s")
     assert again == pytest.approx(recorded, rel=0.5)

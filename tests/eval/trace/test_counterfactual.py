@@ -55,8 +55,8 @@ def test_what_was_recorded_is_told_as_it_was(
     assert _figures(table, "preemptions")[2] == run.num_preemptions
     assert _figures(table, "  recomputed")[2] == pytest.approx(run.recomputed_tokens, rel=0.02)
     assert run.held_in_vain_token_s is not None
-    in_vain = _figures(table, "KV pinned in vain, token-s")[2]
-    assert in_vain == pytest.approx(run.held_in_vain_token_s, abs=1000)
+    wasted = _figures(table, "KV pinned but wasted, token-s")[2]
+    assert wasted == pytest.approx(run.held_in_vain_token_s, abs=1000)
     for cause, number in run.pins_ended.items():
         if cause != "released":  # when all jobs have ended
             assert _figures(table, f"  pins {cause.replace('_', ' ')}")[2] == number
@@ -99,7 +99,7 @@ def test_the_same_policy_on_the_same_hardware_is_what_was_recorded(
     for cause in ("revoked", "expired", "handed over"):
         again, _, recorded = _figures(table, f"  pins {cause}")
         assert again == recorded > 0
-    again, _, recorded = _figures(table, "KV pinned in vain, token-s")
+    again, _, recorded = _figures(table, "KV pinned but wasted, token-s")
     assert again == pytest.approx(recorded, rel=0.02)  # it adds what lies between client and engine
     again, _, recorded = _figures(table, "  recomputed")
     assert again == pytest.approx(recorded, rel=0.02)
