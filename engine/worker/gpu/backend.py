@@ -13,7 +13,7 @@ from engine.worker.gpu.device_batch import DeviceBatch
 from engine.worker.gpu.device_rank_sampler import select_device_sampler
 from engine.worker.gpu.device_runner import DeviceModelRunner
 from engine.worker.gpu.forward import Forward
-from engine.worker.gpu.fused_decoder import with_fused_steps
+from engine.worker.gpu.fused_decoder import can_be_fused, with_fused_steps
 from engine.worker.gpu.graph_sizes import GraphSizes
 from engine.worker.gpu.ops import select_ops
 from engine.worker.gpu.prompt_attention import select_prompt_attention
@@ -23,7 +23,6 @@ from engine.worker.gpu.triton_paged import TritonPagedAttention
 from engine.worker.gpu.warm_up import run_warm_up
 from engine.worker.kv_tiers.host_pool import HostTransfers
 from engine.worker.loading.loader import LoadedModel
-from engine.worker.models.decoder import Decoder
 from engine.worker.parallel.group import TensorParallelGroup
 
 logger = logging.getLogger(__name__)
@@ -81,11 +80,7 @@ class GPUBackend:
 
 def _graph_sizes(loaded: LoadedModel, config: EngineConfig) -> GraphSizes:
     """None on a CPU, which has no launches to save, nor for models that synchronize: transformers' may, and
-    mixtures of experts do. None for models without fused steps, either."""
-    if config.model.enforce_eager or loaded.device.type != "cuda":
-        return NO_GRAPHS
-    if not isinstance(loaded.model, Decoder):
-        return NO_GRAPHS
-    if loaded.model.shape.is_sparse or not loaded.model.shape.is_plain:
+    mixtures of experts do where steps are not fused."""
+    if config.model.enforce_eager or loaded.device.type != "cuda" or not can_be_fused(loaded.model):
         return NO_GRAPHS
     return GraphSizes.up_to(min(config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens))

@@ -1,10 +1,12 @@
 """A decoder with fused elementwise ops between its GEMMs; K and V are written to their pages on the way.
 
-But for mixtures of experts, no call makes the host wait and no shape depends on data, so a whole step can be
-a CUDA graph. Sizes are those of the decoder it is given, which may be a tensor-parallel shard.
+No call makes the host wait and no shape depends on data, so a whole step can be a CUDA graph. Sizes are those
+of the decoder it is given, which may be a tensor-parallel shard.
 """
 
 from __future__ import annotations
+
+from typing import TypeGuard
 
 import torch
 from torch import nn
@@ -16,6 +18,7 @@ from engine.worker.gpu.paged_kv import PagedKv
 from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder, DecoderLayer
 from engine.worker.models.mlp import GatedMLP
+from engine.worker.models.moe import Experts, MixtureOfExperts
 from engine.worker.models.rotary import RotaryEmbedding
 
 
@@ -23,9 +26,12 @@ def with_fused_steps(
     model: CausalModel, attention: PagedKv, ops: FusedOps, max_positions: int
 ) -> CausalModel:
     """``model`` with fused ops if they know all of it. All positions are below ``max_positions``."""
-    if not isinstance(model, Decoder) or model.shape.rotary_dim or not model.shape.is_plain:
-        return model  # the fused rope rotates whole heads
-    return FusedDecoder(model, attention, ops, max_positions)
+    return FusedDecoder(model, attention, ops, max_positions) if can_be_fused(model) else model
+
+
+def can_be_fused(model: CausalModel) -> TypeGuard[Decoder]:
+    """Whether fused ops know all that this model computes: their rope rotates whole heads."""
+    return isinstance(model, Decoder) and not model.shape.rotary_dim and model.shape.is_plain
 
 
 class FusedDecoder:
@@ -68,10 +74,14 @@ class FusedDecoder:
             if isinstance(layer.mlp, GatedMLP):
                 x = layer.mlp.down(self._ops.swiglu(layer.mlp.gate_up(normed)))
             else:
-                x = layer.mlp(normed)
+                x = self._mix(layer.mlp, normed)
         assert residual is not None, "a decoder has layers"
         normed, _ = self._ops.rms_norm(x[sample_rows], self._plain.final_norm, eps, residual[sample_rows])
         return self._plain.head(normed)
+
+    def _mix(self, mlp: MixtureOfExperts, normed: torch.Tensor) -> torch.Tensor:
+        assert isinstance(mlp.experts, Experts), "they are packed on CPUs only"
+        return mlp.add_up(self._ops.mix_experts(normed, mlp.experts, *mlp.router(normed)), normed)
 
     def _attend(self, index: int, qkv: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """qkv [num_tokens, query_size + 2 * kv_size] -> [num_tokens, query_size]"""

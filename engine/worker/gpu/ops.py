@@ -10,6 +10,7 @@ import torch
 
 from engine.worker.gpu.kv_write import HeadNorms, KVWrite
 from engine.worker.gpu.torch_ops import TorchOps
+from engine.worker.models.moe import Experts
 
 
 class FusedOps(Protocol):
@@ -38,6 +39,11 @@ class FusedOps(Protocol):
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
         """gate_up [num_tokens, 2 * inner], gate first -> silu(gate) * up [num_tokens, inner]"""
+
+    def mix_experts(
+        self, x: torch.Tensor, experts: Experts, chosen: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """As ``Experts.forward``. In plain torch this does make the host wait."""
 
 
 def uses_triton(device: torch.device) -> bool:

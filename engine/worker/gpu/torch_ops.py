@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import silu
 
 from engine.worker.gpu.kv_write import HeadNorms, KVWrite
+from engine.worker.models.moe import Experts
 from engine.worker.models.rotary import rotate
 
 FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
@@ -47,6 +48,11 @@ class TorchOps:
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return silu(gate).mul_(up)
+
+    def mix_experts(
+        self, x: torch.Tensor, experts: Experts, chosen: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        return experts.forward(x, chosen, weights)
 
 
 def store(pages: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor, scale: float) -> None:

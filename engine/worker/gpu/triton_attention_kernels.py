@@ -12,13 +12,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from engine.worker.gpu.triton_dot import dot
+
 _HIDDEN = tl.constexpr(-1.0e30)
 """Score of a masked token. Finite, so that differences are not NaN: the sums of a row that has only masked
 tokens so far vanish with its first unmasked score."""
 _NO_WEIGHT = tl.constexpr(1.0e-30)
 """Weight used instead of an empty sum of weights."""
 _LOG2_E = tl.constexpr(1.4426950408889634)
-_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 _STEP_TENSORS = ["rows", "query_starts", "seq_lens", "block_tables", "slots"]
 """Slices of larger tensors: their alignment must not specialize a kernel."""
 _STEP_NUMBERS = ["uniform_len", "first_seq", "num_seqs", "min_tiles", "max_blocks"]
@@ -29,14 +30,6 @@ _STEP_NUMBERS = ["uniform_len", "first_seq", "num_seqs", "min_tiles", "max_block
 def _tanh(x):
     """1 - 2 / (e^2x + 1) by the hardware's power of two; correct at both infinities."""
     return 1.0 - 2.0 / (1.0 + tl.exp2(x * 2.8853900817779268))
-
-
-@triton.jit
-def _dot(left, right, sums):
-    """left @ right + sums, in fp32. Triton's interpreter has no bf16 and would multiply the bits."""
-    if _INTERPRETED:
-        left, right = left.to(tl.float32), right.to(tl.float32)
-    return tl.dot(left, right, sums, input_precision="ieee")
 
 
 @triton.jit
@@ -84,7 +77,7 @@ def _attend_tiles(
         if WINDOW > 0:
             inside &= (positions >= begin)[:, None]
         key = tl.load(keys + places, mask=inside, other=0.0).to(query.dtype)
-        scores = _dot(query, tl.trans(key), tl.zeros((query.shape[0], TILE), tl.float32)) * factor
+        scores = dot(query, tl.trans(key), tl.zeros((query.shape[0], TILE), tl.float32)) * factor
         if CAP > 0:
             scores = CAP * _tanh(scores)
         if MASKED:
@@ -98,7 +91,7 @@ def _attend_tiles(
         shrink = tl.exp2(row_max - new_max)
         row_sum = row_sum * shrink + tl.sum(weights, 1)
         value = tl.load(values + places, mask=inside, other=0.0).to(query.dtype)
-        sums = _dot(weights.to(query.dtype), value, sums * shrink[:, None])
+        sums = dot(weights.to(query.dtype), value, sums * shrink[:, None])
         row_max = new_max
     return sums, row_max, row_sum
 

@@ -15,6 +15,8 @@ import triton.language as tl
 
 from engine.worker.gpu.kv_write import HeadNorms, KVWrite
 from engine.worker.gpu.torch_ops import FP8_MAX
+from engine.worker.gpu.triton_experts import mix_experts
+from engine.worker.models.moe import Experts
 
 _FP8_MAX = tl.constexpr(FP8_MAX)
 _SWIGLU_BLOCK = 1024
@@ -93,6 +95,11 @@ class TritonOps:
             gate_up, gated, gate_up.stride(0), INNER=inner, BLOCK=_SWIGLU_BLOCK
         )
         return gated
+
+    def mix_experts(
+        self, x: torch.Tensor, experts: Experts, chosen: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        return mix_experts(x, experts, chosen, weights, self.swiglu)
 
 
 @triton.jit

@@ -100,10 +100,13 @@ class MixtureOfExperts(nn.Module):
 
         Every rank has all tokens, so the sum of what the ranks' experts make is all that they exchange.
         """
-        output: torch.Tensor = self.experts(x, *self.router(x))
+        return self.add_up(self.experts(x, *self.router(x)), x)
+
+    def add_up(self, mixed: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """The output of x, given what the experts of this rank make of it; ``mixed`` is overwritten."""
         if self.shared is not None:
-            output += self.shared(x)
-        return self._group.all_reduce(output)
+            mixed += self.shared(x)
+        return self._group.all_reduce(mixed)
 
     def is_of_other_rank(self, name: str) -> bool:
         """Whether a tensor of the checkpoint, by its name within a layer, is one of an expert that another

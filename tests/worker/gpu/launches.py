@@ -28,7 +28,7 @@ from engine.worker.loading.loader import load_model
 from engine.worker.parallel.group import ALONE
 from tests.worker.gpu.device_engine import spec_of
 
-KERNELS = ("triton_attention", "triton_gather", "triton_ops", "triton_sampling")
+KERNELS = ("triton_attention", "triton_experts", "triton_gather", "triton_ops", "triton_sampling")
 MAX_GRID = 65535
 """Of all dimensions but the first (CUDA C++ Programming Guide, table of compute capabilities)."""
 LENGTHS = ((40, 1, 600), (1, 5, 5), (2, 16, 16), (3, 1500, 1900))

@@ -156,7 +156,7 @@ def test_logits_are_those_of_transformers(variant: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", ["biases", "norms of queries and keys, a tied head"])
+@pytest.mark.parametrize("variant", ["biases", "norms of queries and keys, a tied head", "experts"])
 @torch.inference_mode()
 def test_by_kernels_alone_logits_are_those_of_transformers(variant: str, tmp_path: Path) -> None:
     """The passes and the attention, as on a GPU."""

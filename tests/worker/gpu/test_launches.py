@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,11 +16,19 @@ from engine.worker.loading.tiny_models import make_model_folder
 pytestmark = pytest.mark.slow
 
 
-def test_serving_launches_no_kernel_that_was_not_warmed_up(tmp_path: Path) -> None:
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3": {},
+    "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_serving_launches_no_kernel_that_was_not_warmed_up(family: str, tmp_path: Path) -> None:
     """Whatever numbers of requests and tokens come, and whatever they ask for."""
     folder = make_model_folder(
         tmp_path / "model",
-        family="qwen3",
+        family,
+        extra_config=FAMILIES[family],
         hidden_size=64,
         num_layers=2,
         num_heads=6,
