@@ -352,7 +352,7 @@ class JobEnd(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A job without further turns."""
 
     outcome: str
-    """``finished`` | ``forgotten``"""
+    """Either ``finished`` or ``forgotten``."""
     duration_s: float
     """Time from its first turn's arrival to the end of its last."""
     queued_s: float

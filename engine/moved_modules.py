@@ -37,7 +37,7 @@ _PATHS = [
     "engine.worker.loading.tiny_models",
 ]
 MOVED = dict(zip(_PATHS[::2], _PATHS[1::2], strict=True))
-"""By the old path, those that programs outside of this repository import."""
+"""New path by old path, of the modules that programs outside of this repository import."""
 
 
 class _Alias(InspectLoader):

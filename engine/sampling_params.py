@@ -16,7 +16,7 @@ from engine.structured_output.params import ReasoningSpan, StructuredOutputsPara
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1024
-"""Of one stop string: all that it may begin with is kept while the request runs."""
+"""Longest stop string: as much text as it may begin with is kept while the request runs."""
 MAX_BAD_WORDS = 1024
 MAX_N = 128
 MAX_LOGIT_BIAS = 100.0

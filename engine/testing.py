@@ -46,7 +46,7 @@ class FakeExecutorFactory:
     """Kill the process in this step, as ``kill -9`` does."""
     raise_at_step: int | None = None
     load_steps: int = 1
-    """In which step a load from the host tier is reported as done; 1 is the step that started it."""
+    """Steps until a load from the host tier is reported as done; 1 is the step that started it."""
     fail_load: int | None = None
     """Fail this load, counted from 1."""
     gate: Path | None = None

@@ -45,7 +45,7 @@ class PrefillCost:
         self._default_s_per_token = 1.0 / default_tokens_per_s
         self._smoothing = smoothing
         self._means: dict[tuple[int, int], _Steps] = {}
-        """By the base-2 logarithms of new tokens and context tokens."""
+        """Steps by the base-2 logarithms of new tokens and context tokens."""
         self._coefficients: Sequence[float] | None = None
         self._num_new = 0
         self.num_observations = 0

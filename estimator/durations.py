@@ -159,9 +159,10 @@ class DurationEstimator:
     edges_: tuple[float, ...]
     """Bounds of the bins, num_bins + 1, from 0."""
     histograms_: OrderedDict[tuple[str, ...], DurationHistogram]
-    """By the parts of the key, the least recently seen first; a parent comes after its children."""
+    """Histograms by the parts of the key, the least recently seen first; a parent comes after
+    its children."""
     job_histograms_: OrderedDict[tuple[str, tuple[str, ...]], DurationHistogram]
-    """By job and the parts of the whole key, the least recently seen first."""
+    """Histograms by job and the parts of the whole key, the least recently seen first."""
     clock_s_: float
     """Latest time seen, counted from the first one ever; it stands still while no estimator runs."""
     _clock_start_s: float | None

@@ -13,17 +13,17 @@ from collections.abc import Iterable
 from operator import mul
 
 _LN2_HIGH = float.fromhex("0x1.62e42fee00000p-1")
-"""ln 2 to 33 bits, so that its product with an exponent is exact."""
+"""The logarithm of 2 to 33 bits, so that its product with an exponent is exact."""
 _LN2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
 LN2 = float.fromhex("0x1.62e42fefa39efp-1")
 _HALF_LN_2PI = float.fromhex("0x1.d67f1c864beb5p-1")
 _LARGEST_EXP, _SMALLEST_EXP = 709.0, -745.0
 
 _ATANH = [1.0 / (2 * k + 1) for k in range(12, -1, -1)]
-"""Of s**24 .. s**0 in atanh(s) / s."""
+"""Coefficients of s**24 .. s**0 in atanh(s) / s."""
 _EXP = [1.0 / math.factorial(k) for k in range(14, -1, -1)]
 _STIRLING = [1 / 156, -691 / 360360, 1 / 1188, -1 / 1680, 1 / 1260, -1 / 360, 1 / 12]
-"""Of x**-13 .. x**-1."""
+"""Coefficients of x**-13 .. x**-1 in the Stirling series."""
 
 
 def _polynomial(coefficients: list[float], x: float) -> float:

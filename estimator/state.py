@@ -89,14 +89,14 @@ class _State(msgspec.Struct):
     num_bins: Annotated[int, msgspec.Meta(le=100_000)]
     clock_s: Seconds
     keys: list[_KeyState]
-    """In the order of ``DurationEstimator.histograms_``."""
+    """Histograms, in the order of ``DurationEstimator.histograms_``."""
     turns: list[_TurnState]
-    """In the order of ``TurnOutcomes.tallies``."""
+    """Tallies, in the order of ``TurnOutcomes.tallies``."""
     min_judged: float = MIN_JUDGED
     only: str | None = None
     """See ``Tenants``."""
     tenants: list[_TenantState] = []
-    """In the order of ``Tenants.own``."""
+    """Tenants, in the order of ``Tenants.own``."""
     credit: list[_CreditState] = []
     format: str = "tool-durations"
     version: int = STATE_VERSION

@@ -52,9 +52,10 @@ class Tenants:
         self.only: str | None = None
         """The only tenant that anything was learned of."""
         self.own: OrderedDict[str, Learned] = OrderedDict()
-        """By tenant, the least recently active first; empty while there is only one."""
+        """Own observations by tenant, the least recently active first; empty while there is only
+        one."""
         self.credit: dict[Parts, Credibility] = {}
-        """By kind of call: how well what was lent predicted."""
+        """Credibility of what was lent, by kind of call: how well it predicted."""
         self._lent: dict[tuple[str, Parts], Belief] = {}
         """Cache of what the others know of a kind now."""
         self._stranger: Learned | None = None

@@ -51,8 +51,8 @@ class TurnOutcomes:
         self.last_after_call = LAST_AFTER_CALL
         self.last_after_answer = LAST_AFTER_ANSWER
         self.tallies: OrderedDict[tuple[str, ...], TurnTally] = OrderedDict()
-        """By ``call`` and the parts of the key, or ``answer``; the least recently seen first, a
-        parent always after its children."""
+        """Tallies by ``call`` and the parts of the key, or ``answer``; the least recently seen
+        first, a parent always after its children."""
 
     def share_weights_with(self, other: TurnOutcomes) -> None:
         """Give the other tally the same weights as this one."""

@@ -5,12 +5,14 @@ No server is started here; what the pages tell a user to run is run in ``test_ex
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 import re
 import tomllib
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,7 @@ NOT_OURS = {
     "--budget-s",  # make gpu-check
 }
 """Flags on the pages that belong to other programs."""
+IN_THE_WHEEL = ("engine", "continuum", "estimator", "tracing", "eval")
 STILL = ("glossary.md",)
 """The page that names the words to avoid."""
 LINK = re.compile(r"\]\((?!https?://|mailto:)([^)\s]+)\)")
@@ -268,3 +271,35 @@ def test_the_image_is_built_of_what_there_is() -> None:
     assert set(re.findall(r'"(--[a-z-]+)"', text)) <= flags("serve")
     for extra in re.findall(r"EXTRAS=\[(\w+)\]", text):
         assert extra in project["project"]["optional-dependencies"]
+
+
+def attribute_docstrings(source: str) -> Iterator[tuple[int, str]]:
+    """Line and text of each string that stands under an assignment."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            continue
+        for above, below in pairwise(node.body):
+            if isinstance(above, ast.Assign | ast.AnnAssign) and isinstance(below, ast.Expr):
+                value = below.value
+                if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                    yield below.lineno, value.value.strip()
+
+
+def reads_on_its_own(docstring: str) -> bool:
+    """A sentence or a noun phrase, not the second half of a sentence that the identifier begins."""
+    begins = re.match(r"[A-Z0-9`\[]", docstring) and not re.match(r"(?:Of|By) ", docstring)
+    return bool(begins) and docstring.endswith((".", "]", ")", ":"))
+
+
+@pytest.mark.parametrize("package", IN_THE_WHEEL)
+def test_an_attributes_docstring_reads_on_its_own(package: str) -> None:
+    """In the packages of the wheel: a capital, a shape, a number or code first, a full stop last."""
+    for path in (ROOT / package).rglob("*.py"):
+        for line, docstring in attribute_docstrings(path.read_text(encoding="utf-8")):
+            assert reads_on_its_own(docstring), f"{name(path)}:{line}: {docstring}"
+
+
+def test_half_a_sentence_is_told_from_a_whole_one() -> None:
+    source = 'A = 1\n"""Of a turn."""\nB = 2\n"""[n] places"""\nC = 3\n"""Tokens of a turn."""\n'
+    found = {line: reads_on_its_own(docstring) for line, docstring in attribute_docstrings(source)}
+    assert found == {2: False, 4: False, 6: True}

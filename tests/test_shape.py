@@ -103,7 +103,7 @@ FILES = {name: _text(name).count("\n") for name in SOURCES}
 PRODUCT_FILES = {name: size for name, size in FILES.items() if _is_in_the_wheel(name)}
 OTHER_FILES = {name: size for name, size in FILES.items() if name not in PRODUCT_FILES}
 FUNCTIONS = dict(sorted((key, size) for name in SOURCES for key, size in _functions(name)))
-"""Of functions of one name in one file, the longest."""
+"""The longest of the functions of one name in one file."""
 ROOMS = dict(
     Counter(
         str(Path(name).parent)

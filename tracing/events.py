@@ -24,7 +24,7 @@ class TraceHeader(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     schema_version: int = SCHEMA_VERSION
     """Version of these records. Version 2 is read, too (``tracing/versions.py``); others are refused."""
     wall_time_s: float
-    """time.time() when the trace was opened."""
+    """Unix time, in seconds, when the trace was opened."""
     monotonic_s: float
     """The engine's clock at the same moment."""
     from_start: bool = False
@@ -46,8 +46,8 @@ class TraceHeader(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     num_blocks: int = 0
     """Usable blocks of the pool."""
     kv_group_windows: list[int] = []
-    """Of each KV cache group of the model, the tokens of its sliding window, 0 for full attention; a block
-    of the pool is of one group. Empty: there is one group, of full attention."""
+    """Tokens of the sliding window of each KV cache group of the model, 0 for full attention; a
+    block of the pool is of one group. Empty: there is one group, of full attention."""
     num_host_blocks: int = 0
     """Blocks that fit on the host tier; 0: there is none."""
     min_load_tokens: int = 0
@@ -185,7 +185,8 @@ class RequestsEnded(msgspec.Struct, tag_field="type", tag="requests_ended", kw_o
     req_ids: list[str]
     """Ids of these requests."""
     how: str
-    """stopped (the API server found a stop string: the turn ended as by itself) | aborted | error"""
+    """One of: stopped (the API server found a stop string: the turn ended as by itself) |
+    aborted | error."""
     receipts: list[Receipt] = []
     """Receipts of the turns that ended this way, in their order."""
 
@@ -195,8 +196,8 @@ class SignalEvent(msgspec.Struct, tag_field="type", tag="signal", kw_only=True, 
 
     now: float
     kind: str
-    """tool_gap_started (the API server has read the turn's calls) | tool_signal (its client reports a call)
-    | job_finished"""
+    """One of: tool_gap_started (the API server has read the turn's calls) | tool_signal (its
+    client reports a call) | job_finished."""
     req_id: str | None = None
     """Id of the turn; in a ``tool_signal`` the client's id."""
     job_id: str | None = None
@@ -224,7 +225,7 @@ class PauseEvent(msgspec.Struct, tag_field="type", tag="pause", kw_only=True):
 
     now: float
     state: str
-    """unpaused | paused_new (nothing is admitted) | paused_all (nothing is scheduled)"""
+    """One of: unpaused | paused_new (nothing is admitted) | paused_all (nothing is scheduled)."""
 
 
 class PrefixCacheReset(msgspec.Struct, tag_field="type", tag="prefix_cache_reset", kw_only=True):
@@ -366,7 +367,7 @@ class PinEvent(msgspec.Struct, tag_field="type", tag="pin_event", kw_only=True, 
 
     now: float
     kind: str
-    """created | decided | refused | shrunk | ended"""
+    """One of: created | decided | refused | shrunk | ended."""
     pin_id: int | None = None
     """Id of the pin; None where nothing is pinned."""
     job_id: str
@@ -398,9 +399,10 @@ class JobEvent(msgspec.Struct, tag_field="type", tag="job_event", kw_only=True, 
 
     now: float
     kind: str
-    """turn_arrived | turn_parked (its job may not start yet) | turn_admitted | turn_ended | turn_aborted |
-    tools_started | finished | forgotten (nothing more is known of the job); and what a client reports of
-    its calls: reported_started | reported_progress | reported_finished | reported_cancelled"""
+    """One of: turn_arrived | turn_parked (its job may not start yet) | turn_admitted |
+    turn_ended | turn_aborted | tools_started | finished | forgotten (nothing more is known of
+    the job); or what a client reports of its calls: reported_started | reported_progress |
+    reported_finished | reported_cancelled."""
     job_id: str
     req_id: str | None = None
     turn: int = 0

@@ -10,7 +10,7 @@ MAX_COPIES = 100_000_000
 """Most blocks of host memory or disk."""
 MAX_COUNT = 2**31 - 1
 MAX_GROUPS = 1000
-"""Of layers."""
+"""Most KV cache groups."""
 MAX_SECONDS = 1e11
 """More than the calendar has years for."""
 

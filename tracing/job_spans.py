@@ -22,7 +22,7 @@ MAX_JOBS = 65536
 MAX_GAPS = 256
 """Open gaps of one job; beyond, the oldest one ends."""
 PHASES = ("queue", "prefill", "decode")
-"""Of a turn: until it is first scheduled, until its first token, until its end."""
+"""Phases of a turn: until it is first scheduled, until its first token, until its end."""
 
 Attributes = dict[str, str | int | float | Sequence[str]]
 

@@ -25,7 +25,7 @@ class Figure:
 
     key: str
     label: str
-    """With its unit. Leading spaces set it under the figure above."""
+    """Name with its unit. Leading spaces set it under the figure above."""
     less_is_better: bool = False
 
 

@@ -36,7 +36,7 @@ GOALS = {
     ("tiny", "http_c1_req_s"): Goal(1.0),
     ("tiny", "http_c32_req_s"): Goal(2.0),
 }
-"""By model and figure."""
+"""Goals by model and figure."""
 OVERHEAD_MB = 300
 """What a server may hold beside its weights and its KV pool."""
 

@@ -46,7 +46,7 @@ class Measured:
     """What a match brought."""
 
     readings: dict[str, dict[Figure, list[float]]] = field(default_factory=dict)
-    """By contender, figures in the order of the cases; a value for each round."""
+    """Readings by contender, figures in the order of the cases; a value for each round."""
     failures: list[str] = field(default_factory=list)
     """Sentences that say what failed."""
     ours_failed: bool = False
@@ -71,7 +71,7 @@ class Match:
         self._contenders = list(contenders)
         self._log_folder = log_folder
         self._running: list[tuple[Server, list[Case]]] = []
-        """With the cases that each takes part in still."""
+        """Running servers with the cases that each still takes part in."""
         self.measured = Measured()
 
     async def play(self) -> Measured:

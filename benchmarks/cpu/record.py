@@ -35,7 +35,7 @@ class ModelRecord(msgspec.Struct, kw_only=True):
     model: str
     weight_bytes: int
     kv_bytes: int
-    """Of our pool."""
+    """Bytes of our KV pool."""
     contenders: list[ContenderRecord]
     failures: list[str]
 

@@ -19,7 +19,7 @@ class Row:
 
     figure: Figure
     values: Mapping[str, Values]
-    """By contender; who has none is not in it."""
+    """Values by contender; one without values is left out."""
     goal: Goal | None
 
     def ratio(self, other: str) -> float | None:

@@ -14,7 +14,7 @@ import msgspec
 from eval.sim.models import ModelShape
 
 _BYTES = 2
-"""Of a weight, and of a number of the KV: both are bf16."""
+"""Bytes of a weight, and of a number of the KV: both are bf16."""
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,7 +31,7 @@ def share(bound: float) -> Goal:
 
 
 DECODE = {1: share(0.80), 32: share(0.85), 128: share(0.88)}
-"""By sequences, of 4,096 tokens each."""
+"""Goals by number of sequences, of 4,096 tokens each."""
 PREFILL_8K = share(0.78)
 PREFILL_2K_ON_32K = share(0.75)
 IDLE = Goal(3.0, at_most=True)

@@ -45,7 +45,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     unit: str
     values: list[float]
-    """Of each repeat."""
+    """One value for each repeat."""
     minimum: float
     median: float
     maximum: float
@@ -100,7 +100,7 @@ class SectionRecord(msgspec.Struct, kw_only=True):
     skipped: list[str] = []
     """Cases that were left out, each with its reason."""
     rates: Rates | None = None
-    """Of the section that measures them."""
+    """Rates from the section that measures them."""
 
     @property
     def all_right(self) -> bool:

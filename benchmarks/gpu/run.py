@@ -20,7 +20,7 @@ from benchmarks.gpu.sections import RATES, Section
 from eval.say import say
 
 _LEAST_S = 10.0
-"""With less time left a section is not begun."""
+"""Least time for a section: with less left, none is begun."""
 
 
 @dataclass(slots=True)

@@ -19,18 +19,18 @@ class Sizes:
     block_size: int = 16
 
     copy_bytes: int
-    """Of one copy inside the device."""
+    """Bytes of one copy inside the device."""
     host_copy_bytes: int
     matmul_size: int
     num_repeats: int
 
     decode_batches: tuple[int, ...]
     decode_context: int
-    """Of the longest sequence; the others are as long or, in checks, of any length below."""
+    """Tokens of the longest sequence; the others are as long or, in checks, of any length below."""
     num_warm_up_steps: int
     steps_per_repeat: int
     prompt_lengths: tuple[tuple[int, int], ...]
-    """(new, cached) tokens of prompts whose attention is checked."""
+    """Pairs (new, cached) of the tokens of prompts whose attention is checked."""
     window: int
     fused_tokens: int
     """Rows of the element-wise kernels."""
@@ -40,7 +40,7 @@ class Sizes:
 
     prefill: int
     turn: tuple[int, int]
-    """(new, cached) tokens of an agent's turn."""
+    """The pair (new, cached) of the tokens of an agent's turn."""
     history: int
     """Tokens that are loaded back, or recomputed."""
 

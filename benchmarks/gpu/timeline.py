@@ -42,9 +42,9 @@ class Idle:
     """Shares of the time from the first work's start to the last's end."""
 
     waiting: float
-    """In gaps that only the host can cause."""
+    """Share in gaps that only the host can cause."""
     total: float
-    """In all gaps."""
+    """Share in all gaps."""
 
 
 def idle_of(spans: Iterable[Span]) -> Idle:

@@ -34,7 +34,8 @@ from engine.worker.loading.tiny_models import make_model_folder
 
 VOCAB_SIZE = 2048
 CHARACTERS_PER_TOKEN = 3.46
-"""Of the tokenizer made here and these texts; usual ones, with more words, have about 4."""
+"""Characters per token of the tokenizer made here and these texts; usual ones, with more words,
+have about 4."""
 READ_MESSAGE = "the body is read and checked"
 PLAIN = "its messages are made plain"
 TEMPLATE = "the chat template writes the text"

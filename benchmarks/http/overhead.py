@@ -111,9 +111,9 @@ class Way:
         default_factory=lambda: {number: [] for number in CONCURRENCIES}
     )
     tokens_per_s: list[float] = field(default_factory=list)
-    """Of as many streams at once as there are callers."""
+    """Tokens per second of as many streams at once as there are callers."""
     streams: list[list[float]] = field(default_factory=list)
-    """Of single streams: when their tokens came."""
+    """Times at which the tokens of single streams came."""
 
     async def measure(self, seconds: float) -> None:
         """One round."""

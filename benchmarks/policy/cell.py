@@ -56,7 +56,7 @@ class Cell:
     jobs_per_s: float
     host_tier: bool
     runs: dict[str, list[RunResult]]
-    """By policy; seeds in order."""
+    """Runs by policy; seeds in order."""
 
     @property
     def title(self) -> str:

@@ -66,7 +66,7 @@ class BenchConfig:
     traffic: Sequence[Traffic]
     gpu: str
     policies: tuple[str, ...]
-    """fcfs among them."""
+    """Policies to compare; fcfs is among them."""
     seeds: range
     num_jobs: int
     which_loads: Loads

@@ -53,7 +53,7 @@ WHY = {
     "max_wait_s": "coding agents drop a silent stream after 300 s, and start to wait again",
     "max_return_wait_s": "likewise",
 }
-"""In a sentence each."""
+"""Reasons for the values, in a sentence each."""
 
 WITH_RULE = {
     "pool_price": "price",

@@ -33,7 +33,7 @@ class Traffic:
     loads: tuple[float, ...]
     """Jobs per second, from light to heavy."""
     kv_tokens: int
-    """Of the pool, on an H100."""
+    """Tokens of the KV pool, on an H100."""
     max_context_tokens: int | None = None
     """Longer jobs are left out; None: those that do not fit in the pool."""
     share_prefixes: bool = False

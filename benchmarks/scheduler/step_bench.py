@@ -318,7 +318,7 @@ CASES: Mapping[str, Callable[[int], list[Timing]]] = {
     "hash": lambda steps: [hashing(steps // 4)],
     "pool": lambda steps: pool(steps // 4),
 }
-"""By the names that vLLM's side has for them, too."""
+"""Cases by name, the one that vLLM's side has for them, too."""
 
 
 def _each_policy(case: Callable[[str, PolicyFactory], Timing]) -> list[Timing]:

@@ -48,12 +48,12 @@ class RealityConfig:
     num_jobs: int = 12
     seeds: tuple[int, ...] = (0, 1)
     repeats: int = 1
-    """Of serving the same jobs: how far reality agrees with itself."""
+    """Repeats of serving the same jobs: how far reality agrees with itself."""
     jobs_per_s: float = 1.0
     """Poisson arrivals."""
     max_turns: int | None = None
     time_scale: float = 1.0
-    """Of tool times."""
+    """Factor of tool times."""
     hidden_size: int = 128
     num_layers: int = 4
     max_context_tokens: int = 4096
@@ -61,7 +61,7 @@ class RealityConfig:
     block_size: int = 16
     step_tokens: int = 1024
     profile_seconds: float = 20.0
-    """Of each measurement of costs; there is one more than there are runs."""
+    """Seconds of each measurement of costs; there is one more than there are runs."""
 
 
 @dataclass(frozen=True, slots=True)

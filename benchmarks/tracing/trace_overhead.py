@@ -46,7 +46,7 @@ SETTLE_S = 0.3
 trace is written."""
 NO_MODEL = "nothing"
 GOAL = 0.98
-"""Of the throughput without a trace: what is left of it with one."""
+"""Share of the throughput without a trace that is left with one."""
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 """The clock of processor times is no finer."""
 OFF, AGAIN = "off", "off again"
@@ -62,7 +62,7 @@ class Window:
 
     tokens_per_s: float
     cpu_s_per_token: float
-    """Of the engine core's process, all its threads: the one that writes the trace too."""
+    """CPU time of the engine core's process, all its threads: the one that writes the trace too."""
 
 
 @dataclass(slots=True)

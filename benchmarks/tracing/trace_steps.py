@@ -45,11 +45,11 @@ NUM_BLOCKS = 2000
 STEPS_PER_BLOCK = 20
 """Steps that are summed before engines are compared: a trace costs most at the steps where a request ends."""
 BLOCKS_PER_TURN = 10
-"""Of an engine in one part; those of the four turns of a round are summed, one by one."""
+"""Blocks of an engine in one part; those of the four turns of a round are summed, one by one."""
 WARM_UP_BLOCKS = 2
-"""Of each turn, not counted: the trace has just begun."""
+"""Blocks of each turn that are not counted: the trace has just begun."""
 SOLO_STEPS = 100
-"""Of an engine alone, as fast as it can, in each turn: what its writer does meanwhile."""
+"""Steps of an engine alone, as fast as it can, in each turn: what its writer does meanwhile."""
 POLL_S = 0.005
 OFF, ON, COMPRESSED, AGAIN = "off", "on", "on, compressed", "off again"
 ENDINGS = {OFF: None, ON: ".jsonl", COMPRESSED: ".jsonl.zst", AGAIN: None}

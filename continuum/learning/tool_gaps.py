@@ -95,7 +95,7 @@ class PublishedGaps:
     def __init__(self) -> None:
         self._means: defaultdict[str | None, MeanGaps] = defaultdict(MeanGaps)
         self._gaps: defaultdict[tuple[str | None, str | None], ObservedGaps] = defaultdict(ObservedGaps)
-        """By tenant and tool; the tool is None for a turn with none or several."""
+        """Observed gaps by tenant and tool; the tool is None for a turn with none or several."""
         self._all_gaps: defaultdict[str | None, ObservedGaps] = defaultdict(ObservedGaps)
 
     def returned(self, tip: BranchTip, gap_s: float) -> None:

@@ -104,7 +104,7 @@ class WorkForecast:
         self._kinds: OrderedDict[Hashable, _Kind] = OrderedDict()
         self._first_ones = _Kind(0.0)
         self._usual_s = self._usual_tokens = 0.0
-        """Of all jobs: seconds of service, and tokens in the first prompt."""
+        """Means over all jobs: seconds of service, and tokens in the first prompt."""
         self._num_turns = self._num_until_update = 0.0
 
     def course(self, name: Hashable | None, num_tokens: int) -> JobCourse:

@@ -56,9 +56,10 @@ class WorkingSet(BranchListener):
         self._little = int(context.num_blocks * tuning.small_job_share)
         self._block_size = context.block_size
         self._here: dict[str, Need] = {}
-        """By request: turns that are admitted, or that wait to continue a branch."""
+        """Needs by request, of turns that are admitted or that wait to continue a branch."""
         self._awaited: dict[str, Need] = {}
-        """By the request that ended last in a job, or in a branch of one."""
+        """Needs of turns to come, by the request that ended last in the job or in a branch of
+        it."""
         self._parked: dict[str, str] = {}
         """Waiting requests, with their tenants."""
         self._num_parked: Counter[str] = Counter()

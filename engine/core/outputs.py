@@ -115,7 +115,7 @@ class TokenMasks:
 
 
 NO_MASKS = TokenMasks((), np.empty((0, 0), np.bool_))
-"""Of a step whose requests with a grammar have all ended meanwhile."""
+"""The masks of a step whose requests with a grammar have all ended meanwhile."""
 
 
 @dataclass(slots=True)

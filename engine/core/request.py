@@ -123,9 +123,9 @@ class Request:
         self.num_cached_tokens: int | None = None
         """Prefix-cache hit when first admitted, what was loaded from another tier included; None before."""
         self.num_external_computed_tokens = 0
-        """Of those computed when last admitted: loaded from another tier."""
+        """Tokens loaded from another tier, among those computed when last admitted."""
         self.num_disk_tokens = 0
-        """Of these: read from disk."""
+        """Tokens read from disk, among the external ones."""
         self.num_output_placeholders = 0
         """Tokens that a step under way samples, and that the next one may compute: places kept for them."""
         self.num_preemptions = 0
@@ -136,7 +136,7 @@ class Request:
         has_context = bool(cache_salt or adapter or media)
         self._hash_context = HashContext(cache_salt, adapter, media or ()) if has_context else NO_CONTEXT
         self.block_hashes: list[BlockHash] = []
-        """Of all full blocks, computed or not; empty without a hasher."""
+        """Hashes of all full blocks, computed or not; empty without a hasher."""
         self._hash_new_blocks()
 
     @classmethod

@@ -38,7 +38,7 @@ class SplitPattern:
         self._pattern = pattern
         self._at = 0
         self._classes: list[str] = []
-        """Of each place a pattern for the one character that it stands for."""
+        """Patterns, one for each place, of the one character that it stands for."""
         self._follow: list[set[int]] = []
         self._whole = self._choice(ignores_case=False)
         if self._at != len(pattern):

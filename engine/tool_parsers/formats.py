@@ -160,7 +160,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     ),
     "json": ToolFormat(JsonToolParser, syntax=JSON_CALLS),
 }
-"""By name, in the order in which ``auto`` tries them."""
+"""Formats by name, in the order in which ``auto`` tries them."""
 
 THINK_TAGS: Mapping[str, ThinkTags] = {
     "think": ThinkTags("<think>", "</think>"),
@@ -171,7 +171,7 @@ THINK_TAGS: Mapping[str, ThinkTags] = {
 
 _HARMONY = "openai"
 RECIPIENT = "to=functions"
-"""In harmony, the recipient of a message: a function, if it is a call."""
+"""The recipient of a message in harmony: a function, if it is a call."""
 _TOOL_ALIASES = {
     "qwen3_json": "hermes",
     "qwen3_xml": "qwen3_coder",

@@ -43,7 +43,7 @@ class BlockPainter:
         self._kinds = np.zeros(num_blocks, np.uint8)
         self._owners = np.zeros(num_blocks, np.uint8)
         self._held = np.zeros(num_blocks, np.bool_)
-        """By a pin, whoever else uses it."""
+        """Blocks that a pin retains, whoever else uses them."""
         self._jobs: dict[str, int] = {}
 
     def paint(self, holdings: Sequence[Retention]) -> BlockMap:

@@ -38,9 +38,9 @@ class Digest:
     def __init__(self) -> None:
         self._requests: dict[str, _Followed] = {}
         self._jobs: dict[str, str] = {}
-        """Of requests whose arrival is about to be told."""
+        """Job ids of requests whose arrival is about to be reported."""
         self._scheduled: dict[int, list[str]] = {}
-        """By the last two decisions, in their order."""
+        """Requests of the last two decisions, in their order."""
         self.totals = Totals()
         self.phases: list[PhaseChange] = []
         self.events: list[PinEvent | JobEvent] = []

@@ -82,10 +82,10 @@ class BlockMap(msgspec.Struct, kw_only=True):
     num_running: int
     """Blocks of each kind, exactly; each counts once."""
     num_pinned: int
-    """That pins alone hold."""
+    """Blocks that pins alone retain."""
     num_cached: int
     num_held: int
-    """That pins hold, also those that a request runs on."""
+    """Blocks that pins retain, also those that a request runs on."""
     jobs: list[str]
     """Those beyond what a byte can number count as ``SHARED``."""
 
@@ -99,9 +99,9 @@ class Gauges(msgspec.Struct, kw_only=True):
     total_blocks: int
     free_blocks: int
     cached_blocks: int
-    """Blocks, free or not, that hold a findable prefix."""
+    """Blocks, free or not, that hold a cached prefix."""
     empty_blocks: int
-    """Free, and of no findable prefix."""
+    """Free blocks without a cached prefix."""
     pinned_blocks: int
     pins: int
     host_blocks: int
@@ -118,9 +118,9 @@ class Totals(msgspec.Struct, kw_only=True):
     """Prompt tokens that were computed."""
     generated_tokens: int = 0
     prompt_tokens: int = 0
-    """Of requests that joined the batch."""
+    """Prompt tokens of requests that joined the batch."""
     hit_tokens: int = 0
-    """Of these: found in the cache, or loaded."""
+    """Prompt tokens found in the cache, or loaded."""
     preemptions: int = 0
 
 

@@ -12,8 +12,8 @@ from engine.core.request import Request
 from eval.baselines.program import ProgramPolicy
 
 PROMOTE_AT = 10.0
-"""β: a program that waited this many times as long as it was served goes to the front; the paper names no
-value."""
+"""The paper's β: a program that waited this many times as long as it was served goes to the
+front; the paper names no value."""
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from eval.errors import ServerError
 from eval.load.client import ServerClient
 
 MIN_TOKENS = 16
-"""With fewer, synthetic texts would agree by chance where they must not."""
+"""Fewest tokens: with fewer, synthetic texts would agree by chance where they must not."""
 MIN_WORDS = 16
 NUM_MADE_WORDS = 1200
 NUM_CHUNKS = 4

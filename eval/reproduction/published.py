@@ -14,7 +14,7 @@ GB = 1e9
 NEAR = 1.2
 """A multiple is reproduced within this factor of the published one, unless a figure says otherwise."""
 BASELINE = "fcfs"
-"""vLLM, the baseline of every multiple."""
+"""The policy of vLLM, the baseline of every multiple."""
 RULE = "paper"
 """Continuum as published."""
 OURS = "continuum"
@@ -55,7 +55,7 @@ class Published:
     seconds: float | None = None
     """Published job delay."""
     multiple: float | None = None
-    """vLLM's delay over this one's, where it was printed; else it follows from the seconds."""
+    """Delay of vLLM over this one's, where it was printed; else it follows from the seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from eval.sim.cost_model import StepCost
 from eval.sim.hardware import NVME
 
 PROMPT_TOKENS = 2048
-"""Of the prompt whose computing is compared with reading."""
+"""Tokens of the prompt whose computing is compared with reading."""
 
 
 class DiskDrive:

@@ -9,11 +9,11 @@ from eval.errors import HardwareError
 GIB = 2**30
 
 H200_BANDWIDTH = 4.3e12
-"""bytes/s, measured: a large copy, bytes read and written both counted."""
+"""Bytes per second, measured: a large copy, bytes read and written both counted."""
 H200_FLOPS = 790e12
 """FLOP/s, measured: large bf16 GEMMs."""
 BANDWIDTH_SHARE = H200_BANDWIDTH / 4.8e12
-"""Of the published peak; taken for GPUs that were not measured."""
+"""Share of the published peak; taken for GPUs that were not measured."""
 FLOPS_SHARE = H200_FLOPS / 989e12
 """Share of the published dense bf16 peak, likewise."""
 
@@ -93,7 +93,8 @@ class Disk:
 
     name: str
     read_bandwidth: float
-    """bytes/s in sequence, published, as ``write_bandwidth``: a KV block of an 8B model is 2 MiB."""
+    """Bytes per second in sequence, published, as ``write_bandwidth``: a KV block of an 8B model
+    is 2 MiB."""
     write_bandwidth: float
     latency_s: float
     """Time until the first byte comes. ASSUMED."""

@@ -23,7 +23,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 NEW_TOKENS = (8, 48, 192, 768, 1536)
 OUTPUT_TOKENS = 12
 CHAT_TURNS = 8
-"""Of one conversation, alone in the server: they tell what is lost around the engine."""
+"""Turns of one conversation, alone in the server: they tell what is lost around the engine."""
 CHAT_WORDS = 60
 ROUND_SHARE = 0.2
 """A round that would take more of the whole time than this is left out."""

@@ -25,7 +25,7 @@ from tracing.events import TraceHeader
 from tracing.tracer import Tracer
 
 NO_PLAN = SchedulerOutput([], CachedRequestData(), {}, 0, set(), set())
-"""Of a step that only waits for copies."""
+"""The plan of a step that only waits for offloaded blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ from eval.workloads.sampling import JobLimits
 
 WAIT_S = 1.0
 DETAIL_SEEDS = 1
-"""Of the first seeds of each policy and load what plots need is kept."""
+"""Seeds of each policy and load of which the data for plots is kept: the first ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ class ArrivalKind(StrEnum):
 
 
 LEAST_CV, MOST_CV = 0.01, 100.0
-"""Of bursty arrivals: less is clockwork, more is all at once and nothing ever after."""
+"""Limits of bursty arrivals: less is clockwork, more is all at once and nothing ever after."""
 ARRIVALS = tuple(kind.value for kind in ArrivalKind)
 
 

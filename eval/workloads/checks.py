@@ -10,7 +10,7 @@ from eval.workloads.job import GapKind, Job, Turn
 from eval.workloads.jsonl import Place
 
 MAX_TOKENS = 1_000_000_000
-"""Of a prompt or an answer; a larger count is an error in the file."""
+"""Most tokens of a prompt or an answer; a larger count is an error in the file."""
 MAX_BLOCK_ID = 2**32 - 1
 """Ids count blocks; a digest is none."""
 

@@ -33,7 +33,7 @@ class Place:
     line: int | None = None
     """None in a file that is one JSON value."""
     entry: int | None = None
-    """In such a file: which of its entries, from 1."""
+    """Number of the entry in such a file, from 1."""
 
     @property
     def within(self) -> str:

@@ -95,8 +95,9 @@ class RecordedJob(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit
     parent_job: str | None = None
     start_in_parent_s: Seconds | None = None
     duration_s: Seconds | None = None
-    """With it ``start_in_parent_s`` is where a sub-agent ended: in all recordings that have both, it is later
-    than the end of a parent's turn by this duration and less than a second."""
+    """Duration of a sub-agent. Where it is given, ``start_in_parent_s`` is when the sub-agent
+    ended: in all recordings that have both, it is later than the end of a turn of its parent by
+    this duration and less than a second."""
     block_size: Count = 0
     block_scope: str | None = None
     hash_scope: str | None = None

@@ -13,7 +13,7 @@ from statistics import NormalDist
 
 _NORMAL = NormalDist()
 _STEPS = 60
-"""Of each bisection: enough for the last bit of a float."""
+"""Steps of each bisection: enough for the last bit of a float."""
 
 
 @dataclass(frozen=True, slots=True)

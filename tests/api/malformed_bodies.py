@@ -129,7 +129,7 @@ VALID_BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/conversations/{conversation_id}": [{"metadata": {"a": "b"}}],
     "/v1/conversations/{conversation_id}/items": [{"items": _ITEMS[:1]}],
 }
-"""Of every endpoint that takes a body, some that it accepts."""
+"""Some bodies that each endpoint which takes one accepts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ SHORT: dict[str, dict[str, Any]] = {
     "/trace": {"enabled": False},
     "/v1/jobs/{job_id}/signals": {"state": "started"},
 }
-"""Of each endpoint a body that is soon done with."""
+"""A body for each endpoint that is soon done."""
 BEYOND = ("best_of", "prompt_logprobs", "truncate_prompt_tokens", "dimensions", "top_n_tokens", "n")
 """Numbers that other servers know, or other APIs."""
 HOLE = "the odd number"

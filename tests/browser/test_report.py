@@ -22,7 +22,7 @@ TAMED_TOOL = "_img_src=x_onerror=_window.taken"
 NUM_JOBS = 14
 NUM_TURNS = 10
 AA_CONTRAST = 4.5
-"""Of text to what it stands on: WCAG 2.2, level AA."""
+"""Least contrast of text to its background: WCAG 2.2, level AA."""
 
 
 def make_workload(path: Path) -> None:

@@ -24,9 +24,9 @@ from engine.worker.loading.tiny_models import make_model_folder
 
 BASE_VOCAB_SIZE = 512
 LEAD = 60.0
-"""Of the next piece's logit over all others."""
+"""Lead of the next piece's logit over all others."""
 PIECE_LENGTHS = (5, 6, 7, 4, 8, 3, 9, 10, 11, 12)
-"""In characters, in order of preference; longer ones where replies are too alike."""
+"""Lengths in characters, in order of preference; longer ones where replies are too alike."""
 _TEMPLATE = Path(__file__).with_name("scripted_chat_template.jinja")
 
 

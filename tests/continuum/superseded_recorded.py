@@ -33,11 +33,11 @@ class Superseded:
     num_superseding: int = 0
     """Turns that showed their job to go on without something."""
     num_blocks: int = 0
-    """Of all prompts and answers."""
+    """Blocks of all prompts and answers."""
     num_dead_blocks: int = 0
-    """That were let go."""
+    """Blocks that were released."""
     num_asked_again: int = 0
-    """Of those: part of a later prompt of the job."""
+    """Released blocks that were part of a later prompt of the job."""
 
     def add(self, other: Superseded) -> None:
         self.num_turns += other.num_turns

@@ -18,7 +18,7 @@ BLOCK = 4
 POOL_BLOCKS = 32
 """All of which may be needed where there is no host tier."""
 HOST_BLOCKS = 40
-"""Of which 32 may be needed."""
+"""Blocks of the host tier, of which 32 may be needed."""
 MAX_WAIT_S = 50.0
 CONFIG = ContinuumConfig(max_wait_s=MAX_WAIT_S)
 HOLD_BRIEFLY = replace(CONFIG, ttl_rule="fixed", fixed_ttl_s=2.0)

@@ -23,7 +23,7 @@ from eval.report.results import read_results
 from tests.core.engine_room import EngineRoom
 
 TOKENS = 1000
-"""In the first prompts of jobs whose size is not the matter."""
+"""Tokens in the first prompts of jobs whose size is not the matter."""
 
 
 def _serve(forecast: WorkForecast, kind: str | None, num_turns: int, service_s: float = 1.0) -> JobCourse:

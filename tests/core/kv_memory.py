@@ -12,7 +12,7 @@ from engine.core.request import Request
 from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
 
 LoadFate = Callable[[], tuple[int, bool]]
-"""In how many steps a load ends (0: in its own), and whether it succeeds."""
+"""Steps until a load ends (0: it ends in its own), and whether it succeeds."""
 
 
 def at_once() -> tuple[int, bool]:
@@ -67,10 +67,10 @@ class _Span:
 
     request: Request
     table: list[int]
-    """By block of tokens and within it by group."""
+    """Block ids by block of tokens and within it by group."""
     start: int
     end: int
-    """In tokens."""
+    """End, in tokens."""
 
     def written(self, layout: Layout) -> list[int]:
         """Blocks of all groups into which it computes."""
@@ -131,7 +131,7 @@ class KvMemory:
         self.host: dict[int, BlockHash] = {}
         self.disk: dict[int, BlockHash] = {}
         self._writing: dict[int, _Writing] = {}
-        """By disk slot."""
+        """Writes by disk slot."""
         self._tables: dict[str, list[int]] = {}
         self._copying: list[_Copying] = []
 

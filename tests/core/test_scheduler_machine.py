@@ -26,7 +26,7 @@ from tracing.tracer import Tracer
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_LEN = 4, 17, 64
 WINDOWS = [(None, 5), (None, 8, 8), (None, None, 1), (6,), (None, 4, 13), (3, 9)]
-"""Of the groups of models with a sliding window; None: of full attention."""
+"""Windows of the groups of models with sliding windows; None: of full attention."""
 SAID = st.builds(
     JobRef,
     st.sampled_from(["named", "named", None]),
@@ -125,7 +125,7 @@ class Awaited:
 
     request: Request
     num_tokens: int
-    """If nobody ends it before."""
+    """Tokens until the end, unless it is ended before."""
     ended_early: bool = False
 
     def check(self, received: list[int], finished: bool) -> None:

@@ -11,7 +11,7 @@ from tracing.events import RequestArrived, StepDecision, StepOutput, StepSnapsho
 from tracing.tracer import Tracer
 
 HALVES = {"begin_step", "plan"}
-"""Of ``schedule``: whoever stands around the scheduler calls these instead."""
+"""Halves of ``schedule``: whoever wraps the scheduler calls these instead."""
 
 
 class Seen:

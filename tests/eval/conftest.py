@@ -11,7 +11,7 @@ from eval.load.server_process import ServerProcess
 
 MAX_MODEL_LEN = 4096
 NUM_BLOCKS = 300
-"""Of 16 tokens: less than the jobs of the tests hold together."""
+"""Blocks of 16 tokens: fewer than the jobs of the tests need together."""
 
 
 @pytest.fixture(scope="session")

@@ -29,14 +29,14 @@ class Behaviour:
     """Anything else in a body is HTTP 400."""
     tokenizes: bool = True
     adds_bos: bool = False
-    """To every text, whatever it is asked."""
+    """Whether it adds a BOS token to every text, whatever it is asked."""
     api_key: str | None = None
     busy_times: int = 0
     """So many turns are refused with HTTP 503 first."""
     hold_after: int | None = None
     """Turns beyond so many are never answered."""
     break_after: int | None = None
-    """With the turn beyond so many the server is gone."""
+    """Turns after which the server is gone."""
     stream: bytes | None = None
     """Every answer, instead of one to the turn."""
     metrics: bytes | None = None

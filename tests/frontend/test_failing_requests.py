@@ -24,7 +24,7 @@ from tests.broken_models import with_poisoned_token, with_tokens_beyond
 POISON = 65
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 SOUND = [[7, 8, 9], list(range(100, 140)), list(range(200, 217))]
-"""Of lengths that share no block size."""
+"""Prompts of lengths that share no block size."""
 POISONED = [[*range(300, 320), POISON, 5, 6], [POISON]]
 DIGITS = StructuredOutputsParams(regex="[0-9]{3}")
 

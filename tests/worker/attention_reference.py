@@ -14,7 +14,7 @@ from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.torch_paged import TorchPagedAttention
 
 MIXED_LENGTHS = ((1, 1), (1, 30), (1, 33), (1, 33), (5, 5), (6, 29), (16, 16), (3, 70))
-"""(query, sequence) lengths: decodes first, shortest first."""
+"""Pairs (query, sequence) of lengths: decodes first, shortest first."""
 BLOCK_SIZE = 8
 NUM_HEADS = 6
 HEAD_DIM = 32

@@ -33,7 +33,7 @@ class _Request:
     num_computed: int = 0
     is_new: bool = True
     tables: list[list[int]] = field(default_factory=list)
-    """By group; the null block stands for what its window has left behind."""
+    """Block tables by group; the null block stands for what its window has left behind."""
 
     @property
     def num_tokens(self) -> int:

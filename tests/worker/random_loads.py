@@ -19,8 +19,9 @@ from engine.sampling_params import RequestOutputKind, SamplingParams
 
 MAX_TOKENS = 6
 NEAR_TIES = {"float32": 1e-3, "bfloat16": 0.1}
-"""Of two log-probabilities. How a prompt is cut into steps changes what is rounded; which of two tokens so
-near to each other is chosen is chance, and all that follows it."""
+"""Largest gap of two log-probabilities that are nearly equal. How a prompt is cut into steps
+changes what is rounded; which of two tokens so near to each other is chosen is chance, and all
+that follows it."""
 
 POLICIES: dict[str, Callable[[], PolicyFactory]] = {
     "fcfs": lambda: fcfs,

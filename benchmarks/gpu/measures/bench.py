@@ -18,7 +18,7 @@ from benchmarks.gpu.sizes import Sizes
 from eval.say import say
 
 _SHOWN_LINES = 3
-"""Of an error, in the record; all of it goes to standard error."""
+"""Lines of an error that the record has; all of it goes to standard error."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 LIMITS = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1e-2, torch.float8_e4m3fn: 5e-2}
-"""Of ``row_error``. One rounding to bf16 is 1.6e-3 of a row of noise on the mean, one to fp8 2.6e-2."""
+"""Limits of ``row_error``. One rounding to bf16 is 1.6e-3 of a row of noise on the mean, one to
+fp8 2.6e-2."""
 
 
 def row_error(found: torch.Tensor, expected: torch.Tensor) -> float:

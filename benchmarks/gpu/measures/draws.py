@@ -13,9 +13,11 @@ _ROWS = 256
 """Rows drawn at a time."""
 _EXPECTED_PER_BIN = 50.0
 _DEVIATIONS = 6.0
-"""Of a chi-squared statistic from its mean, in standard deviations: once in 10^8 runs by chance, or so."""
+"""Largest deviation of a chi-squared statistic from its mean, in standard deviations: chance
+exceeds it about once in 10^8 runs."""
 _FILTER_LIMIT = 1e-4
-"""Of probability kept that should not be, or the other way: a token at the border may fall on either side."""
+"""Largest probability kept that should not be, or the other way: a token at the border may fall
+on either side."""
 
 
 def check(bench: Bench) -> None:

@@ -19,11 +19,13 @@ from engine.frontend.llm import LLM
 from engine.sampling_params import SamplingParams
 
 EXACT_GAP = 1e-3
-"""Of logits in fp32, whose spread over a vocabulary is about 1: a nearer tie is none that fp32 decides."""
+"""Largest gap of logits in fp32, whose spread over a vocabulary is about 1, that counts as a
+tie."""
 NEAR_TIE_GAP = 0.05
-"""In bf16 a gap of this size is always allowed: a logit of 4 is rounded by up to 0.016."""
+"""Gap of logits that is always allowed in bf16: a logit of 4 is rounded by up to 0.016."""
 TIMES_THEIRS = 3.0
-"""... or this multiple of the largest gap of the tokens that transformers itself chooses in bf16."""
+"""Multiple that is allowed, too, of the largest gap of the tokens that transformers itself
+chooses in bf16."""
 
 Tokens = list[int]
 

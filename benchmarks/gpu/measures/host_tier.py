@@ -12,7 +12,7 @@ from engine.frontend.llm import LLM
 from engine.sampling_params import SamplingParams
 
 _TOLERATED_SHARE = 0.02
-"""Of a history's tokens."""
+"""Tolerated share of a history's tokens."""
 _FIRST_TOKEN = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
 
 
@@ -22,7 +22,7 @@ class Visit:
 
     seconds: float
     num_found: int
-    """Of its tokens."""
+    """Tokens of the history that were found."""
 
 
 def run(bench: Bench) -> None:

@@ -17,12 +17,12 @@ from engine.worker.gpu.triton_paged import TritonPagedAttention
 
 _NUM_LAYERS, _LAYER = 2, 1
 _KV_SCALE = 0.04
-"""Of fp8 pages: 448 times that is more than any of the noise."""
+"""Scale of fp8 pages: 448 times that is more than any of the noise."""
 _VERIFIED = 4
 """Tokens of a sequence whose drafts are verified."""
 
 Lengths = Sequence[tuple[int, int]]
-"""(new, cached) tokens of each sequence."""
+"""Pairs (new, cached) of the tokens of each sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

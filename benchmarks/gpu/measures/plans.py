@@ -20,7 +20,7 @@ class Planner:
     """Hands out the blocks of a pool, whose sequences all end before it starts over."""
 
     num_blocks: int
-    """Of the pool, null block included."""
+    """Blocks of the pool, null block included."""
     block_size: int
     vocab_size: int
     _ids: itertools.count[int] = field(default_factory=itertools.count)

@@ -10,7 +10,7 @@ from benchmarks.gpu.floors import Rates
 from benchmarks.gpu.measures.bench import Bench
 
 _CALLS = 8
-"""Of a copy or a GEMM in one repeat, so that beginning and ending it does not count."""
+"""Calls of a copy or a GEMM in one repeat, so that beginning and ending it does not count."""
 
 
 def run(bench: Bench) -> None:

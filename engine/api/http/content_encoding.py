@@ -29,7 +29,7 @@ ENCODINGS = ("gzip", "deflate", "zstd")
 _MAX_WINDOW_LOG = 23
 """The largest zstd window: 8 MiB, which every decoder must support (RFC 8878, 3.1.1.1.2)."""
 _GZIP, _ZLIB, _PLAIN = 31, 15, -15
-"""zlib's codes of the container formats."""
+"""The codes that zlib has for the container formats."""
 
 
 class _Unpacker(Protocol):

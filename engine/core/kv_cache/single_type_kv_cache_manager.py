@@ -21,7 +21,7 @@ class SingleTypeKVCacheManager:
         self.block_size = block_size
         self.req_to_blocks: dict[str, list[KVCacheBlock]] = {}
         self.num_cached_block: dict[str, int] = {}
-        """Of each request: its first blocks that are cached, or need not be."""
+        """The number of leading blocks of each request that are cached, or need not be."""
         self._pool = pool
         self._key_end = b"" if group_id is None else group_id.to_bytes(2, "big")
 

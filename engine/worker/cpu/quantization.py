@@ -20,7 +20,7 @@ class Quantized:
     """A weight that was quantized before it came here, as ``to_int8`` or ``to_int4`` would return it."""
 
     numbers: torch.Tensor
-    """q [outputs, inputs]; of int4 any integers that hold 0 to 15."""
+    """Numbers q [outputs, inputs]; of int4 any integers that hold 0 to 15."""
     grid: torch.Tensor
     """The scales [outputs] of int8, or the scales and zeros [outputs, groups, 2] of int4."""
 

@@ -26,7 +26,7 @@ from engine.worker.models.linears import Embedding
 Quantizer = Callable[[AnyWeight], tuple[torch.Tensor, torch.Tensor]]
 
 _LANES = 16
-"""torch's int4 GEMM needs a multiple of this many outputs."""
+"""The int4 GEMM of torch needs a multiple of this many outputs."""
 
 
 class Int8Linear(nn.Module):

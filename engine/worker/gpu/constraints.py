@@ -23,7 +23,7 @@ class BadWords:
     places: torch.Tensor
     """[num_words] int64: index of the last token in the step's flattened logits."""
     rows: torch.Tensor
-    """[num_words] int64"""
+    """[num_words] int64."""
     num_tokens: torch.Tensor
     """[num_words] int64: number of tokens in the row."""
     beginnings: torch.Tensor
@@ -39,12 +39,12 @@ class Constraints:
     allowed: torch.Tensor
     """[n] places of the allowed tokens."""
     banned: torch.Tensor
-    """[n] places"""
+    """[n] places."""
     bad_words: BadWords | None
     biased: torch.Tensor
-    """[n] places"""
+    """[n] places."""
     biases: torch.Tensor
-    """[n] float32"""
+    """[n] float32."""
 
     @classmethod
     def of(cls, batch: SamplingBatch, vocab_size: int, streams: DeviceStreams) -> Constraints | None:

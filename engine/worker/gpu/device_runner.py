@@ -25,7 +25,7 @@ class Fetched:
     """The output of a step, in host memory once ``mark`` is reached."""
 
     token_ids: torch.Tensor
-    """[num_samples] int64"""
+    """[num_samples] int64."""
     scores: torch.Tensor | None
     """[num_samples] scores of the tokens; see Sampled."""
     logprobs: Logprobs | None

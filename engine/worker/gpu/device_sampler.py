@@ -28,7 +28,7 @@ class Penalties:
     """Penalties of the requests that have any; tensors [num_penalized]."""
 
     indices: torch.Tensor
-    """int64, among those sampled."""
+    """Places among those sampled, int64."""
     rows: torch.Tensor
     num_prompt_tokens: torch.Tensor
     num_tokens: torch.Tensor
@@ -43,7 +43,7 @@ class Filters:
     """Top-k, top-p and min-p of the requests that use any; tensors [num_filtered]."""
 
     indices: torch.Tensor
-    """int64, among those sampled."""
+    """Places among those sampled, int64."""
     top_k: torch.Tensor
     top_p: torch.Tensor
     min_p: torch.Tensor
@@ -90,9 +90,9 @@ class Logprobs:
     """Log-probabilities of the requests that want them: the sampled token, then the best ones."""
 
     token_ids: torch.Tensor
-    """[num_wanted, 1 + max_count] int64"""
+    """[num_wanted, 1 + max_count] int64."""
     values: torch.Tensor
-    """[num_wanted, 1 + max_count] float32"""
+    """[num_wanted, 1 + max_count] float32."""
     ranks: torch.Tensor
     """[num_wanted] int64: rank of the sampled token; the best is 1."""
 
@@ -102,7 +102,7 @@ class Sampled:
     """The sampled tokens of one step, on the device."""
 
     token_ids: torch.Tensor
-    """[num_samples] int64"""
+    """[num_samples] int64."""
     logprobs: Logprobs | None
     scores: torch.Tensor | None = None
     """[num_samples] scores of the tokens before any was forced. Not finite where no token could be drawn (see

@@ -21,9 +21,9 @@ class SplitScratch:
     """Scratch memory for partial results. Allocated once: CUDA graphs hold its address."""
 
     partial: torch.Tensor
-    """[num_places, head_dim] fp32"""
+    """[num_places, head_dim] fp32."""
     log_sums: torch.Tensor
-    """[num_places] fp32"""
+    """[num_places] fp32."""
 
     @classmethod
     def allocate(cls, head_dim: int, device: torch.device) -> SplitScratch:

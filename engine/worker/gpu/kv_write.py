@@ -12,11 +12,11 @@ class KVWrite:
     """Where one layer's keys and values of a step go."""
 
     keys: torch.Tensor
-    """[num_blocks, block_size, num_kv_heads, head_dim], a view of the pool"""
+    """[num_blocks, block_size, num_kv_heads, head_dim], a view of the pool."""
     values: torch.Tensor
     """Same shape as keys."""
     slots: torch.Tensor
-    """[num_tokens] int64: block * block_size + offset; -1: not stored"""
+    """[num_tokens] int64: block * block_size + offset; -1: not stored."""
     scale: float = 1.0
     """8-bit pages hold K and V divided by this."""
 

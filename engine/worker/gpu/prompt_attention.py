@@ -63,9 +63,9 @@ class FastPromptAttention:
         self._max_gathered_tokens = max_gathered_tokens
         self._min_query_tokens = min_query_tokens
         self._step: torch.Tensor | None = None
-        """Of the current step; its KV cache groups share it."""
+        """The state of the current step; its KV cache groups share it."""
         self._groups: list[tuple[StepBatch, tuple[Prompts, ...]]] = []
-        """By the batch of each KV cache group."""
+        """Prompts of each KV cache group, with its batch."""
 
     def attend(
         self,

@@ -37,7 +37,7 @@ class _KeptModule:
     """Its name in the model."""
     bits: int
     weights: tuple[tuple[str, ...], ...]
-    """Of each weight that it has the tensors that fill it, in the order of its rows."""
+    """Names of the tensors that fill each weight, in the order of its rows."""
     read: dict[str, Codes] = field(default_factory=dict)
 
     @property

@@ -17,8 +17,8 @@ from transformers import AttentionMaskInterface, PreTrainedConfig
 from engine.worker.models.base import cannot_be_served
 
 MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(batch, head, query, key) -> whether the query attends to the key; transformers builds masks from such
-functions."""
+"""Function of (batch, head, query, key) that says whether the query attends to the key;
+transformers builds masks from such functions."""
 
 _QUERIES = (0, 1, 2, 7, 63, 130, 1000, 2100)
 """Query positions at which a mask is checked."""

@@ -24,12 +24,14 @@ Message = dict[str, Any]
 TRAINED = {**KINDS, follow: 2.0, add_numbers: 5.5, more_lines: 2.0, lines_of_folder: 2.0}
 """How often each kind is drawn: calls for several files at once are learned last, and chains cost most."""
 SLIP_SHARE = 0.05
-"""Of the rounds that read a file, those that first get a name wrong: the model learns to look for it."""
+"""Share of the rounds that read a file which first get a name wrong: the model learns to look
+for it."""
 SECOND_SLIP_SHARE = 0.25
-"""Of the slips, those after which a name is wrong again: the model learns to give up, not to go round."""
+"""Share of the slips after which a name is wrong again: the model learns to give up, not to go
+round."""
 GIVEN_UP = "I cannot find that file."
 FOLLOW_UP_SHARE = 0.25
-"""Of the conversations, those that go on with another task in the same folder."""
+"""Share of the conversations that go on with another task in the same folder."""
 SMALL_TALK_SHARE = 0.02
 
 _READERS = ("read_file", "count_lines", "config_get")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from eval.agent_model.training.network import Network
 
 SHARPNESS = 3.0
-"""Of the first two layers' attention: the scale of their queries."""
+"""Scale of the queries in the attention of the first two layers."""
 _EMBEDDING_STD = 0.02
 _CONSTANT = 0.13
 """What every embedding has in its first channel, for heads that look at positions alone."""

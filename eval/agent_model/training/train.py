@@ -32,7 +32,7 @@ from eval.say import say
 TOKENIZER_DIALOGUES = 3000
 WARMUP_STEPS = 100
 LAST_RATE = 0.02
-"""Of the highest learning rate, at the end."""
+"""Share of the highest learning rate that is left at the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

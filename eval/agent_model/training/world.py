@@ -14,7 +14,7 @@ _KEYS = (
 )
 
 LONG_SHARE = 0.04
-"""Of the files with facts, those that hold a page of other lines too."""
+"""Share of the files with facts that hold a page of other lines too."""
 
 
 class World:

@@ -44,7 +44,7 @@ class Parked:
 
     needed_blocks: int
     allowed_blocks: int
-    """That they and it may need."""
+    """Blocks that they and it may need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,18 +63,18 @@ class TurnLife:
     """When it first joined the batch; None: it never did."""
     first_token_s: float | None
     ended_s: float
-    """Of one that is open: where the trace ends."""
+    """Time of the end; of one that is open, where the trace ends."""
     end: TurnEnd
     num_prompt_tokens: int
     num_output_tokens: int
     num_known_tokens: int
-    """Of the prompt: what the turn it continues had computed."""
+    """Prompt tokens that the turn it continues had computed."""
     cached_tokens: int
-    """Of the prompt: found when it was first admitted, in the pool or on the host tier."""
+    """Prompt tokens found when it was first admitted, in the pool or on the host tier."""
     loaded_tokens: int
-    """Of those: from host memory or disk."""
+    """Cached tokens that came from host memory or disk."""
     disk_tokens: int
-    """Of those: read from disk."""
+    """Loaded tokens that were read from disk."""
     recomputed_tokens: int
     """Tokens recomputed although the job had computed them before."""
     num_preemptions: int
@@ -113,7 +113,7 @@ class ClientHint:
 
     now: float
     state: str
-    """started | progress | finished | cancelled"""
+    """One of: started | progress | finished | cancelled."""
     remaining_s: float | None
 
 
@@ -123,7 +123,7 @@ class GapLife:
 
     job_id: str
     req_id: str
-    """Of the turn that ended."""
+    """Request id of the turn that ended."""
     number: int
     started_s: float
     ended_s: float | None
@@ -191,7 +191,7 @@ class PinLife:
     """Id of the pin; None: it was refused."""
     job_id: str
     req_id: str
-    """Of the turn that left it."""
+    """Request id of the turn that left it."""
     began_s: float
     num_blocks: int
     """Blocks of the pin at first."""
@@ -200,7 +200,7 @@ class PinLife:
     decisions: tuple[PinDecision, ...]
     shrinks: tuple[Shrink, ...]
     ended_s: float
-    """Of one that is open: where the trace ends."""
+    """Time of the end; of one that is open, where the trace ends."""
     outcome: PinOutcome
     revoked_by: str | None
     """Request for which it was revoked; None where that is not known."""

@@ -23,14 +23,14 @@ class Lives:
 
     with_steps: bool = True
     turns: list[TurnLife] = field(default_factory=list)
-    """In the order in which they ended."""
+    """Turns in the order in which they ended."""
     gaps: list[GapLife] = field(default_factory=list)
     pins: list[PinLife] = field(default_factory=list)
     steps: list[StepLife] = field(default_factory=list)
     finished_s: dict[str, float] = field(default_factory=dict)
-    """By job."""
+    """Time at which each job finished."""
     only_job: str | None = None
-    """Of other jobs nothing is kept."""
+    """The only job of which anything is kept; None: all are."""
 
     def turn(self, turn: TurnLife) -> None:
         if self.only_job in (None, turn.job_id):

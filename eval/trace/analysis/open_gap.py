@@ -40,7 +40,7 @@ class GapReader:
     def __init__(self, on_gap: Callable[[GapLife], None]) -> None:
         self._on_gap = on_gap
         self._open: dict[str, dict[str, _OpenGap]] = {}
-        """By job, then by the request that ended; the latest last."""
+        """Open gaps by job, then by the request that ended; the latest last."""
 
     def begin(self, job_id: str, turn: TurnLife) -> None:
         """This turn has ended."""

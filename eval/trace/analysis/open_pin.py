@@ -58,7 +58,7 @@ class PinReader:
         self._on_pin = on_pin
         self._open: dict[int, _OpenPin] = {}
         self._decided: list[PinDecision] = []
-        """Of a tip that has no pin yet."""
+        """Decisions about a tip that has no pin yet."""
         self._decided_for: str | None = None
 
     def take(self, event: PinEvent) -> None:

@@ -44,7 +44,7 @@ class Span:
     start_s: float
     end_s: float
     memory_s: float = 0.0
-    """Of a wait: so much of it while the engine had budget and slots to give, but not the memory."""
+    """Part of a wait during which the engine had budget and slots to give, but not the memory."""
 
     @property
     def duration_s(self) -> float:

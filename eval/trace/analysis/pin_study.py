@@ -44,7 +44,7 @@ class ToolPins(msgspec.Struct, frozen=True, kw_only=True):
     in_vain: int
     """Pins that no turn took over: the next turn did not come, or came too late."""
     in_vain_block_s: float
-    """Of all that they held: what no turn took over, parts that were revoked included."""
+    """Blocks x seconds retained that no turn took over, parts that were revoked included."""
     too_early: int
     """Pins that ended, or were refused, before the next turn came; it came, and recomputed or
     reloaded."""
@@ -61,7 +61,7 @@ class ToolTtl(msgspec.Struct, frozen=True, kw_only=True):
     covered: float
     """Share of the gaps that were no longer than what was granted."""
     expected: int
-    """Of them: those of which a median had been learned."""
+    """Gaps for which a median had been learned."""
     below_expected: float | None
     """Share of those that were no longer than that median: one half, if it is right."""
 
@@ -73,7 +73,7 @@ class PinStudy(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[ToolPins]
     """The most block-seconds first; then all of them."""
     ttl: list[ToolTtl]
-    """Of decisions to hold whose next turn came; the most frequent calls first, then all."""
+    """Decisions to retain whose next turn came; the most frequent calls first, then all."""
     pool_block_s: float
     """All blocks of the pool times the trace's duration."""
 

@@ -24,7 +24,7 @@ class StepLife:
     """Blocks neither running nor pinned, cached ones included; like the other blocks, before the
     decision."""
     empty_blocks: int | None
-    """Of the free ones, those without; None: not told."""
+    """Free blocks without a cached prefix; None: not reported."""
     pinned_blocks: int
     num_pins: int
     total_blocks: int

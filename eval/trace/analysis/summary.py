@@ -69,12 +69,12 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int
     tokens_per_step: float | None
     prompt_tokens: int
-    """Of turns that began to run."""
+    """Prompt tokens of turns that began to run."""
     cached_tokens: int
     loaded_tokens: int
-    """Of those: from host memory or disk."""
+    """Cached tokens that came from host memory or disk."""
     disk_tokens: int
-    """Of those: read from disk."""
+    """Loaded tokens that were read from disk."""
     recomputed_tokens: int
     output_tokens: int
     scheduled_tokens: int
@@ -83,16 +83,16 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     running: Level | None
     pool: PoolShares | None
     pins: dict[str, int]
-    """By what became of them."""
+    """Pins by what became of them."""
     jct_s: Distribution | None
-    """Of jobs that are not open."""
+    """Completion times of jobs that are not open."""
     ttft_first_s: Distribution | None
-    """Of turns that continue none."""
+    """Times to first token of turns that continue none."""
     ttft_returning_s: Distribution | None
     turns_waited_s: float
-    """Of all turns, each by itself, also while another of its job ran."""
+    """Waits of all turns, each by itself, also while another of its job ran."""
     longest_wait_s: float
-    """Of one turn."""
+    """The longest wait of one turn."""
     seconds: Seconds
     """Where the wall time of all jobs went: a moment in which several turns of a job are under way counts
     once."""

@@ -215,7 +215,7 @@ TABLES: dict[str, tuple[str, Sequence[Column]]] = {
     "spans": ("A row per stretch of a turn's life in one phase, and per gap that was closed.", SPANS),
     "steps": ("A row per step of the scheduler; the state is the one before its decision.", STEPS),
 }
-"""By name, each with what its rows are."""
+"""Tables by name, each with what its rows are."""
 
 
 class _Table(Generic[Record]):

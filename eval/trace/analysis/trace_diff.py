@@ -26,8 +26,8 @@ PARTS = {
     "lost_s": "preempted and recomputing",
     "between_s": "between turns",
 }
-"""Of a job's time: as in its account, but that what preemption cost is one, and so is all between turns (a
-policy that knows no tools writes none into its trace)."""
+"""Parts of a job's time: as in its account, but that what preemption cost is one, and so is all
+between turns (a policy that knows no tools writes none into its trace)."""
 
 RUN_MARK = r"\.[0-9a-f]{6}$"
 """What ``continuum bench`` puts behind the ids of its jobs."""
@@ -68,7 +68,7 @@ class TraceDiff(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs, by id, that the other does not have; likewise below."""
     only_b: list[str]
     open: list[str]
-    """In both, but under way where one of them ends: not compared."""
+    """Jobs in both that are under way where one of them ends: not compared."""
     parts_s: dict[str, float]
     """Mean change of a job by part of its life."""
 

@@ -22,7 +22,7 @@ class TraceTotals:
 
     turns_by_end: Counter[TurnEnd] = field(default_factory=Counter)
     prompt_tokens: int = 0
-    """Of turns that began to run."""
+    """Prompt tokens of turns that began to run."""
     cached_tokens: int = 0
     loaded_tokens: int = 0
     disk_tokens: int = 0
@@ -30,13 +30,13 @@ class TraceTotals:
     output_tokens: int = 0
     num_preemptions: int = 0
     turns_waited_s: float = 0.0
-    """Of all turns, each by itself: for their place, for memory, and preempted."""
+    """Waits of all turns, each by itself: for their place, for memory, and preempted."""
     longest_wait_s: float = 0.0
-    """Of one turn."""
+    """The longest wait of one turn."""
     pins: Counter[PinOutcome] = field(default_factory=Counter)
     held_block_s: float = 0.0
     vain_block_s: float = 0.0
-    """Of those: by pins that no turn took over."""
+    """Blocks x seconds pinned that no turn took over."""
     pool: PoolUse = field(default_factory=PoolUse)
 
     def turn(self, turn: TurnLife) -> None:

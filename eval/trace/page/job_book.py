@@ -14,7 +14,7 @@ from eval.trace.page.sample import evenly
 
 MAX_JOBS = 500
 MAX_TURNS = 10_000
-"""Of all jobs on a page together."""
+"""Most turns of all jobs on a page together."""
 MAX_TURNS_OF_JOB = 1000
 
 

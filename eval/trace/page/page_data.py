@@ -79,7 +79,7 @@ class GapRow(msgspec.Struct, frozen=True, array_like=True):
     """The time after a turn, until the one that continues it."""
 
     req_id: str
-    """Of the turn that it follows."""
+    """Request id of the turn that it follows."""
     started_s: float
     ended_s: float | None
     tools: int | None
@@ -132,7 +132,7 @@ class JobData(msgspec.Struct, frozen=True, kw_only=True):
     gaps: list[GapRow]
     pins: list[PinRow]
     tiles: list[float] | None = None
-    """Of a job whose turns run side by side: one phase for each moment, as the spans of a turn."""
+    """Phases of a job whose turns run side by side: one for each moment, as the spans of a turn."""
 
 
 class ToolData(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,7 +148,7 @@ class ToolData(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of computing that its pins spared."""
     held_block_s: float
     vain_block_s: float
-    """Of those: held by pins that no turn took over."""
+    """Blocks x seconds pinned that no turn took over."""
     points: list[tuple[float, float, str, int]]
     """A sample of the gaps that ended: seconds, seconds granted, outcome of the pin, job in ``strings``."""
 
@@ -167,7 +167,7 @@ class PageData(msgspec.Struct, frozen=True, kw_only=True):
     kinds: list[str]
     """What seconds are told apart into: as phases, but a wait is for its place or for memory."""
     seconds: list[float]
-    """Of all jobs together, in the order of ``kinds``."""
+    """Seconds of all jobs together, in the order of ``kinds``."""
     series: Series
     jobs: list[JobData]
     tools: list[ToolData]

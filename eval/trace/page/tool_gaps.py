@@ -14,9 +14,9 @@ MAX_TOOLS = 1000
 """Told apart while a trace is read."""
 MAX_SHOWN = 150
 SAMPLED_GAPS = 4096
-"""Of a call, for its quantiles."""
+"""Gaps sampled of a call, for its quantiles."""
 SHOWN_POINTS = 6000
-"""Of all calls together."""
+"""Points shown of all calls together."""
 MAX_PENDING = 50_000
 """Gaps that wait for the pin over them, or pins for the gap."""
 NAME_LENGTH = 120

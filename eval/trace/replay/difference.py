@@ -11,7 +11,7 @@ import msgspec
 from tracing.events import InputEvent, TraceEvent
 
 MAX_CHARS = 400
-"""Of a value that is shown."""
+"""Most characters of a value that is shown."""
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(TraceEvent).decode
@@ -24,7 +24,7 @@ class Difference:
     step: int
     """Number of the step that was being made, or had been made last; -1 before the first."""
     number: int
-    """Of the event in the trace, the header being number 1."""
+    """Number of the event in the trace, the header being number 1."""
     cause: InputEvent
     """The input that brought it about."""
     recorded: TraceEvent | None

@@ -54,7 +54,7 @@ class RecordedEngine:
         self._block_size = header.block_size
         self._names = BlockNames()
         self._plans: dict[int, SchedulerOutput] = {}
-        """By step; those whose output has come are forgotten with the next one's."""
+        """Plans by step; those whose output has come are forgotten with the next one's."""
         self._events: list[TraceEvent] = []
         tracer = Tracer(self)
         context = PolicyContext(

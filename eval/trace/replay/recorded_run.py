@@ -29,7 +29,7 @@ from tracing.late_names import read_named_trace
 from tracing.reader import TraceReport, in_order
 
 SCOPE = "trace"
-"""Of block ids: the same in all jobs, so that prompts which began alike do so again."""
+"""Scope of block ids: the same in all jobs, so that prompts which began alike do so again."""
 
 AS_RECORDED = (
     "jobs are as recorded: their tokens, the blocks that prompts share, when they came; ASSUMED: the time "
@@ -75,9 +75,9 @@ class _RunReader:
     turns: list[TurnLife] = field(default_factory=list)
     names: BlockNames = field(default_factory=BlockNames)
     segments: dict[str, Segment] = field(default_factory=dict)
-    """Of requests that may still grow."""
+    """Segments of requests that may still grow."""
     blocks: dict[str, Runs] = field(default_factory=dict)
-    """Of prompts, by request."""
+    """Blocks of prompts, by request."""
     numbers: dict[bytes, int] = field(default_factory=dict)
     calls: dict[str, list[ToolCallSaid]] = field(default_factory=dict)
     pins_ended: Counter[str] = field(default_factory=Counter)
@@ -86,13 +86,13 @@ class _RunReader:
     num_computed_tokens: int = 0
     num_loaded_blocks: int = 0
     num_disk_blocks: int = 0
-    """Of these: read from disk."""
+    """Loaded blocks that were read from disk."""
     arrived: dict[str, RequestArrived] = field(default_factory=dict)
-    """By request."""
+    """Arrivals by request."""
     last_steps: set[str] = field(default_factory=set)
     """Requests of which their clients said that no turn of their job would follow."""
     finished_s: dict[str, float] = field(default_factory=dict)
-    """By job, when its client said so last."""
+    """The time at which each job's client last said it was finished."""
     num_client_signals: int = 0
 
     def __post_init__(self) -> None:

@@ -31,7 +31,7 @@ INPUTS = typing.get_args(InputEvent)
 NOT_OF_THE_ENGINE = {
     *("wall_time_s", "monotonic_s", "from_start", "program", "machine", "part", "num_events_before"),
 }
-"""Of a header: what says nothing of what the engine was made from."""
+"""Fields of a header that say nothing of what the engine was made from."""
 
 
 @dataclass(slots=True)

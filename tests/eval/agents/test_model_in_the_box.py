@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 MAX_BYTES = 10 * 2**20
 ENDINGS = ("4", "tomato", "643", "40", "host.txt")
-"""Of the answers, full stop aside."""
+"""Endings of the answers, full stop aside."""
 
 
 @pytest.fixture(scope="module")

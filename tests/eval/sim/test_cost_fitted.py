@@ -15,7 +15,7 @@ from eval.sim.step_samples import StepSample, step_samples
 from tracing.events import PrefixCacheEvent, StepDecision, StepSnapshot, TraceEvent
 
 TRUE = [6e-3, 2e-3, 1e-4, 5e-8, 3e-4, 9e-7]
-"""Of a step, one of several tokens, a new token, a pair, a decode, a token read."""
+"""True costs: of a step, one of several tokens, a new token, a pair, a decode, a token read."""
 
 
 def _profile(coefficients: list[float]) -> CostProfile:

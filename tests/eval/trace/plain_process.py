@@ -14,13 +14,13 @@ from types import ModuleType
 from typing import Any
 
 NEEDED = {"ndarray", "bool_", "dtype", "float64", "int64", "integer", "floating", "generic", "number"}
-"""Of numpy: types that annotations and empty arrays name."""
+"""Names of numpy that are needed: types that annotations and empty arrays name."""
 BY_LIBRARY = (
     *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "pow", "cbrt", "hypot", "dist", "sumprod"),
     *("gamma", "lgamma", "erf", "erfc", "sin", "cos", "tan", "asin", "acos", "atan", "atan2"),
     *("sinh", "cosh", "tanh"),
 )
-"""Of ``math``: what IEEE 754 leaves to whoever writes a library."""
+"""Functions of ``math`` that differ by library: IEEE 754 leaves them to whoever writes one."""
 
 
 class _Nothing(ModuleType):

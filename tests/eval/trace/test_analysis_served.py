@@ -24,7 +24,7 @@ pytestmark = [
 ]  # a server is started and serves 22 turns before the first test
 
 NUM_BLOCKS = 300
-"""Of 16 tokens: less than the jobs want at once."""
+"""Blocks of 16 tokens: fewer than the jobs want at once."""
 NUM_QUESTIONS = 6
 EDGE_S = 3.0
 """What a job may spend outside of the engine at its two ends, on a machine that has other work."""

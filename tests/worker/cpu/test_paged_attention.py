@@ -33,7 +33,8 @@ from tests.worker.conftest import ModelFolders
 from tests.worker.generation import Reference, random_tokens
 
 SHAPES = ((128, torch.bfloat16), (80, torch.bfloat16), (96, torch.float32))
-"""head_dim and type: the widest vectors with and without AVX512_BF16, and half as wide ones."""
+"""Pairs of head_dim and type: the widest vectors with and without AVX512_BF16, and half as wide
+ones."""
 SELECTION_LOGGER = "engine.worker.attention.selection"
 
 pytestmark = [

@@ -85,7 +85,7 @@ class DeviceEngine:
         self.requests: dict[str, Request] = {}
         self.logprobs: dict[str, list[TokenLogprobs]] = {}
         self.num_steps = 0
-        """With tokens."""
+        """Steps that had tokens."""
         self.num_chunked_steps = 0
         self._steps_in_flight = steps_in_flight
         self._launched: deque[tuple[SchedulerOutput, StepInFlight]] = deque()

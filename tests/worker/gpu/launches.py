@@ -30,7 +30,8 @@ from tests.worker.gpu.device_engine import spec_of
 
 KERNELS = ("triton_attention", "triton_experts", "triton_gather", "triton_ops", "triton_sampling")
 MAX_GRID = 65535
-"""Of all dimensions but the first (CUDA C++ Programming Guide, table of compute capabilities)."""
+"""Limit of all dimensions but the first (CUDA C++ Programming Guide, table of compute
+capabilities)."""
 LENGTHS = ((40, 1, 600), (1, 5, 5), (2, 16, 16), (3, 1500, 1900))
 """How many requests come together, of how many tokens at least and at most."""
 PARAMS = ({"temperature": 0.0}, {"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.1, "presence_penalty": 0.5})

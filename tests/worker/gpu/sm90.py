@@ -32,7 +32,8 @@ Constant = int | float | bool | str | None
 _SHOWN = ("HEAD_DIM", "PAGE", "BLOCK")
 """Constants that tell builds of one kernel apart."""
 MAX_SHARED_BYTES = 227 * 1024
-"""Of one thread block on sm_90 (CUDA C++ Programming Guide, table of compute capabilities)."""
+"""Shared memory of one thread block on sm_90 (CUDA C++ Programming Guide, table of compute
+capabilities)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ BLOCK_SIZE = 16
 NUM_BLOCKS = 4
 MAX_POSITIONS = 50
 SLOTS = (BLOCK_SIZE, -1, BLOCK_SIZE + 1, 3 * BLOCK_SIZE - 1, 3 * BLOCK_SIZE)
-"""Of five tokens; the second has nowhere to go."""
+"""Slots of five tokens; the second has nowhere to go."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from tests.worker.gpu.sm90 import KernelBuild, compile_all_for_sm90
 
 NUM_KV_HEADS = 2
 LENGTHS = ((1, 9), (1, 30), (5, 5), (7, 60), (16, 16), (3, 41))
-"""(query, sequence) lengths: two decodes before the prompts."""
+"""Pairs (query, sequence) of lengths: two decodes before the prompts."""
 NUM_DECODES = 2
 SCALE = HEAD_DIM**-0.5
 FULL = AttentionKind(SCALE, None, None)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 NUM_LAYERS, NUM_KV_HEADS, GROUP = 32, 8, 4
 REGISTERS = 65536
-"""Of a processor (CUDA C++ Programming Guide, table of compute capabilities)."""
+"""Registers of a processor (CUDA C++ Programming Guide, table of compute capabilities)."""
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 POOLS = ((BF16, 16, 128), (BF16, 64, 128), (FP8, 16, 128), (BF16, 16, 256))
 """Type, page and head_dim."""

@@ -19,7 +19,7 @@ from tests.worker.generation import Reference, random_tokens
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 BYTES_PER_BLOCK = 2 * 2 * 2 * 16 * 4 * 16
-"""Of qwen2: layers x (K, V) x heads x dims x bytes x tokens."""
+"""Bytes of a block of qwen2: layers x (K, V) x heads x dims x bytes x tokens."""
 
 
 def ask(llm: LLM, prompts: list[list[int]]) -> tuple[list[list[int]], int]:

@@ -33,9 +33,9 @@ class Prompts:
     kv_starts: torch.Tensor
     """[num_prompts + 1] int32: start of each prompt's KV when gathered."""
     seq_lens: torch.Tensor
-    """[num_prompts] int32"""
+    """[num_prompts] int32."""
     block_tables: torch.Tensor
-    """[num_prompts, max_blocks] int32"""
+    """[num_prompts, max_blocks] int32."""
 
     @classmethod
     def of(cls, batch: StepBatch, chunks: tuple[PromptChunk, ...]) -> Prompts:

@@ -13,7 +13,7 @@ from engine.worker.gpu.step_batch import PromptChunk
 logger = logging.getLogger(__name__)
 
 _LENGTHS = ((40, 40), (24, 100))
-"""(query, sequence) lengths: a new prompt, and one after a cached context."""
+"""Pairs (query, sequence) of lengths: a new prompt, and one after a cached context."""
 _GROUP = 4
 """Query heads per KV head."""
 _WINDOW = 17

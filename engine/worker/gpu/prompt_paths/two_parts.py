@@ -17,8 +17,8 @@ from engine.worker.gpu.prompt_paths.path import AttentionKind, Prompts
 DenseAttention = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, bool, float], tuple[torch.Tensor, torch.Tensor]
 ]
-"""(query, key, value [1, heads, tokens, head_dim], whether causal, scale) -> the output, and the log-sum-exp
-(natural) of the scores [1, heads, query tokens]"""
+"""Takes (query, key, value [1, heads, tokens, head_dim], whether causal, scale); returns the
+output, and the log-sum-exp (natural) of the scores [1, heads, query tokens]."""
 
 
 def cudnn_attention(

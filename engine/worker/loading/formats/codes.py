@@ -20,7 +20,7 @@ class Codes:
     """Part of a weight [outputs, inputs]: ``w = scale · (q - zero)``."""
 
     numbers: torch.Tensor
-    """q [outputs, inputs]: unsigned or signed integers, or fp8."""
+    """Numbers q [outputs, inputs]: unsigned or signed integers, or fp8."""
     scales: torch.Tensor
     """A scale for each output and group of inputs, [outputs, groups]."""
     zeros: torch.Tensor | int

@@ -32,7 +32,7 @@ SORTS = {
     "tools": ("tool_s", True),
     "pins-lost": ("pins_lost", True),
 }
-"""By name: the column, and whether the largest comes first."""
+"""Sort keys by name: the column, and whether the largest comes first."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

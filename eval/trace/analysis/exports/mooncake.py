@@ -38,7 +38,7 @@ class _Turn:
 
     life: TurnLife
     ids: tuple[int, ...]
-    """Of the blocks of 512 tokens that its prompt fills."""
+    """Ids of the blocks of 512 tokens that its prompt fills."""
 
 
 @dataclass(slots=True)
@@ -59,9 +59,9 @@ class MooncakeExport(TurnRows[_Turn]):
         self._ids: dict[bytes, int] = {}
         self._num_ids = 0
         self._continues: dict[str, str] = {}
-        """By request, the one that it continues."""
+        """The request that each request continues."""
         self._sessions: dict[str, _Session] = {}
-        """By the request of their last row."""
+        """Sessions by the request of their last row."""
         self._num_branches: dict[str, int] = {}
         self._num_added = 0
         """Rows that say what they add."""

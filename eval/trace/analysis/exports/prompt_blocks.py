@@ -31,9 +31,10 @@ class PromptBlocks:
     def __init__(self) -> None:
         self._segments: list[_Segment] = []
         self._ends: dict[bytes, _Segment] = {}
-        """By the name of a block where another chain may go on; those that are not here are searched for."""
+        """Segments by the name of a block where another chain may go on; those that are not here
+        are searched for."""
         self._of: dict[str, tuple[_Segment, int]] = {}
-        """By request: where its chain ends, and how many blocks its prompt fills."""
+        """Chains by request: where each ends, and how many blocks its prompt fills."""
 
     def take(self, event: TraceEvent) -> None:
         if isinstance(event, RequestArrived):
