@@ -114,7 +114,7 @@ class Receipt(BaseReceipt, omit_defaults=True, frozen=True):
     req_id: str
 
 
-class ToolCallSaid(msgspec.Struct, kw_only=True, omit_defaults=True):
+class ReportedToolCall(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A tool call as the model wrote it; a part of ``SignalEvent``."""
 
     name: str
@@ -202,7 +202,7 @@ class SignalEvent(msgspec.Struct, tag_field="type", tag="signal", kw_only=True, 
     """Id of the turn; in a ``tool_signal`` the client's id."""
     job_id: str | None = None
     """Id of the job, where the signal names it."""
-    calls: list[ToolCallSaid] = []
+    calls: list[ReportedToolCall] = []
     """Calls of a ``tool_gap_started``; empty: the turn ended with an answer."""
     state: str | None = None
     """State in a ``tool_signal``: started | progress | finished | cancelled."""

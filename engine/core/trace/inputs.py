@@ -32,11 +32,11 @@ from tracing.events import (
     PauseEvent,
     PrefixCacheReset,
     Receipt,
+    ReportedToolCall,
     RequestArrived,
     RequestsEnded,
     SignalEvent,
     StepOutput,
-    ToolCallSaid,
 )
 from tracing.tracer import Tracer
 
@@ -189,7 +189,7 @@ class InputTrace:
         told = None if receipt is None else _receipt(receipt)
         match signal:
             case ToolGapStarted():
-                calls = [ToolCallSaid(name=call.name, arguments=call.arguments) for call in signal.calls]
+                calls = [ReportedToolCall(name=call.name, arguments=call.arguments) for call in signal.calls]
                 event = SignalEvent(
                     now=now, kind="tool_gap_started", req_id=signal.request_id, calls=calls, receipt=told
                 )

@@ -17,11 +17,11 @@ from eval.trace.replay.errors import NotReplayableError
 from eval.workloads.job import GapKind, Job, ToolRun, Turn
 from tracing.events import (
     PinEvent,
+    ReportedToolCall,
     RequestArrived,
     SignalEvent,
     StepDecision,
     StepOutput,
-    ToolCallSaid,
     TraceEvent,
     TraceHeader,
 )
@@ -79,7 +79,7 @@ class _RunReader:
     blocks: dict[str, Runs] = field(default_factory=dict)
     """Blocks of prompts, by request."""
     numbers: dict[bytes, int] = field(default_factory=dict)
-    calls: dict[str, list[ToolCallSaid]] = field(default_factory=dict)
+    calls: dict[str, list[ReportedToolCall]] = field(default_factory=dict)
     pins_ended: Counter[str] = field(default_factory=Counter)
     pin_block_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     num_preemptions: int = 0

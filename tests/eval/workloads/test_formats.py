@@ -23,10 +23,10 @@ from tests.eval.workloads.jobs import SHARED, written
 from tracing.events import (
     JobEvent,
     PinEvent,
+    ReportedToolCall,
     RequestArrived,
     RequestsEnded,
     SignalEvent,
-    ToolCallSaid,
     TraceHeader,
 )
 from tracing.writer import TraceWriter
@@ -323,7 +323,7 @@ def test_calls_that_a_server_was_told_of_are_in_its_trace(tmp_path: Path) -> Non
             )
         )
         writer.emit(RequestsEnded(now=3.0 * turn + 1, req_ids=[req_id], how="stopped"))
-        call = ToolCallSaid(name="bash", arguments='{"command": "git status"}')
+        call = ReportedToolCall(name="bash", arguments='{"command": "git status"}')
         writer.emit(SignalEvent(now=3.0 * turn + 1, kind="tool_gap_started", req_id=req_id, calls=[call]))
     writer.close()
     (job,) = opened(path).jobs
