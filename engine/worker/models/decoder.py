@@ -150,7 +150,7 @@ class Decoder(nn.Module):
         self.lm_head = None if shape.tied else self._make_head(build)
         self._rope_kinds = shape.rope_kinds or ("",) * shape.num_layers
         self._ropes: dict[str, RotaryEmbedding] = {}
-        """By their names in the config."""
+        """Rotary embeddings by their names in the config."""
         self._fused = False
 
     def _make_embedding(
