@@ -14,6 +14,7 @@ WORKLOAD ?= synthetic
 ARGS ?=
 PIP_ARGS ?=
 comma := ,
+PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -103,10 +104,10 @@ agent-score: $(DEV) ## share of 200 new tasks that the bundled model solves (min
 	@$(BIN)/python -m eval.agent_model.training.evaluate $(ARGS)
 
 test: $(DEV) ## run the quick tests (under 4 minutes), or those named [ARGS="tests/core -k pin"]
-	$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),-m "not slow")
+	$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),$(PARALLEL) -m "not slow")
 
-test-all: $(DEV) ## run every test (25 minutes)
-	$(BIN)/python -m pytest $(ARGS)
+test-all: $(DEV) ## run every test (20 minutes)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 lint: $(DEV) ## ruff: rules and formatting
 	$(BIN)/ruff check .
