@@ -31,16 +31,16 @@ class _Sorted:
     """The chosen experts of a step as rows sorted by expert, and these in tiles."""
 
     order: torch.Tensor
-    """[num_rows] where each sorted row was"""
+    """[num_rows] where each sorted row was."""
     tokens: torch.Tensor
-    """[num_rows] the token of each sorted row"""
+    """[num_rows] the token of each sorted row."""
     tile_rows: int
     experts: torch.Tensor
-    """[num_tiles] the expert of each tile"""
+    """[num_tiles] the expert of each tile."""
     begins: torch.Tensor
-    """[num_tiles] its first row"""
+    """[num_tiles] its first row."""
     ends: torch.Tensor
-    """[num_tiles] where the rows of its expert end; not behind its first row for tiles beyond the last"""
+    """[num_tiles] where the rows of its expert end; not behind its first row for tiles beyond the last."""
 
 
 def mix_experts(
