@@ -34,6 +34,42 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return with_poisoned_token(sound, path / "poisoned", POISON)
 
 
+@pytest.fixture(scope="module")
+def windowed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a model that frees the blocks of its windows while it runs."""
+    path = tmp_path_factory.mktemp("models")
+    window = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
+    sound = make_model_folder(
+        path / "sound", "qwen2", hidden_size=128, num_layers=3, num_heads=4, extra_config=window
+    )
+    return with_poisoned_token(sound, path / "poisoned", POISON)
+
+
+@pytest.mark.parametrize("where", ["the pool", "torch", "steps in one call", "planned ahead"])
+def test_nobody_reads_it_in_a_block_that_a_window_left(where: str, windowed_folder: Path) -> None:
+    """Requests that run beside a poisoned one, and after it, over a pool so small that blocks that windows
+    have left change hands, get the answers that they get alone."""
+    prompts = [random_tokens(90 + 9 * i, seed=30 + i, vocab_size=400) for i in range(4)]
+    poisoned = [
+        *random_tokens(100, seed=4, vocab_size=400),
+        POISON,
+        *random_tokens(40, seed=5, vocab_size=400),
+    ]
+    options = {"num_gpu_blocks_override": 48, "max_num_batched_tokens": 40} | TIERS[where]
+    with LLM(str(windowed_folder), multiprocess=False, max_model_len=160, **options) as llm:
+
+        def ask(*prompts: list[int]) -> list[list[int]]:
+            outputs = llm.generate(list(prompts), GREEDY, use_tqdm=False)
+            llm.engine.check_invariants()
+            return [list(output.outputs[0].token_ids) for output in outputs]
+
+        alone = [ask(prompt)[0] for prompt in prompts]
+        assert llm.reset_prefix_cache()
+        together = ask(poisoned, *prompts[:2], poisoned, *prompts[2:])
+        assert together == [[], *alone[:2], [], *alone[2:]]
+        assert ask(*prompts) == alone
+
+
 @pytest.mark.parametrize("where", TIERS)
 def test_nobody_finds_what_it_computed(where: str, folder: Path, tmp_path: Path) -> None:
     """A prompt that goes on otherwise gets its answer, although tokens before the poison were computed beside
