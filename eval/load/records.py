@@ -80,8 +80,8 @@ class JobRecord(msgspec.Struct, kw_only=True, tag_field="kind", tag="job"):
 class EngineCounters(msgspec.Struct, kw_only=True):
     """Figures that only the engine has; None or empty where it does not report them."""
 
-    block_size: int | None = None
-    """Tokens per KV block."""
+    block_size: float | None = None
+    """Tokens per KV block; of a model with several KV cache groups, those whose whole KV takes a block."""
     num_blocks: int | None = None
     """Usable KV blocks, summed over replicas."""
     num_preemptions: int | None = None

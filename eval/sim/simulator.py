@@ -332,9 +332,9 @@ class Simulator:
             pins_ended.update(replica.pins_ended)
             pin_block_s.update(replica.pin_block_s)
             used += replica.scheduler.kv.pool.num_usable_blocks - replica.scheduler.kv.num_free_blocks
-        num_blocks = self._config.num_blocks * len(self._replicas)
+        config, num_blocks = self._config, self._config.num_blocks * len(self._replicas)
         counters = EngineCounters(
-            block_size=self._config.block_size,
+            block_size=config.kv_tokens / config.num_blocks if config.has_windows else config.block_size,
             num_blocks=num_blocks,
             num_preemptions=sum(replica.num_preemptions for replica in self._replicas),
             computed_prefill_tokens=sum(replica.executor.num_computed_tokens for replica in self._replicas),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from eval.trace.analysis.jobs import GapLife, JobLife, PinDecision, PinLife, PinOutcome, TurnEnd, TurnLife
 from eval.trace.analysis.lives import Lives, TraceFacts
 from eval.trace.analysis.phases import PHASE_NAMES, Phase, Seconds, Span
+from eval.trace.analysis.pinned_tokens import pinned_tokens
 from eval.trace.analysis.writing import count, milliseconds, parts_of, percent, seconds, table, wrapped
 from tracing.plain_text import plain_name
 
@@ -192,8 +193,8 @@ class Explanation:
         return lines
 
     def _pin(self, pin: PinLife) -> list[str]:
-        block_size = self.facts.header.block_size
-        size = f"{pin.num_blocks:,} blocks ({pin.num_blocks * block_size:,} tokens)"
+        num_tokens = pinned_tokens(self.facts.header, pin.num_blocks)
+        size = f"{pin.num_blocks:,} blocks ({num_tokens:,} tokens)"
         if pin.outcome is PinOutcome.REFUSED:
             lines = wrapped(f"Its {size} were not held: {pin.refused_for or 'no room for it'}.", indent=2)
         else:

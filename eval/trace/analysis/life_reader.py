@@ -15,6 +15,7 @@ from eval.trace.analysis.open_gap import GapReader
 from eval.trace.analysis.open_pin import PinReader
 from eval.trace.analysis.open_turn import OpenTurn, WaitClock
 from eval.trace.analysis.phases import Phase
+from eval.trace.analysis.pinned_tokens import pinned_tokens
 from eval.trace.analysis.pool import StepLife
 from tracing.events import (
     JobEvent,
@@ -252,7 +253,8 @@ class LifeReader:
             return had_room
         num_tokens = max(head.num_prompt_tokens, head.num_to_compute)
         num_tokens -= 0 if had_room else head.num_known_tokens
-        return num_tokens > step.free_blocks * self._block_size
+        assert self.header is not None
+        return num_tokens > pinned_tokens(self.header, step.free_blocks)
 
     def _had_room(self, snapshot: StepSnapshot, step: StepDecision) -> bool:
         """Whether tokens of the budget and a slot were left over."""

@@ -10,6 +10,7 @@ import msgspec
 import polars as pl
 
 from eval.trace.analysis.distribution import Distribution
+from eval.trace.analysis.pinned_tokens import pinned_tokens
 from eval.trace.analysis.tables import TraceTables
 from eval.trace.analysis.writing import NOTHING, count, percent, seconds, table, wrapped
 
@@ -103,11 +104,16 @@ def study_pins(tables: TraceTables) -> PinStudy:
 
 def _with_returns(tables: TraceTables) -> pl.DataFrame:
     """A row per pin, with what its turn called, when the next one came, and what that recomputed."""
-    block_size = tables.facts.header.block_size
+    header = tables.facts.header
     gaps = tables.gaps.select("req_id", "tools", "duration_s", "next_req_id", came_s="ended_s")
     lost_tokens = pl.col("recomputed_tokens") + pl.col("loaded_tokens")
     returns = tables.turns.select(next_req_id="req_id", again_tokens=lost_tokens)
-    held_tokens = (pl.col("num_blocks") * block_size).clip(lower_bound=1)
+    held_tokens = (pl.col("num_blocks") * header.block_size).clip(lower_bound=1)
+    if header.kv_group_windows:
+        num_tokens = pl.col("num_blocks").map_elements(
+            lambda num_blocks: pinned_tokens(header, num_blocks), return_dtype=pl.Int64
+        )
+        held_tokens = num_tokens.clip(lower_bound=1)
     again = (pl.col("again_tokens") / held_tokens).clip(upper_bound=1.0).fill_null(0.0)
     lost = pl.col("outcome").is_in(["expired", "revoked", "released", "superseded", "refused"])
     came = pl.col("came_s").is_not_null()

@@ -13,9 +13,10 @@ from engine.messages import ToolCall
 from eval.cli.main import main
 from eval.report.metrics import RunResult
 from eval.report.results import read_results
+from eval.trace.analysis.pinned_tokens import pinned_tokens
 from eval.workloads.job import GapKind, Job, ToolRun, Turn
 from eval.workloads.recorded import write_jobs
-from tracing.events import JobEvent, StepDecision, TraceEnd, TraceHeader
+from tracing.events import JobEvent, PinEvent, StepDecision, TraceEnd, TraceHeader
 from tracing.reader import TraceReport, read_trace
 
 ON_HARDWARE = ["--model", "llama-3.1-8b", "--gpu", "h100"]
@@ -370,6 +371,11 @@ def test_layers_with_a_window_leave_blocks_to_others(
     assert main(["trace", "validate", str(trace)]) == 0
     assert main(["trace", "replay", str(trace)]) == 0
     assert "no difference" in capsys.readouterr().out
+    assert main(["trace", "pins", str(trace)]) == 0
+    created = next(e for e in read_trace(trace) if isinstance(e, PinEvent) and e.kind == "created")
+    num_tokens = 8100 // 16 * 16  # all of full attention, and 8 blocks of a window of 128
+    assert created.num_blocks == num_tokens // 16 + 8
+    assert pinned_tokens(header, created.num_blocks) == num_tokens
 
 
 @pytest.mark.slow
