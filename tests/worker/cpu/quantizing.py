@@ -34,3 +34,8 @@ def round_weights(model: nn.Module, quantization: str, dtype: torch.dtype) -> No
                 weight.copy_(rounded(weight.to(dtype), 4, GROUP_SIZE))
             else:
                 weight.copy_(rounded(weight.to(dtype), 8, weight.shape[1]))
+        for parameter in model.parameters():
+            if parameter.dim() == 3:  # the experts of a layer
+                rows = parameter.flatten(0, 1).to(dtype)
+                bits, group_size = (4, GROUP_SIZE) if quantization == "int4" else (8, rows.shape[1])
+                parameter.copy_(rounded(rows, bits, group_size).view_as(parameter))

@@ -89,6 +89,12 @@ VARIANTS |= {
             "mlp_only_layers": [1],
         },
     },
+    "all experts in 4 bits": {
+        "family": "mixtral",
+        "head_dim": 64,
+        "extra_config": {"num_local_experts": 3, "num_experts_per_tok": 3},
+        "quantization": "int4",
+    },
     "all experts of a sigmoid, a shared one, halves of heads rotated": {
         "family": "glm4_moe",
         "head_dim": 64,

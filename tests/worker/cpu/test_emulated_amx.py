@@ -13,8 +13,10 @@ from torch import nn
 from engine.worker.cpu.attention_kernel import CpuKernel
 from engine.worker.cpu.kernels.library import KernelUnavailable
 from engine.worker.cpu.kernels.weights import CompiledGemm
+from engine.worker.cpu.packed_experts import packed_experts
 from engine.worker.cpu.packed_weights import interleaved_linear
 from tests.worker.attention_reference import AttentionCase, paged_output, reference_output
+from tests.worker.cpu.test_packed_experts import distance, experts_of, rows_of
 from tests.worker.cpu.test_paged_attention import Kernels, backend_with, cases, only, use_compiler, windows
 
 pytestmark = pytest.mark.slow
@@ -56,6 +58,14 @@ def test_attention_equals_the_reference(kernels: Kernels, case: AttentionCase, w
     tokens = slice(starts[-1], starts[-1] + case.batch.query_lens[-1])
     alone = paged_output(only(case, len(starts) - 1, tokens), window, backend_with(kernels))
     assert torch.equal(alone, got[tokens])
+
+
+@pytest.mark.parametrize("num_rows", [1, 9, 150])
+def test_experts_are_those_of_torch(num_rows: int, gemm: CompiledGemm) -> None:
+    """For experts with a row and with more than two tiles of them."""
+    packed, wide = packed_experts(experts_of(), gemm), experts_of().float()
+    x, experts, weights = rows_of(num_rows, seed=1, skewed=True)
+    assert distance(packed(x, experts, weights), wide(x.float(), experts, weights)) < 0.008
 
 
 @torch.inference_mode()
