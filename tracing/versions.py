@@ -19,11 +19,12 @@ Upgrade = Callable[[bytes], bytes]
 _FIELDS_OF_2 = {
     b"little_share": b"small_job_share",
     b"look_again_s": b"search_backoff_s",
+    b"telling": b"min_memoryfulness",
     b"telling_jobs": b"min_ended_jobs",
     b"told_remaining_s": b"reported_remaining_s",
     b"room_blocks": b"allowed_blocks",
 }
-"""Names of version 2 and their current ones: three options of the policy, and two fields of ``JobEvent``."""
+"""Names of version 2 and their current ones: four options of the policy, and two fields of ``JobEvent``."""
 _VALUES_OF_2 = {
     b"broken": b"revoked",
     b"told_started": b"reported_started",
