@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -14,11 +15,26 @@ from tests.worker.random_loads import LoadDrawer, Oracle, wrong_answers
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_answer_is_that_of_its_prompt_alone(dtype: str, tmp_path: Path) -> None:
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "fp32": ("float32", {"family": "qwen3"}, {"async_scheduling": True}),
+    "bf16": ("bfloat16", {"family": "qwen3"}, {}),
+    "experts by rank": (
+        "float32",
+        {
+            "family": "qwen3_moe",
+            "extra_config": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+        },
+        {"async_scheduling": True, "enable_expert_parallel": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_answer_is_that_of_its_prompt_alone(case: str, tmp_path: Path) -> None:
     """Twins, borders of blocks, turns and clients that leave, in a pool that holds little more than the
     longest of them; what it has to drop comes back from host memory. In fp32 plans are made ahead."""
-    folder = make_model_folder(tmp_path, "qwen3", dtype=dtype, hidden_size=128, num_heads=4)
+    dtype, model, options = CASES[case]
+    folder = make_model_folder(tmp_path, **model, dtype=dtype, hidden_size=128, num_heads=4)
     oracle = Oracle(folder, dtype=dtype)
     block_size = 8
     load = LoadDrawer(Random(1), oracle, block_size, (60, 190)).draw(60)
@@ -33,7 +49,7 @@ def test_every_answer_is_that_of_its_prompt_alone(dtype: str, tmp_path: Path) ->
         num_gpu_blocks_override=3 * num_blocks // 2,
         num_host_blocks_override=4 * num_blocks,
         max_num_batched_tokens=256,
-        async_scheduling=dtype == "float32",
+        **options,
     ) as llm:
         assert wrong_answers(llm, load, oracle) == []
         llm.engine.check_invariants()
