@@ -120,6 +120,8 @@ class CacheConfig:
     gpu_memory_utilization: float = 0.92
     """Fraction of the device's memory for weights, activations and KV cache (on a CPU: see ``worker``)."""
     enable_prefix_caching: bool = True
+    disable_hybrid_kv_cache_manager: bool = False
+    """Layers with a sliding window keep the KV of all tokens, in the block table of the other layers."""
     kv_offloading_size: float | None = None
     """Host memory for offloaded KV blocks, in GiB; no offloading by default."""
     num_host_blocks_override: int | None = None

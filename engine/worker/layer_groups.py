@@ -17,10 +17,12 @@ def choose_groups(model: CausalModel, cache: CacheConfig) -> tuple[KVCacheGroup,
     """The KV cache groups of a model's layers: by their windows.
 
     With a host tier all are one group of full attention, as copies there are found by the hash of their
-    tokens alone, which does not tell groups apart.
+    tokens alone, which does not tell groups apart. So they are if the user wishes it.
     """
     groups = groups_of(model.windows)
     has_windows = not all(group.is_full for group in groups)
+    if has_windows and cache.disable_hybrid_kv_cache_manager:
+        return one_group(model.num_layers)
     if has_windows and cache.has_host_tier:
         logger.info("Layers with a window keep the KV of all tokens, since there is a host tier.")
         return one_group(model.num_layers)

@@ -167,6 +167,10 @@ def _add_cache_flags(group: FlagGroup) -> None:
         "BLOCKS",
     )
     group.add_switch("enable_prefix_caching", "Reuse the KV blocks of prompts that begin with equal tokens")
+    group.add_switch(
+        "disable_hybrid_kv_cache_manager",
+        "Keep the KV of all tokens in layers with a sliding window, too, as if they saw everything",
+    )
     group.add("block_size", "KV cache block size in tokens", int, "TOKENS")
     group.add("kv_cache_dtype", "Data type of the KV cache; auto: the model's", choices=KV_CACHE_DTYPES)
     group.add(

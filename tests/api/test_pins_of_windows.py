@@ -17,13 +17,21 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 32, "max_window_layers":
 """Two layers of full attention, two that see 32 tokens: two blocks before a block's first token."""
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model_folder(
+        tmp_path_factory.mktemp("windows"),
+        "qwen2",
+        num_layers=4,
+        extra_config=WINDOW,
+        max_position_embeddings=2048,
+    )
+
+
 @pytest.mark.slow
-def test_a_pin_holds_one_window_and_a_return_finds_all(tmp_path: Path) -> None:
+def test_a_pin_holds_one_window_and_a_return_finds_all(model: Path) -> None:
     """The receipt says how many tokens wait for the next turn, the job how many blocks of both groups hold
     them."""
-    model = make_model_folder(
-        tmp_path / "model", "qwen2", num_layers=4, extra_config=WINDOW, max_position_embeddings=2048
-    )
     with (
         running_server(model, "--num-gpu-blocks-override", "400") as server,
         httpx.Client(base_url=server.url, timeout=60) as http,
@@ -39,3 +47,20 @@ def test_a_pin_holds_one_window_and_a_return_finds_all(tmp_path: Path) -> None:
         back = receipt(answer)
         assert back["previous_pin"] == "handed_over"
         assert back["cached_tokens"] == told["pinned_tokens"]
+
+
+@pytest.mark.slow
+def test_a_user_may_keep_all_layers_in_one_table(model: Path) -> None:
+    """A pin then holds as many blocks as it has tokens for, and the answer is the same."""
+    answers = []
+    for flags in ([], ["--disable-hybrid-kv-cache-manager"]):
+        with (
+            running_server(model, "--num-gpu-blocks-override", "400", *flags) as server,
+            httpx.Client(base_url=server.url, timeout=60) as http,
+        ):
+            messages, first = call(http, "a job of many words " * 40, job_id="one")
+            (branch,) = job(http, "one")["branches"]
+            window = 0 if flags else 2
+            assert branch["pinned_blocks"] == receipt(first)["pinned_tokens"] // BLOCK + window
+            answers.append((messages[-2]["content"], messages[-2]["tool_calls"][0]["function"]))
+    assert answers[0] == answers[1]
