@@ -70,7 +70,7 @@ def test_a_key_is_asked_for(page: Page, page_errors: list[str], plain: Server) -
 def test_a_policy_that_holds_nothing_says_so(page: Page, plain: Server) -> None:
     """Under fcfs there are lanes and blocks, and a sentence where pins would be."""
     look(page, plain)
-    expect(page.locator("#pins-empty")).to_contain_text("policy (fcfs) knows no jobs and holds nothing")
+    expect(page.locator("#pins-empty")).to_contain_text("policy (fcfs) knows no jobs and pins nothing")
     expect(page.locator(".lane-names button").first).to_have_text(re.compile(r"fix-\d+"))
     expect(page.locator("#pool-note")).to_contain_text("A cell is 3 of them")
     page.locator(".lane-names button").first.click()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +33,9 @@ class Pair:
         self.num_steps = 0
         self.num_resumed = 0
         self.num_loads = 0
-        assert self._fake.info == self.info
+        groups = self.info.kv_cache_groups
+        assert dataclasses.replace(self._fake.info, kv_cache_groups=groups) == self.info
+        assert [group.is_full for group in groups] == [g.is_full for g in self._fake.info.kv_cache_groups]
 
     @property
     def max_concurrent_batches(self) -> int:
