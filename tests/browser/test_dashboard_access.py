@@ -74,7 +74,7 @@ def test_a_policy_that_holds_nothing_says_so(page: Page, plain: Server) -> None:
     expect(page.locator(".lane-names button").first).to_have_text(re.compile(r"fix-\d+"))
     expect(page.locator("#pool-note")).to_contain_text("A cell is 3 of them")
     page.locator(".lane-names button").first.click()
-    expect(page.locator("#life")).to_contain_text("policy (fcfs) follows no jobs")
+    expect(page.locator("#life")).to_contain_text("policy (fcfs) tracks no jobs")
     save_screenshot(page, "dashboard-fcfs")
 
 
