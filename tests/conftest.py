@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 # Tiny models gain nothing from threads, and tests share the machine; sub-processes inherit this.
@@ -25,6 +27,18 @@ from engine.worker.loading.tiny_models import make_model_folder
 # Wall time says nothing about a property on a shared machine.
 settings.register_profile("default", deadline=None, print_blob=True)
 settings.load_profile("default")
+
+
+@pytest.fixture(autouse=True)
+def interrupts() -> Iterator[None]:
+    """What a test does to this process's SIGINT, and does not undo, reaches no other test and no process that
+    it starts: an ignored signal is inherited.
+    """
+    before, mask = signal.getsignal(signal.SIGINT), signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    yield
+    if before is not None and signal.getsignal(signal.SIGINT) is not before:
+        signal.signal(signal.SIGINT, before)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 @pytest.fixture(scope="session")
