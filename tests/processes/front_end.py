@@ -6,6 +6,7 @@ Run as ``python -m tests.processes.front_end STATE FOLDER``; STATE is idle, busy
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from tests.processes.support import SignalPolicyFactory, config, core_request
 
 
 def main(state: str, folder: Path) -> None:
+    # Tests that run in the background have had it ignored, for all that they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     gate = folder / "gate"
     if state == "stuck":
         os.mkfifo(gate)
