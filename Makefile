@@ -20,7 +20,10 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo chat serve bench simulate readme-tables reproduce bench-sim bench-cores bench-cpu bench-front bench-step bench-grammar bench-trace bench-watch bench-replay bench-policy bench-parts bench-constants bench-served gpu-check agent-model agent-score test test-all lint types browser bare-install check format clean
+.PHONY: help demo chat serve bench simulate readme-tables reproduce bench-sim bench-cores \
+  bench-cpu bench-front bench-step bench-grammar bench-trace bench-watch bench-replay bench-policy \
+  bench-parts bench-constants bench-served gpu-check agent-model agent-score test test-all lint \
+  types browser bare-install check format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
