@@ -20,7 +20,7 @@ from benchmarks.policy.part_table import constant_table, part_table
 from benchmarks.policy.parts import parts
 from benchmarks.policy.promises import SUBJECT, judge
 from benchmarks.policy.table import cell_table, grid_table, notes, promise_list
-from benchmarks.policy.traffic import GPU, Traffic, chosen
+from benchmarks.policy.traffic import GPU, ROWS, TRAFFIC, Traffic, chosen
 from engine.errors import EngineError
 from eval.arguments import add_processes, count
 from eval.baselines.catalog import parse_policies
@@ -74,11 +74,11 @@ class BenchConfig:
     report: Report
 
     def plans(self) -> list[tuple[Traffic, SimulationPlan]]:
-        """Each workload without and with a host tier. EvalError if a recording is missing."""
+        """Each workload on its tiers. EvalError if a recording is missing."""
         return [
             (traffic, traffic.plan(self.workloads, self.gpu, self.num_jobs, host_tier=host_tier))
             for traffic in self.traffic
-            for host_tier in (False, True)
+            for host_tier in traffic.host_tiers
         ]
 
     def loads(self, traffic: Traffic) -> tuple[float, ...]:
@@ -165,7 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.policy", description=__doc__)
     add = parser.add_argument
     add("--workloads", type=Path, default=FOLDER, metavar="FOLDER", help=f"with the recordings ({FOLDER})")
-    add("--only", metavar="NAME[,...]", help="agentcgroup-claude, agentcgroup-glm, kv-cache-tester, mix")
+    add("--only", metavar="NAME[,...]", help=f"of {', '.join(ROWS)} (the first {len(TRAFFIC)})")
     add("--gpu", choices=sorted(GPUS), default=GPU, help="what is simulated; a larger one has a larger pool")
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--policies", metavar="P[,P...]", help="these instead of all; fcfs is always there")

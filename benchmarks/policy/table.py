@@ -64,12 +64,12 @@ def notes(base: str = BASELINE) -> str:
 
 
 def grid_table(cells: Sequence[Cell], base: str = BASELINE) -> str:
-    """Every policy on the mean over all cells, and over those of either tier."""
-    choices = (
-        ("all cells", cells),
+    """Every policy on the mean over all cells, and over those of each tier that ran."""
+    tiers = (
         ("without a host tier", [cell for cell in cells if not cell.host_tier]),
         ("with a host tier", [cell for cell in cells if cell.host_tier]),
     )
+    choices = (("all cells", cells), *(tier for tier in tiers if tier[1]))
     head = ["policy", *(f"{name} ({len(chosen)})" for name, chosen in choices)]
     body = [
         [policy, *(with_interval(grid_ratio(chosen, policy, base)) for _, chosen in choices)]

@@ -34,6 +34,10 @@ class Traffic:
     """Jobs per second, from light to heavy."""
     kv_tokens: int
     """Tokens of the KV pool, on an H100."""
+    model: str = MODEL
+    """Preset of the simulator."""
+    host_tiers: tuple[bool, ...] = (False, True)
+    """Without a host tier, with one. With one all layers are a single KV cache group."""
     max_context_tokens: int | None = None
     """Longer jobs are left out; None: those that do not fit in the pool."""
     share_prefixes: bool = False
@@ -47,7 +51,7 @@ class Traffic:
 
         On another GPU the pool grows with the memory that is left beside the weights.
         """
-        grown = _kv_tokens(gpu) / _kv_tokens(GPU)
+        grown = _kv_tokens(self.model, gpu) / _kv_tokens(self.model, GPU)
         kv_tokens = int(self.kv_tokens * grown) // BLOCK_SIZE * BLOCK_SIZE
         return SimulationPlan(
             workload=self.workload(folder),
@@ -56,7 +60,7 @@ class Traffic:
                 max_context_tokens=self.max_context_tokens or kv_tokens - BLOCK_SIZE, gap_cap_s=GAP_CAP_S
             ),
             arrivals=ArrivalKind.POISSON,
-            hardware=Hardware(model=MODEL, gpu=gpu, kv_tokens=kv_tokens),
+            hardware=Hardware(model=self.model, gpu=gpu, kv_tokens=kv_tokens),
             host_kv_tokens=HOST_TIER * kv_tokens if host_tier else 0,
             block_size=BLOCK_SIZE,
             share_prefixes=self.share_prefixes,
@@ -88,17 +92,38 @@ TRAFFIC = (
     ),
 )
 
+GROUPED = (
+    Traffic(
+        name="agentcgroup-claude-gpt-oss-20b",
+        parts=("agentcgroup-claude",),
+        loads=(0.2, 0.4),
+        kv_tokens=300_000,
+        model="gpt-oss-20b",
+        host_tiers=(False,),
+    ),
+    Traffic(
+        name="agentcgroup-glm-gpt-oss-20b",
+        parts=("agentcgroup-glm",),
+        loads=(0.1, 0.2),
+        kv_tokens=300_000,
+        model="gpt-oss-20b",
+        host_tiers=(False,),
+    ),
+)
+"""Models with several KV cache groups, at loads where their KV is short; run when they are named."""
+
+ROWS = {traffic.name: traffic for traffic in (*TRAFFIC, *GROUPED)}
+
 
 def chosen(only: str | None) -> Sequence[Traffic]:
-    """Those of that name, separated by commas; all by default. EvalError for a name that is none."""
+    """Those of that name, separated by commas; TRAFFIC by default. EvalError for a name that is none."""
     if only is None:
         return TRAFFIC
     names = only.split(",")
-    known = [traffic.name for traffic in TRAFFIC]
     for name in names:
-        if name not in known:
-            raise EvalError(f"The bench has no workload {name!r}; it has {', '.join(known)}.")
-    return [traffic for traffic in TRAFFIC if traffic.name in names]
+        if name not in ROWS:
+            raise EvalError(f"The bench has no workload {name!r}; it has {', '.join(ROWS)}.")
+    return [traffic for name, traffic in ROWS.items() if name in names]
 
 
 def _recording(folder: Path, name: str) -> Path:
@@ -108,5 +133,5 @@ def _recording(folder: Path, name: str) -> Path:
     return path
 
 
-def _kv_tokens(gpu: str) -> int:
-    return make_cost(MODEL, gpu).kv_tokens(GPU_MEMORY_UTILIZATION)
+def _kv_tokens(model: str, gpu: str) -> int:
+    return make_cost(model, gpu).kv_tokens(GPU_MEMORY_UTILIZATION)

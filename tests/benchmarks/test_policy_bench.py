@@ -97,6 +97,24 @@ def test_one_workload_with_chosen_policies_and_seeds(
 
 
 @pytest.mark.slow
+def test_a_cell_names_the_model_of_its_jobs(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model with sliding windows runs without a host tier only: there its layers would be one group."""
+    out = tmp_path / "windows.json"
+    only = "agentcgroup-claude-gpt-oss-20b"
+    arguments = ["--workloads", str(folder), "--quick", "--only", only, "--json", str(out)]
+    assert main([*arguments, "--policies", "continuum", "--processes", "1"]) == 0
+    assert f"{only} at 0.4 jobs/s without a host tier: memory is short" in capsys.readouterr().out
+    runs = read_results(out).runs
+    assert {(run.setting.model, run.setting.jobs_per_s) for run in runs} == {
+        ("gpt-oss-20b", 0.2),
+        ("gpt-oss-20b", 0.4),
+    }
+    assert any("blocks of 64, of 2 groups" in note for note in runs[0].notes)
+
+
+@pytest.mark.slow
 def test_the_same_question_has_the_same_answer(folder: Path, tmp_path: Path) -> None:
     """Byte for byte, however many processes share the work."""
     files = [tmp_path / "one.json", tmp_path / "two.json"]
