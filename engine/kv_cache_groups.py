@@ -7,6 +7,7 @@ groups have equally many layers, but for one that leaves its last slots unused.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import gcd
 
 import msgspec
 
@@ -14,38 +15,72 @@ _NEARLY_EQUAL = 1.25
 """If the largest kind of layer has at most this many times the layers of the smallest, unused slots cost less
 than more groups do."""
 
+_MANY = 1 << 60
+"""More blocks than a sequence has."""
+
 
 class KVCacheGroup(msgspec.Struct, frozen=True):
-    """Layers with the same attention pattern, which share a block table."""
+    """Layers with the same attention pattern, which share a block table: it has a window, or chunks, or
+    neither."""
 
     layers: tuple[int, ...]
     """The indices of the layers. The layer at position i uses slot i of each block."""
     sliding_window: int | None = None
     """Tokens that a token sees, itself included, or None if it sees all tokens before it."""
 
+    attention_chunk: int | None = None
+    """Tokens of a chunk: a token sees itself and those before it in its chunk, the first of which begins with
+    the sequence. None if there are no chunks."""
+
+    def __post_init__(self) -> None:
+        assert self.sliding_window is None or self.attention_chunk is None
+
     @property
     def is_full(self) -> bool:
         """Whether a token sees all tokens before it."""
-        return self.sliding_window is None
+        return self.sliding_window is None and self.attention_chunk is None
+
+    def num_skipped_tokens(self, position: int) -> int:
+        """The first tokens that neither the token at a position nor any behind it sees."""
+        if self.sliding_window is not None:
+            return max(0, position - self.sliding_window + 1)
+        return 0 if self.attention_chunk is None else position - position % self.attention_chunk
+
+    def num_blocks_held(self, block_size: int, num_blocks: int) -> int:
+        """Of so many blocks of tokens those that whoever continues behind them sees."""
+        return num_blocks - self.num_skipped_tokens(num_blocks * block_size) // block_size
+
+    def max_blocks_held(self, block_size: int, num_blocks: int) -> int:
+        """The most of ``num_blocks_held``, over all numbers up to this one."""
+        if self.sliding_window is not None:
+            return min(num_blocks, -(-(self.sliding_window - 1) // block_size))
+        if self.attention_chunk is None:
+            return num_blocks
+        # A chunk may begin at any multiple of the divisor in its first block.
+        divisor = gcd(self.attention_chunk, block_size)
+        return min(num_blocks, (self.attention_chunk - 1 + block_size - divisor) // block_size)
 
 
 ONE_FULL_GROUP = (KVCacheGroup(layers=(0,)),)
 """The groups of a model whose layers are all alike, as far as their number does not matter."""
 
 
-def groups_of(windows: Sequence[int | None]) -> tuple[KVCacheGroup, ...]:
-    """Group layers by their sliding window, None for full attention; full attention comes first.
+def groups_of(
+    windows: Sequence[int | None], chunks: Sequence[int | None] | None = None
+) -> tuple[KVCacheGroup, ...]:
+    """Group layers by their sliding window and their chunk, None where they have none; full attention comes
+    first, then windows.
 
-    The layers of one kind are dealt out to its groups in turn, as V1 does.
+    The layers of one kind are dealt out to its groups in turn, as V1 does. ``chunks`` None: no layer has any.
     """
-    kinds: dict[int | None, list[int]] = {}
-    for layer, window in enumerate(windows):
-        kinds.setdefault(window, []).append(layer)
+    kinds: dict[tuple[int | None, int | None], list[int]] = {}
+    for layer, kind in enumerate(zip(windows, chunks or [None] * len(windows), strict=True)):
+        kinds.setdefault(kind, []).append(layer)
     size = _layers_per_group(map(len, kinds.values()))
-    ordered = sorted(kinds.items(), key=lambda kind: (kind[0] is not None, kind[0] or 0))
+    ordered = sorted(kinds.items(), key=lambda kind: (kind[0][1] or 0, kind[0][0] or 0))
     return tuple(
-        KVCacheGroup(tuple(layers[first::num_groups]), window)
-        for window, layers in ordered
+        KVCacheGroup(tuple(layers[first::num_groups]), window, chunk)
+        for (window, chunk), layers in ordered
         for num_groups in (-(-len(layers) // size),)
         for first in range(num_groups)
     )
@@ -68,24 +103,26 @@ def num_slots(groups: Iterable[KVCacheGroup]) -> int:
 
 
 def num_window_blocks(groups: Iterable[KVCacheGroup], block_size: int) -> int:
-    """Blocks before it that the first token of a block sees, over all groups with a window."""
-    windows = (group.sliding_window for group in groups)
-    return sum(-(-(window - 1) // block_size) for window in windows if window is not None)
+    """Blocks before it that the first token of a block sees at most, over all groups with a window or
+    chunks."""
+    return sum(group.max_blocks_held(block_size, _MANY) for group in groups if not group.is_full)
 
 
 def num_blocks_held(groups: Iterable[KVCacheGroup], block_size: int, num_blocks: int) -> int:
-    """Blocks of the pool that a pin of so many blocks of tokens holds: of a group with a window its last."""
-    windows = (group.sliding_window for group in groups)
-    return sum(
-        num_blocks if window is None else min(num_blocks, -(-(window - 1) // block_size))
-        for window in windows
-    )
+    """Blocks of the pool that a pin of so many blocks of tokens holds: what its return sees of them."""
+    return sum(group.num_blocks_held(block_size, num_blocks) for group in groups)
 
 
 def max_blocks_held(
     groups: Sequence[KVCacheGroup], block_size: int, num_tokens: int, step_tokens: int
 ) -> int:
-    """Blocks of the pool that a context takes at most while it is computed, ``step_tokens`` at once."""
+    """Blocks of the pool that a context takes at most while it is computed, ``step_tokens`` at once: a group
+    with a window or chunks holds what the first of them sees, and what they write."""
     num_blocks = -(-num_tokens // block_size)
-    step_blocks = sum(not group.is_full for group in groups) * (-(-step_tokens // block_size) + 1)
-    return min(num_blocks_held(groups, block_size, num_blocks) + step_blocks, num_blocks * len(groups))
+    written = -(-step_tokens // block_size) + 1
+    return sum(
+        num_blocks
+        if group.is_full
+        else min(num_blocks, group.max_blocks_held(block_size, num_blocks) + written)
+        for group in groups
+    )

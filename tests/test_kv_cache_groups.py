@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.kv_cache_groups import groups_of, num_slots
+from engine.kv_cache_groups import KVCacheGroup, groups_of, num_slots
 
 
 def test_layers_of_one_kind_are_one_group() -> None:
@@ -35,6 +35,33 @@ def test_nearly_equal_kinds_are_padded() -> None:
     groups = groups_of([None] * 4 + [64] * 5)
     assert len(groups) == 2
     assert num_slots(groups) == 5
+
+
+def test_layers_of_chunks_are_groups_of_their_own() -> None:
+    """As in Llama 4: every fourth layer sees everything."""
+    groups = groups_of([None] * 12, [8192, 8192, 8192, None] * 3)
+    assert [group.attention_chunk for group in groups] == [None, 8192, 8192, 8192]
+    assert [group.is_full for group in groups] == [True, False, False, False]
+    assert groups[0].layers == (3, 7, 11)
+    assert groups[2].layers == (1, 5, 9)
+    windows_too = groups_of([None, 16, None], [None, None, 16])
+    assert [(each.sliding_window, each.attention_chunk) for each in windows_too] == [
+        (None, None),
+        (16, None),
+        (None, 16),
+    ]
+
+
+@given(st.sampled_from([1, 4, 16]), st.integers(1, 70))
+def test_what_is_held_of_chunks_is_bounded(block_size: int, chunk: int) -> None:
+    """Of each number of blocks those with a token of the chunk that goes on; the bound is reached."""
+    group = KVCacheGroup((0,), attention_chunk=chunk)
+    held = []
+    for num_blocks in range(chunk * 16 // block_size + 1):
+        end = num_blocks * block_size
+        held.append(len({place // block_size for place in range(end - end % chunk, end)}))
+        assert group.num_blocks_held(block_size, num_blocks) == held[-1]
+    assert max(held) == group.max_blocks_held(block_size, 10_000)
 
 
 @given(st.lists(st.sampled_from([None, 16, 64, 100]), min_size=1, max_size=40))

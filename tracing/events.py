@@ -48,6 +48,9 @@ class TraceHeader(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     kv_group_windows: list[int] = []
     """Tokens of the sliding window of each KV cache group of the model, 0 for full attention; a
     block of the pool is of one group. Empty: there is one group, of full attention."""
+    kv_group_chunks: list[int] = []
+    """Tokens of the chunks to which attention of each group is local, 0 for none. Empty: no group
+    has any."""
     num_host_blocks: int = 0
     """Blocks that fit on the host tier; 0: there is none."""
     min_load_tokens: int = 0

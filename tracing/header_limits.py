@@ -41,12 +41,21 @@ def beyond_limits(header: TraceHeader) -> str | None:
         value = getattr(header, name)
         if not least <= value <= most:
             return f"the header's {name} is {value:,}, but must be {least:,.0f} to {most:,.0f}"
-    windows = header.kv_group_windows
+    return _groups_beyond_limits(header)
+
+
+def _groups_beyond_limits(header: TraceHeader) -> str | None:
+    windows, chunks = header.kv_group_windows, header.kv_group_chunks
     if len(windows) > MAX_GROUPS:
         return f"the header's kv_group_windows are {len(windows):,}, but must be at most {MAX_GROUPS:,}"
-    for window in windows:
-        if not 0 <= window <= MAX_COUNT:
-            return f"the header's kv_group_windows have {window:,}, but must be 0 to {MAX_COUNT:,}"
+    if chunks and len(chunks) != len(windows):
+        return f"the header's kv_group_chunks are {len(chunks):,}, but must be {len(windows):,}"
+    for name, sizes in (("kv_group_windows", windows), ("kv_group_chunks", chunks)):
+        for size in sizes:
+            if not 0 <= size <= MAX_COUNT:
+                return f"the header's {name} have {size:,}, but must be 0 to {MAX_COUNT:,}"
+    if any(window and chunk for window, chunk in zip(windows, chunks, strict=False)):
+        return "a group in the header has both a window and chunks"
     return None
 
 

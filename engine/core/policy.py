@@ -98,7 +98,7 @@ class PolicyContext:
 
     @property
     def has_windows(self) -> bool:
-        """Whether the model has layers with a sliding window."""
+        """Whether the model has layers with a sliding window or chunks."""
         return not all(group.is_full for group in self.kv_cache_groups)
 
     @property
@@ -109,7 +109,8 @@ class PolicyContext:
     def blocks_of_pin(self, num_blocks: int) -> int:
         """Blocks of the pool that a pin of so many blocks of tokens holds.
 
-        All of them in a group of full attention, those of the last window in one with a window.
+        All of them in a group of full attention, in others those of the last window, or of the chunk that
+        goes on.
         """
         groups = self.kv_cache_groups
         if len(groups) == 1 and groups[0].is_full:

@@ -52,7 +52,9 @@ class Layout:
 
     def first_seen(self, group: int, position: int) -> int:
         """The first block that a token at this position sees."""
-        window = self.groups[group].sliding_window
+        window, chunk = self.groups[group].sliding_window, self.groups[group].attention_chunk
+        if chunk is not None:
+            return position // chunk * chunk // self.block_size
         return 0 if window is None else max(0, position - window + 1) // self.block_size
 
     def content(self, block_hash: BlockHash, group: int) -> BlockHash:

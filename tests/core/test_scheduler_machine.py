@@ -25,8 +25,32 @@ from tests.eval.baselines.policy_room import PlainKnowledge
 from tracing.tracer import Tracer
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_LEN = 4, 17, 64
-WINDOWS = [(None, 5), (None, 8, 8), (None, None, 1), (6,), (None, 4, 13), (3, 9)]
-"""Windows of the groups of models with sliding windows; None: of full attention."""
+FULL = KVCacheGroup((0,))
+
+
+def within(window: int) -> KVCacheGroup:
+    return KVCacheGroup((0,), sliding_window=window)
+
+
+def by_chunks(chunk: int) -> KVCacheGroup:
+    return KVCacheGroup((0,), attention_chunk=chunk)
+
+
+LOCAL = [
+    (FULL, within(5)),
+    (FULL, within(8), within(8)),
+    (FULL, FULL, within(1)),
+    (within(6),),
+    (FULL, within(4), within(13)),
+    (within(3), within(9)),
+    (FULL, by_chunks(8)),
+    (FULL, by_chunks(12), by_chunks(12)),
+    (FULL, FULL, by_chunks(10)),
+    (by_chunks(16),),
+    (FULL, within(6), by_chunks(24)),
+    (by_chunks(8), by_chunks(7)),
+]
+"""Groups of models that have layers of sliding windows or chunks."""
 SAID = st.builds(
     JobRef,
     st.sampled_from(["named", "named", None]),
@@ -160,7 +184,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             st.tuples(st.sampled_from([3, 0, 1, 8]), st.sampled_from([True, True, False])), min_size=1
         ),
         async_scheduling=st.booleans(),
-        windows=st.sampled_from([(None,), (None,), *WINDOWS]),
+        groups=st.sampled_from([(FULL,), (FULL,), *LOCAL]),
     )
     def start(
         self,
@@ -172,12 +196,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_host_blocks: int,
         load_fates: list[tuple[int, bool]],
         async_scheduling: bool,
-        windows: tuple[int | None, ...],
+        groups: tuple[KVCacheGroup, ...],
     ) -> None:
         fates = cycle(load_fates)
-        groups = tuple(KVCacheGroup((i,), window) for i, window in enumerate(windows))
-        num_host_blocks = num_host_blocks if caching and windows == (None,) else 0
-        self.num_blocks = NUM_BLOCKS if windows == (None,) else 1 + 16 * len(windows)
+        num_host_blocks = num_host_blocks if caching and groups == (FULL,) else 0
+        self.num_blocks = NUM_BLOCKS if groups == (FULL,) else 1 + 16 * len(groups)
         context = PolicyContext(
             BLOCK_SIZE,
             self.num_blocks - 1,

@@ -230,7 +230,28 @@ def test_a_header_that_cannot_be(
     assert not (tmp_path / "out").exists()
 
 
-def with_header(trace: Path, folder: Path, **fields: float) -> Path:
+@pytest.mark.parametrize(
+    ("windows", "chunks", "told"),
+    [
+        ([0, 0], [8], "the header's kv_group_chunks are 1, but must be 2"),
+        ([0, 0], [0, -8], "the header's kv_group_chunks have -8, but must be 0 to 2,147,483,647"),
+        ([0, 4], [0, 8], "a group in the header has both a window and chunks"),
+    ],
+)
+def test_groups_that_cannot_be(
+    trace: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    windows: list[int],
+    chunks: list[int],
+    told: str,
+) -> None:
+    path = with_header(trace, tmp_path, kv_group_windows=windows, kv_group_chunks=chunks)
+    assert main(["trace", "validate", str(path)]) == 1
+    assert told in capsys.readouterr().err
+
+
+def with_header(trace: Path, folder: Path, **fields: float | list[int]) -> Path:
     header, _, rest = trace.read_bytes().partition(b"\n")
     path = folder / "edited.jsonl"
     path.write_bytes(msgspec.json.encode(msgspec.json.decode(header) | fields) + b"\n" + rest)

@@ -1,9 +1,9 @@
 """Which blocks belong to which request, behind one interface for all models.
 
 A model whose layers all attend to everything has one group of layers and one block table per request. One
-that mixes full and sliding-window layers has a table per group, all of the same length, and a hit is what all
-of its groups have. To the scheduler and the worker the tables of a request are one list, ordered by block of
-tokens and within it by group.
+that mixes them with layers of sliding windows or chunks has a table per group, all of the same length, and a
+hit is what all of its groups have. To the scheduler and the worker the tables of a request are one list,
+ordered by block of tokens and within it by group.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.kv_cache.block_pool import BlockPool, KVCacheBlock
 from engine.core.kv_cache.single_type_kv_cache_manager import (
     FullAttentionManager,
-    SlidingWindowManager,
+    LocalAttentionManager,
     make_manager,
 )
 from engine.kv_cache_groups import KVCacheGroup
@@ -140,7 +140,7 @@ class KVCacheCoordinatorNoPrefixCache:
             make_manager(pool, block_size, group_id, group, max_step_tokens)
             for group_id, group in enumerate(groups)
         )
-        self._windowed = [m for m in self.single_type_managers if isinstance(m, SlidingWindowManager)]
+        self._windowed = [m for m in self.single_type_managers if isinstance(m, LocalAttentionManager)]
         self._full = [m for m in self.single_type_managers if isinstance(m, FullAttentionManager)]
         self._first = self.single_type_managers[0]
         self._null = pool.null_block

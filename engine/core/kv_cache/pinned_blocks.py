@@ -59,8 +59,21 @@ class PinnedBlocks:
         if self._is_unitary:
             return num_blocks
         coordinator = self._coordinator
-        hit = coordinator.find_longest_cache_hit(block_hashes, num_blocks * coordinator.block_size)
-        return len(hit) // coordinator.num_groups
+        num_before = self._num_held(len(block_hashes))
+        while num_blocks > 0:
+            hit = coordinator.find_longest_cache_hit(block_hashes, num_blocks * coordinator.block_size)
+            num_blocks = num_hit = len(hit) // coordinator.num_groups
+            # In the middle of a chunk more may be held than where the next one has begun.
+            while num_blocks and self._num_held(num_blocks) >= num_before:
+                num_blocks -= 1
+            if num_blocks == num_hit:
+                break
+        return num_blocks if self._num_held(num_blocks) else 0
+
+    def _num_held(self, num_blocks: int) -> int:
+        """Blocks, over all groups, of a pin of so many blocks of tokens."""
+        coordinator = self._coordinator
+        return num_blocks * coordinator.num_groups - coordinator.num_skipped_blocks(num_blocks)
 
     def shrink(self, pin_id: int, block_hashes: Sequence[BlockHash], num_kept: int) -> int:
         """Cut a pin to the first ``num_kept`` blocks of its tokens, as ``longest_cut`` has them.

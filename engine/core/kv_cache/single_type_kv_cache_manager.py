@@ -1,7 +1,7 @@
 """The blocks of one KV cache group: a block table per request, and which blocks its attention needs.
 
-A group whose layers have a window needs only the last blocks of a sequence. The null block stands in its
-tables for every block that it does not need: skipped by a hit, or freed as the window moved.
+A group whose layers have a window or chunks needs only the last blocks of a sequence. The null block stands
+in its tables for every block that it does not need: skipped by a hit, or freed as the window moved.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.kv_cache.block_pool import BlockPool, KVCacheBlock
-from engine.kv_cache_groups import KVCacheGroup
+from engine.kv_cache_groups import KVCacheGroup, num_window_blocks
 
 
 class SingleTypeKVCacheManager:
@@ -126,9 +126,9 @@ class FullAttentionManager(SingleTypeKVCacheManager):
         return self._pool.get_cached_prefix(self.keys_of(block_hashes[: max_length // self.block_size]))
 
 
-class SlidingWindowManager(SingleTypeKVCacheManager):
-    """Each token sees the last ``sliding_window``, itself included: a hit has the blocks of the window before
-    its end, and the null block in place of all others.
+class LocalAttentionManager(SingleTypeKVCacheManager):
+    """Each token sees some of the last ones: a hit has the blocks that the first token behind it sees, and
+    the null block in place of all before them.
     """
 
     def __init__(
@@ -136,44 +136,48 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
         pool: BlockPool,
         block_size: int,
         group_id: int | None,
-        sliding_window: int,
+        group: KVCacheGroup,
         max_step_tokens: int,
     ) -> None:
         """``max_step_tokens``: the most tokens of a request that are computed before its window moves on."""
         super().__init__(pool, block_size, group_id)
-        assert sliding_window > 0
-        self.sliding_window = sliding_window
-        self.num_window_blocks = -(-(sliding_window - 1) // block_size)
-        """Blocks of the window before a block's first token."""
+        self._group = group
+        self.num_window_blocks = num_window_blocks([group], block_size)
+        """The most blocks before it that a block's first token sees."""
         self.max_blocks_per_request = self.num_window_blocks + -(-max_step_tokens // block_size) + 1
         """What one request holds at most: what a step reads and writes, neither of them aligned."""
         self._branch_ends: dict[str, tuple[int, ...]] = {}
 
+    def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
+        return self._group.num_skipped_tokens(num_computed_tokens)
+
     def find_longest_cache_hit(
         self, block_hashes: Sequence[BlockHash], max_length: int
     ) -> list[KVCacheBlock]:
-        """Search from the right for as many cached blocks in a row as the window has, or all from the first.
+        """Search from the right for as many cached blocks in a row as the next token sees.
 
-        A window that misses a block cannot end behind that block, so its first block is looked up first:
-        where nothing is cached the search takes a step of a whole window.
+        A prefix cannot end behind a block that is missing among those. They are looked up from the first one
+        on: where nothing is cached the search takes a step of a whole window or chunk.
         """
         end = min(max_length // self.block_size, len(block_hashes))
-        pool, key_of = self._pool, self.key_of
         while end > 0:
             start = self.num_skipped_blocks(end)
-            window: list[KVCacheBlock] = []
-            for index in range(start, end):
-                block = pool.get_cached_block(key_of(block_hashes[index]))
-                if block is None:
-                    end = index
-                    break
-                window.append(block)
-            else:
-                return [pool.null_block] * start + window
+            seen = self._cached_run(block_hashes, start, end)
+            end = start + len(seen)
+            if self.num_skipped_blocks(end) == start:
+                return [self._pool.null_block] * start + seen
         return []
 
-    def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
-        return max(0, num_computed_tokens - self.sliding_window + 1)
+    def _cached_run(self, block_hashes: Sequence[BlockHash], start: int, end: int) -> list[KVCacheBlock]:
+        """The cached blocks from ``start`` on in a row, up to ``end``."""
+        pool, key_of = self._pool, self.key_of
+        run: list[KVCacheBlock] = []
+        for index in range(start, end):
+            block = pool.get_cached_block(key_of(block_hashes[index]))
+            if block is None:
+                break
+            run.append(block)
+        return run
 
     def num_blocks_to_allocate(self, request_id: str, num_tokens: int, hit: Sequence[KVCacheBlock]) -> int:
         """As for all, but that a request which starts never takes more than ``max_blocks_per_request``."""
@@ -195,7 +199,7 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
         self._branch_ends[request_id] = ends
 
     def remove_skipped_blocks(self, request_id: str, num_computed_tokens: int) -> None:
-        """Free the blocks that have left the window.
+        """Free the blocks that no token sees any more.
 
         They stay cached, but are evicted first: only a branch that leaves the sequence right there would ask
         for them. A long prefill would else evict what others come back for.
@@ -224,10 +228,21 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
         self._branch_ends.pop(request_id, None)
 
 
+class SlidingWindowManager(LocalAttentionManager):
+    """Each token sees the last ``sliding_window``, itself included."""
+
+
+class ChunkedLocalAttentionManager(LocalAttentionManager):
+    """Each token sees its chunk up to itself: a hit needs the blocks of the chunk in which it ends, from the
+    first on, and none where a chunk begins.
+    """
+
+
 def make_manager(
     pool: BlockPool, block_size: int, group_id: int, group: KVCacheGroup, max_step_tokens: int
-) -> FullAttentionManager | SlidingWindowManager:
+) -> FullAttentionManager | LocalAttentionManager:
     """The manager of one of several groups."""
-    if group.sliding_window is None:
+    if group.is_full:
         return FullAttentionManager(pool, block_size, group_id)
-    return SlidingWindowManager(pool, block_size, group_id, group.sliding_window, max_step_tokens)
+    kind = ChunkedLocalAttentionManager if group.sliding_window is None else SlidingWindowManager
+    return kind(pool, block_size, group_id, group, max_step_tokens)

@@ -32,6 +32,7 @@ def trace_header(scheduler: Scheduler, wall_time_s: float, now: float, *, from_s
         block_size=scheduler.kv.block_size,
         num_blocks=scheduler.kv.pool.num_usable_blocks,
         kv_group_windows=_windows(scheduler.kv.kv_cache_groups),
+        kv_group_chunks=_chunks(scheduler.kv.kv_cache_groups),
         num_host_blocks=scheduler.loads.tier_statistics().num_blocks,
         min_load_tokens=scheduler.loads.min_load_tokens,
         num_disk_blocks=disk.num_blocks,
@@ -50,9 +51,14 @@ def trace_header(scheduler: Scheduler, wall_time_s: float, now: float, *, from_s
 
 
 def _windows(groups: Sequence[KVCacheGroup]) -> list[int]:
-    """Of each group, 0 for full attention; empty if there is only one such group."""
-    windows = [group.sliding_window or 0 for group in groups]
-    return [] if windows == [0] else windows
+    """Of each group, 0 where it has none; empty if there is only one, of full attention."""
+    return [] if len(groups) == 1 and groups[0].is_full else [group.sliding_window or 0 for group in groups]
+
+
+def _chunks(groups: Sequence[KVCacheGroup]) -> list[int]:
+    """Of each group, 0 where it has none; empty if no group has any."""
+    chunks = [group.attention_chunk or 0 for group in groups]
+    return chunks if any(chunks) else []
 
 
 def _in_json(value: float | int | str | bool | None) -> float | int | str | bool | None:

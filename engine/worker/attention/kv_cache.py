@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.kv_cache_groups import KVCacheGroup, num_slots
+from engine.kv_cache_groups import KVCacheGroup, max_blocks_held, num_slots
 from engine.worker.attention.layer_places import LayerPlaces, places_of
 from engine.worker.memory import zeros_on_host
 
@@ -39,15 +39,8 @@ class KvCacheSpec:
 
     def blocks_for(self, num_tokens: int, step_tokens: int) -> int:
         """The most blocks that a sequence of so many tokens holds if ``step_tokens`` of them are computed
-        before a window moves on: a group with a window holds what the first of them sees, and what they
-        write."""
-        blocks = -(-num_tokens // self.block_size)
-        written = -(-step_tokens // self.block_size) + 1
-        windows = (group.sliding_window for group in self.groups)
-        return sum(
-            blocks if window is None else min(blocks, -(-(window - 1) // self.block_size) + written)
-            for window in windows
-        )
+        before a window or a chunk moves on."""
+        return max_blocks_held(self.groups, self.block_size, num_tokens, step_tokens)
 
     def allocate(self, num_blocks: int, device: torch.device) -> torch.Tensor:
         """[num_blocks, num_slots, 2, block_size, num_kv_heads, head_dim]: a block is contiguous.

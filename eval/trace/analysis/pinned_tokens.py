@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from engine.kv_cache_groups import KVCacheGroup, num_blocks_held
+from engine.kv_cache_groups import num_blocks_held
+from eval.trace.recorded_groups import recorded_groups
 from tracing.events import TraceHeader
 
 
 def pinned_tokens(header: TraceHeader, num_blocks: int) -> int:
     """Tokens of the longest turn that a pin of so many blocks, over all groups, holds for its return."""
-    if not header.kv_group_windows:
-        return num_blocks * header.block_size
-    groups = [KVCacheGroup((0,), window or None) for window in header.kv_group_windows]
     size = header.block_size
-    longest = range(1, num_blocks + 1)
-    return size * bisect_right(longest, num_blocks, key=lambda n: num_blocks_held(groups, size, n))
+    if not header.kv_group_windows:
+        return num_blocks * size
+    groups = recorded_groups(header)
+    steady = [group for group in groups if group.attention_chunk is None]
+    longest = bisect_right(
+        range(1, num_blocks + 1), num_blocks, key=lambda n: num_blocks_held(steady, size, n)
+    )
+    # What is held of chunks falls where one begins, so that this much cannot be found by bisection.
+    while num_blocks_held(groups, size, longest) > num_blocks:
+        longest -= 1
+    return longest * size

@@ -21,8 +21,8 @@ from eval.sim.fitted import FittedCost, fit_steps
 from eval.sim.simulate import Hardware
 from eval.sim.simulator import SimConfig, Simulator
 from eval.sim.step_samples import step_samples
+from eval.trace.recorded_groups import recorded_groups
 from eval.trace.replay.errors import NotReplayableError, check_tells_engine
-from eval.trace.replay.recorded_engine import recorded_groups
 from eval.trace.replay.recorded_policy import TOLD_THE_FUTURE, recorded_policy
 from eval.trace.replay.recorded_run import RecordedRun, read_run
 from eval.workloads.families import roots

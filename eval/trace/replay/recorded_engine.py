@@ -11,9 +11,9 @@ from engine.core.scheduler import Scheduler
 from engine.core.scheduler_report import PauseState
 from engine.core.trace.inputs import ENDINGS
 from engine.core.traced_scheduler import TracedScheduler
-from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
 from engine.messages import JobFinished, Signal, ToolCall, ToolGapStarted, ToolSignal, ToolState
 from engine.row_failures import NOT_NUMBERS
+from eval.trace.recorded_groups import recorded_groups
 from eval.trace.replay.block_names import BlockNames
 from eval.trace.replay.errors import NotReplayableError
 from eval.trace.replay.recorded_policy import recorded_policy
@@ -153,12 +153,6 @@ class RecordedEngine:
         if ending is not None:
             tokens[-1] = LAST_TOKEN[ending]
         return tokens
-
-
-def recorded_groups(header: TraceHeader) -> tuple[KVCacheGroup, ...]:
-    """The KV cache groups of the model, with a layer each: no decision rests on their number."""
-    windows = header.kv_group_windows
-    return tuple(KVCacheGroup((i,), window or None) for i, window in enumerate(windows)) or ONE_FULL_GROUP
 
 
 def _scheduler_config(header: TraceHeader) -> SchedulerConfig:

@@ -13,7 +13,11 @@ from engine.core.kv_cache.kv_cache_coordinator import (
     UnitaryKVCacheCoordinator,
     get_kv_cache_coordinator,
 )
-from engine.core.kv_cache.single_type_kv_cache_manager import SingleTypeKVCacheManager, SlidingWindowManager
+from engine.core.kv_cache.single_type_kv_cache_manager import (
+    ChunkedLocalAttentionManager,
+    SingleTypeKVCacheManager,
+    SlidingWindowManager,
+)
 from engine.kv_cache_groups import KVCacheGroup
 
 SIZE = 2
@@ -25,7 +29,7 @@ HASHES = [str(i).encode() for i in range(12)]
 def window_manager(
     pool: BlockPool, window: int = WINDOW, group_id: int = 0, max_step_tokens: int = 1000
 ) -> SlidingWindowManager:
-    return SlidingWindowManager(pool, SIZE, group_id, window, max_step_tokens)
+    return SlidingWindowManager(pool, SIZE, group_id, KVCacheGroup((0,), window), max_step_tokens)
 
 
 def cache(pool: BlockPool, manager: SingleTypeKVCacheManager, is_cached: list[bool]) -> None:
@@ -83,6 +87,70 @@ def test_a_window_hit_is_the_longest(is_cached: list[bool], window: int) -> None
     ]
     hashes = HASHES[: len(is_cached)]
     assert len(manager.find_longest_cache_hit(hashes, len(hashes) * SIZE)) == max(ends)
+
+
+def chunk_manager(pool: BlockPool, chunk: int) -> ChunkedLocalAttentionManager:
+    group = KVCacheGroup((0,), attention_chunk=chunk)
+    return ChunkedLocalAttentionManager(pool, SIZE, 0, group, 1000)
+
+
+@pytest.mark.parametrize(
+    ("text", "num_hit"),
+    [
+        ("x", 1),
+        (".", 0),
+        ("x.", 2),
+        ("xx", 2),
+        ("xx.", 2),
+        ("xxx", 3),
+        ("xxx.", 4),
+        (".x.x..x.x", 9),
+        (".x.x..x..", 8),
+        (".x.x..x.xx", 10),
+        (".x.x..x.x.", 10),
+        (".x.x..x..x", 10),
+        (".x.x..x...", 10),
+    ],
+)
+def test_a_chunk_is_hit_from_the_left(text: str, num_hit: int) -> None:
+    """Chunks of two blocks: where one begins, nothing is needed of those before it, cached or not."""
+    pool = BlockPool(100)
+    manager = chunk_manager(pool, 4)
+    cache(pool, manager, cached_as(text))
+    hit = manager.find_longest_cache_hit([*HASHES, b"more"][: len(text)], len(text) * SIZE)
+    assert len(hit) == num_hit
+    start = num_hit // 2 * 2
+    assert all(block is pool.null_block for block in hit[:start])
+    assert [block.block_hash for block in hit[start:]] == [
+        manager.key_of(HASHES[i]) for i in range(start, num_hit)
+    ]
+
+
+@given(st.lists(st.booleans(), max_size=12), st.integers(1, 9))
+def test_a_chunks_hit_is_the_longest(is_cached: list[bool], chunk: int) -> None:
+    """Also where a chunk ends in the middle of a block."""
+    pool = BlockPool(100)
+    manager = chunk_manager(pool, chunk)
+    cache(pool, manager, is_cached)
+    ends = [
+        end
+        for end in range(len(is_cached) + 1)
+        if all(is_cached[place // SIZE] for place in range(end * SIZE // chunk * chunk, end * SIZE))
+    ]
+    hashes = HASHES[: len(is_cached)]
+    assert len(manager.find_longest_cache_hit(hashes, len(hashes) * SIZE)) == max(ends)
+
+
+def test_a_chunks_blocks_come_back_when_the_next_begins() -> None:
+    pool = BlockPool(100)
+    manager = chunk_manager(pool, 6)
+    assert [manager.get_num_skipped_tokens(n) for n in (0, 5, 6, 11, 12)] == [0, 0, 6, 6, 12]
+    manager.add_hit("a", [])
+    blocks = list(manager.allocate_new_blocks("a", 14))
+    for num_computed, num_freed in {0: 0, 4: 0, 5: 0, 6: 3, 11: 3, 12: 6, 14: 6}.items():
+        manager.remove_skipped_blocks("a", num_computed)
+        assert manager.req_to_blocks["a"] == [pool.null_block] * num_freed + blocks[num_freed:]
+        assert pool.num_free_blocks == 99 - len(blocks) + num_freed
 
 
 def test_blocks_come_back_as_the_window_moves() -> None:
@@ -164,6 +232,29 @@ def test_a_hit_is_what_all_groups_have(full: str, near: str, far: str, num_hit: 
     num_skipped = [0, max(0, num_hit - 2), max(0, num_hit - 4)]
     assert [table.count(0) for table in tables] == num_skipped
     assert sum(num_skipped) == coordinator.num_skipped_blocks(num_hit)
+
+
+@pytest.mark.parametrize(
+    ("full", "window", "chunk", "num_hit"),
+    [
+        ("xxxxxxxx", "......xx", "........", 8),
+        ("xxxxxxxx", ".....xx.", "....xxx.", 7),
+        ("xxxxxxxx", ".....xx.", "....x.x.", 0),
+        ("xxxxxx..", "xxxxxxxx", "....x...", 5),
+        ("xxxxxx..", "..xxxxxx", "........", 4),
+        ("xxx.....", ".xx.....", "xx......", 0),
+    ],
+)
+def test_windows_and_chunks_agree_on_a_hit(full: str, window: str, chunk: str, num_hit: int) -> None:
+    """A full group, a window of two blocks and chunks of four."""
+    pool = BlockPool(100)
+    groups = [KVCacheGroup((0,)), KVCacheGroup((1,), 4), KVCacheGroup((2,), attention_chunk=8)]
+    coordinator = HybridKVCacheCoordinator(pool, SIZE, groups, 1000)
+    for manager, text in zip(coordinator.single_type_managers, (full, window, chunk), strict=True):
+        cache(pool, manager, cached_as(text))
+    tables = by_group(coordinator.find_longest_cache_hit(HASHES[:8], 16), 3)
+    assert [len(table) for table in tables] == [num_hit] * 3
+    assert tables[2].count(0) == num_hit // 4 * 4
 
 
 def test_tables_of_all_groups_are_one_list() -> None:

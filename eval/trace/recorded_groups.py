@@ -1,0 +1,19 @@
+"""The KV cache groups of the model that a trace was recorded with."""
+
+from __future__ import annotations
+
+from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
+from tracing.events import TraceHeader
+
+
+def recorded_groups(header: TraceHeader) -> tuple[KVCacheGroup, ...]:
+    """The groups, with a layer each: no decision rests on their number."""
+    windows = header.kv_group_windows
+    chunks = header.kv_group_chunks or [0] * len(windows)
+    return (
+        tuple(
+            KVCacheGroup((i,), window or None, chunk or None)
+            for i, (window, chunk) in enumerate(zip(windows, chunks, strict=True))
+        )
+        or ONE_FULL_GROUP
+    )
