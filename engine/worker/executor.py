@@ -52,6 +52,7 @@ class UniProcExecutor:
             head_dim=loaded.model.head_dim,
             dtype=storage_dtype(config.cache, loaded.dtype),
             block_size=config.cache.block_size,
+            num_vectors=loaded.model.num_kv_vectors,
         )
         step_bytes = _measure_steps(loaded, attention, spec, config, group)
         num_blocks = choose_num_blocks(config, spec, loaded.max_model_len, loaded.device, step_bytes, group)

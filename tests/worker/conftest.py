@@ -12,6 +12,18 @@ from engine.worker.cpu.kernels.weights import CompiledGemm
 from engine.worker.cpu.packed_weights import compiled_gemm
 from engine.worker.loading.tiny_models import make_model_folder
 
+_LATENT = {"kv_lora_rank": 48, "qk_nope_head_dim": 12, "qk_rope_head_dim": 16, "v_head_dim": 20}
+"""Latents of 64 numbers; a token's keys and values of all heads would be 192."""
+_DEEPSEEK_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 1024,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.707,
+}
 _VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {"family": "llama", "num_heads": 4, "num_kv_heads": 1},
     "llama-llama3-rope": {
@@ -111,6 +123,69 @@ _VARIANTS: dict[str, dict[str, Any]] = {
             "moe_intermediate_size": 32,
             "first_k_dense_replace": 1,
             "norm_topk_prob": False,
+        },
+    },
+    "deepseek-v2": {
+        "family": "deepseek_v2",
+        "num_layers": 3,
+        "extra_config": {
+            **_LATENT,
+            "q_lora_rank": None,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 8,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "routed_scaling_factor": 1.5,
+            "rope_parameters": _DEEPSEEK_YARN,
+        },
+    },
+    "deepseek-v2-groups": {
+        "family": "deepseek_v2",
+        "num_layers": 3,
+        "extra_config": {
+            **_LATENT,
+            "q_lora_rank": 24,
+            "n_routed_experts": 12,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 3,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "moe_intermediate_size": 32,
+            "attention_bias": True,
+        },
+    },
+    "deepseek-v3": {
+        "family": "deepseek_v3",
+        "num_layers": 4,
+        "extra_config": {
+            **_LATENT,
+            "q_lora_rank": 32,
+            "first_k_dense_replace": 2,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "moe_intermediate_size": 32,
+            "rope_parameters": _DEEPSEEK_YARN,
+        },
+    },
+    "deepseek-v3-halves": {
+        "family": "deepseek_v3",
+        "extra_config": {
+            **_LATENT,
+            "q_lora_rank": None,
+            "qk_rope_head_dim": 8,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": False,
+            "rope_interleave": False,
+            "attention_bias": True,
         },
     },
     "gpt_neox": {"family": "gpt_neox"},

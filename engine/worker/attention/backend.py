@@ -65,3 +65,13 @@ class AttentionBackend(Protocol):
         soft_cap * tanh(score / soft_cap) (Gemma 2, arXiv:2408.00118, section 2). ``sinks`` [num_heads]: the
         score of one more key in each head's softmax, whose value is 0 (gpt-oss, arXiv:2508.10925, section 2).
         """
+
+    def attend_latent(
+        self, layer: int, query: torch.Tensor, latent: torch.Tensor, *, value_size: int, scale: float
+    ) -> torch.Tensor:
+        """Store latents, in a pool with one vector per token, and return the causal attention of the query
+        over each sequence's latents: they are the keys of all heads, and their first numbers the values.
+
+        query [num_tokens, num_heads, latent_size]; latent [num_tokens, latent_size];
+        result [num_tokens, num_heads, value_size]
+        """

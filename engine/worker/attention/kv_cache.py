@@ -21,6 +21,8 @@ class KvCacheSpec:
     head_dim: int
     dtype: torch.dtype
     block_size: int
+    num_vectors: int = 2
+    """Vectors of a token in each head: its key and its value; 1: a latent, which is both."""
 
     @property
     def num_slots(self) -> int:
@@ -34,7 +36,8 @@ class KvCacheSpec:
 
     @property
     def bytes_per_block(self) -> int:
-        per_token = 2 * self.num_slots * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        of_layer = self.num_vectors * self.num_kv_heads * self.head_dim
+        per_token = self.num_slots * of_layer * self.dtype.itemsize
         return per_token * self.block_size
 
     def blocks_for(self, num_tokens: int, step_tokens: int) -> int:
@@ -43,11 +46,12 @@ class KvCacheSpec:
         return max_blocks_held(self.groups, self.block_size, num_tokens, step_tokens)
 
     def allocate(self, num_blocks: int, device: torch.device) -> torch.Tensor:
-        """[num_blocks, num_slots, 2, block_size, num_kv_heads, head_dim]: a block is contiguous.
+        """[num_blocks, num_slots, num_vectors, block_size, num_kv_heads, head_dim]: a block is contiguous.
 
         Zeroed: padding of a page is multiplied by a weight of 0, and 0 * NaN would not vanish.
         """
-        shape = (num_blocks, self.num_slots, 2, self.block_size, self.num_kv_heads, self.head_dim)
+        of_slot = (self.num_vectors, self.block_size, self.num_kv_heads, self.head_dim)
+        shape = (num_blocks, self.num_slots, *of_slot)
         if device.type == "cpu":
             return zeros_on_host(shape, self.dtype)
         return torch.zeros(shape, dtype=self.dtype, device=device)

@@ -84,5 +84,8 @@ def select_attention(
     except KernelUnavailable as error:
         logger.warning("CPU kernels unavailable (%s): using torch attention.", error)
         return TorchPagedAttention(pool, places)
+    if pool.shape[2] == 1 and not kernel.has_prefill:
+        logger.info("Using torch attention: this CPU has no kernel for latents.")
+        return TorchPagedAttention(pool, places)
     logger.info("Using the compiled CPU attention kernel.")
     return CpuPagedAttention(pool, kernel, places)

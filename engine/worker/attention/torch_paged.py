@@ -37,7 +37,8 @@ class _Scoring:
 
 
 class TorchPagedAttention:
-    """An AttentionBackend over a pool [num_blocks, num_slots, 2, block_size, num_kv_heads, head_dim]."""
+    """An AttentionBackend over a pool [num_blocks, num_slots, num_vectors, block_size, num_kv_heads,
+    head_dim]."""
 
     def __init__(self, pool: torch.Tensor, places: LayerPlaces | None = None) -> None:
         """``places``: by default, the layers are one KV cache group."""
@@ -54,7 +55,7 @@ class TorchPagedAttention:
         """Bytes of gathered pages and masks for the longest sequence, in addition to the model's
         activations."""
         longest = max(max_model_len, MAX_GATHERED_TOKENS)
-        gathered = 2 * longest * spec.num_kv_heads * spec.head_dim * spec.dtype.itemsize
+        gathered = spec.num_vectors * longest * spec.num_kv_heads * spec.head_dim * spec.dtype.itemsize
         masks = PACKED_QUERIES * max_model_len * (1 + spec.dtype.itemsize)
         return gathered + masks
 
@@ -75,30 +76,53 @@ class TorchPagedAttention:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         group, slot = self._places[layer]
-        step, scoring = self._steps[group], _Scoring(scale, soft_cap, sinks)
-        keys, values = self._pool[:, slot, 0], self._pool[:, slot, 1]
-        keys[step.slot_blocks, step.slot_offsets] = key
-        values[step.slot_blocks, step.slot_offsets] = value
+        step, caches = self._steps[group], (self._pool[:, slot, 0], self._pool[:, slot, 1])
+        for cache, new in zip(caches, (key, value), strict=True):
+            cache[step.slot_blocks, step.slot_offsets] = new
+        scoring = _Scoring(scale, soft_cap, sinks)
+        return self._attend_written(step, caches, query, (key, value), scoring, window)
+
+    def attend_latent(
+        self, layer: int, query: torch.Tensor, latent: torch.Tensor, *, value_size: int, scale: float
+    ) -> torch.Tensor:
+        """See AttentionBackend. Values are whole latents here: kernels of torch want them like keys."""
+        group, slot = self._places[layer]
+        step, cache, latent = self._steps[group], self._pool[:, slot, 0], latent[:, None]
+        cache[step.slot_blocks, step.slot_offsets] = latent
+        scoring = _Scoring(scale, None, None)
+        output = self._attend_written(step, (cache, cache), query, (latent, latent), scoring, None)
+        return output[..., :value_size]
+
+    def _attend_written(
+        self,
+        step: TorchStep,
+        caches: tuple[torch.Tensor, torch.Tensor],
+        query: torch.Tensor,
+        new: tuple[torch.Tensor, torch.Tensor],
+        scoring: _Scoring,
+        window: int | None,
+    ) -> torch.Tensor:
+        """The result of ``attend``. caches: the pages of keys and values, or twice those of latents; new: the
+        key and the value of the step, which are written there."""
         output = torch.empty_like(query)
         decodes, chunks = step.seen(window)
         for decode in decodes:
             pages = self._gather(
-                keys, values, decode.blocks, decode.end - decode.start, decode.max_len, decode.padding
+                caches, decode.blocks, decode.end - decode.start, decode.max_len, decode.padding
             )
             _attend_decodes(query[decode.start : decode.end], *pages, output, decode, scoring)
         for chunk in chunks:
             part = slice(chunk.start, chunk.end)
             if chunk.sees_only_itself and scoring.is_plain:
-                output[part] = _attend_causal(query[part], key[part], value[part], scale)
+                output[part] = _attend_causal(query[part], new[0][part], new[1][part], scoring.scale)
             else:
-                pages = self._gather(keys, values, chunk.blocks, 1, chunk.length)
+                pages = self._gather(caches, chunk.blocks, 1, chunk.length)
                 _attend_tiles(query[part], *pages, output[part], scoring, window)
         return output
 
     def _gather(
         self,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        caches: tuple[torch.Tensor, torch.Tensor],
         blocks: torch.Tensor,
         num_seqs: int,
         seq_len: int,
@@ -107,20 +131,23 @@ class TorchPagedAttention:
         """Gather the first ``seq_len`` tokens of ``num_seqs`` sequences from one layer's pages. Tokens at
         ``padding`` become 0: they may hold another sequence's NaN, which a weight of 0 would not cancel.
 
-        keys, values [pool blocks, block_size, heads, head_dim] -> both [num_seqs, heads, seq_len, head_dim]
+        caches: keys and values, or twice the same, [pool blocks, block_size, heads, head_dim] -> both
+        [num_seqs, heads, seq_len, head_dim]
         """
         num_blocks = blocks.shape[0]
         if num_blocks > self._gathered_keys.shape[0]:
             self._gathered_keys = self._pool.new_empty((num_blocks, *self._pool.shape[3:]))
-            self._gathered_values = torch.empty_like(self._gathered_keys)
+            if self._pool.shape[2] > 1:
+                self._gathered_values = torch.empty_like(self._gathered_keys)
         pages = []
-        for cache, buffer in ((keys, self._gathered_keys), (values, self._gathered_values)):
+        buffers = self._gathered_keys, self._gathered_values
+        for cache, buffer in list(zip(caches, buffers, strict=True))[: self._pool.shape[2]]:
             page = torch.index_select(cache, 0, blocks, out=buffer[:num_blocks])
             if padding is not None and len(padding):
                 page.view(-1, *page.shape[2:]).index_fill_(0, padding, 0)
             flat = page.view(num_seqs, -1, *page.shape[2:])
             pages.append(flat[:, :seq_len].transpose(1, 2))
-        return pages[0], pages[1]
+        return pages[0], pages[-1]
 
 
 def _attend_decodes(

@@ -24,6 +24,7 @@ from engine.worker.cpu.packed_weights import PackedEmbedding, PackedWeightLinear
 from engine.worker.cpu.paged_attention import CpuPagedAttention
 from engine.worker.cpu.thread_team import ThreadTeam
 from engine.worker.memory import empty_pages
+from engine.worker.models.attention import SelfAttention
 from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder, DecoderLayer
 from engine.worker.models.linears import Embedding
@@ -161,6 +162,7 @@ def _is_known(model: Decoder) -> bool:
 def _linears(layer: nn.Module) -> tuple[nn.Module | None, ...]:
     """The linears in the order of _Layer; None for those of a shared expert that does not exist."""
     assert isinstance(layer, DecoderLayer)
+    assert isinstance(layer.attention, SelfAttention)
     mlp = layer.mlp.shared if isinstance(layer.mlp, MixtureOfExperts) else layer.mlp
     gated = (None, None) if mlp is None else (mlp.gate_up, mlp.down)
     return (layer.attention.qkv, layer.attention.output, *gated)
@@ -184,6 +186,7 @@ class CompiledDecoder:
             model.num_kv_heads,
             model.head_dim,
         )
+        self.num_kv_vectors = model.num_kv_vectors
         self.windows = model.windows
         self._plain = model
         self._attention = attention
@@ -266,6 +269,7 @@ def _layer(
     layer = model.layers[index]
     assert isinstance(layer, DecoderLayer)
     attention = layer.attention
+    assert isinstance(attention, SelfAttention)
     norms = (layer.input_norm, layer.post_attention_norm, attention.q_norm, attention.k_norm)
     return _Layer(
         *(_weight(linear) for linear in _linears(layer)),

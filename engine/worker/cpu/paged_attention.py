@@ -17,7 +17,8 @@ SequencesByGroup = ctypes.Array[SequenceAddresses]
 
 
 class CpuPagedAttention:
-    """An AttentionBackend over a pool [num_blocks, num_slots, 2, block_size, num_kv_heads, head_dim].
+    """An AttentionBackend over a pool [num_blocks, num_slots, num_vectors, block_size, num_kv_heads,
+    head_dim].
 
     The result for a sequence does not depend on the others of its step, to the last bit.
     """
@@ -30,8 +31,9 @@ class CpuPagedAttention:
         self._kernel = kernel
         self._torch = None if kernel.has_prefill else TorchPagedAttention(pool, places)
         self.places = one_table(pool.shape[1]) if places is None else places
+        values_at = pool.stride(2) if pool.shape[2] > 1 else 0
         self._address = PoolAddress(
-            pool.data_ptr(), pool.stride(0), pool.stride(1), pool.stride(2), pool.stride(3), *pool.shape[3:5]
+            pool.data_ptr(), pool.stride(0), pool.stride(1), values_at, pool.stride(3), *pool.shape[3:5]
         )
         self._heads = HeadAddresses()
         self._batch: AttentionBatch | None = None
@@ -102,6 +104,13 @@ class CpuPagedAttention:
                 sinks=sinks,
             )
         return output
+
+    def attend_latent(
+        self, layer: int, query: torch.Tensor, latent: torch.Tensor, *, value_size: int, scale: float
+    ) -> torch.Tensor:
+        """See AttentionBackend."""
+        heads = latent[:, None]
+        return self.attend(layer, query, heads, heads, scale=scale, window=None)[..., :value_size]
 
     def _rows(self, x: torch.Tensor) -> torch.Tensor:
         """Return x [num_tokens, heads, head_dim] in the pool's dtype, each row [heads, head_dim]

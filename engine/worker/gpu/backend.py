@@ -46,7 +46,11 @@ class GPUBackend:
         self._max_model_len = max_model_len
         self._streams = streams_of(device)
         kv_scale = config.cache.kv_cache_scale
-        choose_prompts = partial(select_prompt_attention, pool, loaded.dtype, max_model_len, kv_scale)
+        choose_prompts = (
+            partial(select_prompt_attention, pool, loaded.dtype, max_model_len, kv_scale)
+            if loaded.model.num_kv_vectors > 1
+            else None
+        )
         self.attention = TritonPagedAttention(pool, kv_scale, choose_prompts, places)
         sizes = _graph_sizes(loaded, config)
         self._sampler = select_device_sampler(

@@ -15,6 +15,7 @@ from engine.worker.attention.backend import AttentionBackend
 from engine.worker.gpu.kv_write import HeadNorms, KVWrite
 from engine.worker.gpu.ops import FusedOps
 from engine.worker.gpu.paged_kv import PagedKv
+from engine.worker.models.attention import SelfAttention
 from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder, DecoderLayer
 from engine.worker.models.mlp import GatedMLP
@@ -44,6 +45,7 @@ class FusedDecoder:
             model.num_kv_heads,
             model.head_dim,
         )
+        self.num_kv_vectors = model.num_kv_vectors
         self.windows = model.windows
         self._plain = model
         self._attention = attention
@@ -66,6 +68,7 @@ class FusedDecoder:
         residual: torch.Tensor | None = None
         for index, layer in enumerate(self._plain.layers):
             assert isinstance(layer, DecoderLayer)
+            assert isinstance(layer.attention, SelfAttention)
             normed, residual = self._ops.rms_norm(x, layer.input_norm, eps, residual)
             attended = self._attend(index, layer.attention.qkv(normed), positions)
             normed, residual = self._ops.rms_norm(
@@ -97,6 +100,7 @@ class FusedDecoder:
 def _head_norms(layer: nn.Module, eps: float) -> HeadNorms | None:
     assert isinstance(layer, DecoderLayer)
     attention = layer.attention
+    assert isinstance(attention, SelfAttention)
     if attention.q_norm is None or attention.k_norm is None:
         return None
     return HeadNorms(attention.q_norm, attention.k_norm, eps)

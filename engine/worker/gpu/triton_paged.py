@@ -20,7 +20,7 @@ from engine.worker.gpu.triton_prompt import TritonPromptAttention
 
 
 class TritonPagedAttention:
-    """A PagedKv over a pool [num_blocks, num_slots, 2, block_size, num_kv_heads, head_dim].
+    """A PagedKv over a pool [num_blocks, num_slots, num_vectors, block_size, num_kv_heads, head_dim].
 
     The launches of a step depend on the host's numbers in its StepBatch, never on the contents of tensors:
     they can be captured in a CUDA graph, and nothing makes the host wait.
@@ -40,7 +40,7 @@ class TritonPagedAttention:
         self.kv_scale = kv_scale
         self._pool = pool
         places = one_table(pool.shape[1]) if places is None else places
-        self._pages = [Pages(pool[:, slot, 0], pool[:, slot, 1]) for _, slot in places]
+        self._pages = [Pages(pool[:, slot, 0], pool[:, slot, -1]) for _, slot in places]
         self._groups = [group for group, _ in places]
         self._tiling = uniform_tiling(head_dim, pool.dtype)
         scratch, num_processors = SplitScratch.allocate(head_dim, pool.device), count_processors(pool.device)
@@ -91,6 +91,13 @@ class TritonPagedAttention:
         """See AttentionBackend."""
         self.write(layer, key, value)
         return self.attend_written(layer, query, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks)
+
+    def attend_latent(
+        self, layer: int, query: torch.Tensor, latent: torch.Tensor, *, value_size: int, scale: float
+    ) -> torch.Tensor:
+        """See AttentionBackend."""
+        heads = latent[:, None]
+        return self.attend(layer, query, heads, heads, scale=scale, window=None)[..., :value_size]
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Write the step's key and value [num_tokens, num_kv_heads, head_dim] to their slots."""

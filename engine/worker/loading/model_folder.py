@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _HUB_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py")
+_READ_AS = {"kimi_k2": "deepseek_v3"}
+"""Model types that transformers does not know, each with the one whose architecture it is."""
 _STRETCHING_ROPE_TYPES = ("linear", "dynamic", "yarn")
 
 
@@ -79,9 +81,14 @@ def read_by_transformers(folder: Path, trust_remote_code: bool) -> PreTrainedCon
     were plain."""
     import transformers  # takes seconds and 150 MB
 
-    path = folder / "config.json"
+    path, fields = folder / "config.json", _raw_config(folder)
+    read_as = _READ_AS.get(str(fields.pop("model_type", None)))
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        if read_as is None:
+            config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        else:
+            fields.pop("auto_map", None)
+            config = transformers.AutoConfig.for_model(read_as, **fields)
     except Exception as error:  # anything from KeyError to its own validation errors
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelLoadError(

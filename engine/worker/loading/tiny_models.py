@@ -31,7 +31,8 @@ MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS) + len(TOOL_TOKENS)
 
 _GEMMA = ("gemma2", "gemma3_text")
 _SPARSE = ("qwen3_moe", "mixtral", "glm4_moe")
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", *_GEMMA, *_SPARSE, "gpt_neox", "phi", "olmo2")
+_LATENT = ("deepseek_v2", "deepseek_v3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", *_GEMMA, *_SPARSE, *_LATENT, "gpt_neox", "phi", "olmo2")
 _GROUPED_QUERY = frozenset({"llama", "mistral", "qwen2", "qwen3", "phi", "olmo2", *_GEMMA, *_SPARSE})
 _OWN_HEAD_DIM = frozenset({"llama", "mistral", "qwen3", *_GEMMA, *_SPARSE})
 _CORRECTIONS = "e_score_correction_bias"
@@ -85,8 +86,8 @@ def make_model_folder(
         "eos_token_id": tokenizer.token_to_id("<|im_end|>"),
         "pad_token_id": tokenizer.token_to_id("<|endoftext|>"),
     }
-    if family in _GROUPED_QUERY:
-        fields["num_key_value_heads"] = num_kv_heads
+    if family in _GROUPED_QUERY or family in _LATENT:
+        fields["num_key_value_heads"] = num_heads if family in _LATENT else num_kv_heads
     if family in _OWN_HEAD_DIM:
         fields["head_dim"] = head_dim or hidden_size // num_heads
     if family == "mistral":

@@ -20,6 +20,8 @@ class CausalModel(Protocol):
     num_layers: int
     num_kv_heads: int
     head_dim: int
+    num_kv_vectors: int
+    """Vectors of a token in each key-value head: a key and a value, or one that is both, a latent."""
 
     @property
     def windows(self) -> Sequence[int | None]:

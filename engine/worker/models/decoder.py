@@ -36,6 +36,7 @@ from engine.worker.loading.tensor_part import TensorPart
 from engine.worker.models.attention import SelfAttention
 from engine.worker.models.builder import Builder
 from engine.worker.models.families.table import decoder_shape
+from engine.worker.models.latent_attention import LatentAttention
 from engine.worker.models.linears import Embedding, replace_modules
 from engine.worker.models.mlp import GatedMLP
 from engine.worker.models.moe import Experts, MixtureOfExperts
@@ -60,7 +61,7 @@ class DecoderLayer(nn.Module):
         self._shape = shape
         size = shape.hidden_size
         self.input_norm = build.parameter(size)
-        self.attention = SelfAttention(shape, index, build)
+        self.attention = _build_attention(shape, index, build)
         self.attention_output_norm = build.parameter(size) if shape.output_norms else None
         self.post_attention_norm = build.parameter(size)
         self.mlp_output_norm = build.parameter(size) if shape.output_norms else None
@@ -103,6 +104,12 @@ class DecoderLayer(nn.Module):
         yield "post_feedforward_layernorm", self.mlp_output_norm
 
 
+def _build_attention(shape: DecoderShape, index: int, build: Builder) -> SelfAttention | LatentAttention:
+    if shape.latent is not None:
+        return LatentAttention(shape, shape.latent, index, build)
+    return SelfAttention(shape, index, build)
+
+
 def _build_mlp(hidden_size: int, shape: MLPShape, build: Builder) -> GatedMLP | MixtureOfExperts:
     if isinstance(shape, DenseShape):
         return GatedMLP(hidden_size, shape, build)
@@ -143,6 +150,7 @@ class Decoder(nn.Module):
             shape.num_kv_heads,
             shape.head_dim,
         )
+        self.num_kv_vectors = 2 if shape.latent is None else 1
         self.windows = shape.windows
         self.embedding = self._make_embedding(build)
         self.layers = nn.ModuleList(DecoderLayer(shape, index, build) for index in range(shape.num_layers))

@@ -13,8 +13,9 @@ from engine.worker.models.shape import Routing
 
 _NO_ZERO = 1e-20
 """Number that sigmoid routers add to the sum that they divide by."""
-_BEST_OF_GROUP = 2
-"""A group of experts is scored by its best ones, as in DeepSeek-V3 (arXiv 2412.19437, section 2.1.2)."""
+_BEST_BY_SIGMOID, _BEST_BY_SOFTMAX = 2, 1
+"""A group of experts is scored by its best ones: by two in DeepSeek-V3 (arXiv 2412.19437, section 2.1.2), by
+one in DeepSeek-V2 (arXiv 2405.04434, section 2.2.2)."""
 
 
 class Router(nn.Module):
@@ -31,7 +32,9 @@ class Router(nn.Module):
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x [num_tokens, hidden_size] -> experts and their weights, both [num_tokens, experts_per_token]"""
         if self.correction is None:
-            return by_softmax(linear(x, self.weight), self.routing)
+            in_fp32 = self.routing.in_fp32
+            logits = linear(x.float(), self.weight.float()) if in_fp32 else linear(x, self.weight)
+            return by_softmax(logits, self.routing)
         return by_sigmoid(linear(x.float(), self.weight.float()), self.correction, self.routing)
 
     def checkpoint_parts(self) -> dict[str, TensorPart]:
@@ -43,11 +46,15 @@ class Router(nn.Module):
 
 
 def by_softmax(logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
-    """The experts of the highest probabilities, which are their weights. logits [num_tokens, num_experts] ->
-    as ``Router.forward``"""
-    weights, experts = logits.softmax(dim=-1, dtype=torch.float32).topk(routing.experts_per_token)
+    """The experts of the highest probabilities, which are their weights, among the best groups. logits
+    [num_tokens, num_experts] -> as ``Router.forward``"""
+    scores = logits.softmax(dim=-1, dtype=torch.float32)
+    if routing.num_groups > 1:
+        scores = _of_best_groups(scores, routing, _BEST_BY_SOFTMAX, others=0.0)
+    weights, experts = scores.topk(routing.experts_per_token)
     if routing.normalized:
         weights = weights / weights.sum(dim=-1, keepdim=True)
+    weights = weights * routing.scale
     return experts, weights.to(logits.dtype) if routing.rounded else weights
 
 
@@ -59,7 +66,7 @@ def by_sigmoid(
     scores = logits.sigmoid()
     eligible = scores + correction
     if routing.num_groups > 1:
-        eligible = _of_best_groups(eligible, routing)
+        eligible = _of_best_groups(eligible, routing, _BEST_BY_SIGMOID, others=-torch.inf)
     experts = eligible.topk(routing.experts_per_token, sorted=False).indices
     weights = scores.gather(1, experts)
     if routing.normalized:
@@ -67,10 +74,11 @@ def by_sigmoid(
     return experts, weights * routing.scale
 
 
-def _of_best_groups(scores: torch.Tensor, routing: Routing) -> torch.Tensor:
-    """``scores``, with those of experts outside the best groups at minus infinity."""
+def _of_best_groups(scores: torch.Tensor, routing: Routing, num_counted: int, others: float) -> torch.Tensor:
+    """``scores``, with ``others`` in place of those outside the best groups: the ones whose ``num_counted``
+    best experts have the highest sum."""
     groups = scores.view(len(scores), routing.num_groups, -1)
-    totals = groups.topk(_BEST_OF_GROUP).values.sum(dim=-1)
+    totals = groups.topk(num_counted).values.sum(dim=-1)
     best = totals.topk(routing.num_top_groups, sorted=False).indices
     is_out = torch.ones_like(totals, dtype=torch.bool).scatter_(1, best, False)
-    return groups.masked_fill(is_out[..., None], -torch.inf).flatten(1)
+    return groups.masked_fill(is_out[..., None], others).flatten(1)

@@ -3,6 +3,7 @@ family."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from engine.errors import ConfigError
@@ -34,6 +35,8 @@ class Routing:
     by_sigmoid: bool = False
     """Whether a score is the sigmoid of a logit, in fp32, and a correction is added to choose; else scores
     are a softmax over all experts, of logits in the model's dtype."""
+    in_fp32: bool = False
+    """Whether a router by softmax computes its logits in fp32, too."""
     rounded: bool = False
     """Whether weights are rounded to the model's dtype; else they are fp32."""
     num_groups: int = 1
@@ -92,6 +95,43 @@ MLPShape = DenseShape | SparseShape
 
 
 @dataclass(frozen=True, slots=True)
+class LatentShape:
+    """Multi-head latent attention; see ``LatentAttention``. Sizes are in numbers, those of a head's parts as
+    the family's configs name them."""
+
+    q_rank: int | None
+    """The size of a query's latent; None if queries are made of the layer's input."""
+    kv_rank: int
+    """The size of what keys and values are made of."""
+    nope_dim: int
+    """The part of a head's query and key that is not rotated."""
+    rope_dim: int
+    """The part that is; that of keys is the same in all heads."""
+    value_dim: int
+    interleaved: bool = True
+    """Whether the numbers that are rotated together are neighbors; else half of ``rope_dim`` apart."""
+    bias: bool = False
+    """Whether the linears that begin and end attention have a bias."""
+    stretch: float = 1.0
+    """A factor of scores."""
+
+    @property
+    def latent_size(self) -> int:
+        """The numbers of a token in a layer's cache."""
+        return self.kv_rank + self.rope_dim
+
+    @property
+    def query_dim(self) -> int:
+        """The size of a head's query."""
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def scale(self) -> float:
+        """The factor of Q·K."""
+        return self.stretch / math.sqrt(self.query_dim)
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderShape:
     """The sizes and switches in which decoders differ."""
 
@@ -121,6 +161,8 @@ class DecoderShape:
     """The soft cap of logits: cap * tanh(logit / cap)."""
     centered_norms: bool = False
     """Whether norms have a factor of 1 + weight; else it is the weight."""
+    latent: LatentShape | None = None
+    """Latent attention in all layers, with the latent as their one key-value head."""
     output_norms: bool = False
     """Whether the outputs of attention and MLP are normalized, too, before they are added."""
     embedding_scale: float = 1.0
@@ -165,7 +207,8 @@ class DecoderShape:
         gemma = self.attention_scale, self.attention_cap, self.logit_cap
         by_gelu = any(isinstance(mlp, DenseShape) and mlp.by_gelu for mlp in self.mlps)
         switches = self.rope_kinds, self.centered_norms, self.output_norms, by_gelu
-        return gemma == (None,) * 3 and not any(switches) and self.embedding_scale == 1.0
+        is_llama = self.latent is None and not any(switches)
+        return is_llama and gemma == (None,) * 3 and self.embedding_scale == 1.0
 
     @property
     def query_size(self) -> int:

@@ -64,6 +64,7 @@ class TransformersModel:
         self.skeleton = self._build_skeleton(dtype, trust_remote_code)
         self._takes_rows = "logits_to_keep" in inspect.signature(self.skeleton.forward).parameters
         self.num_layers = self.num_kv_heads = self.head_dim = 0
+        self.num_kv_vectors = 2
 
     def attach(self, model: PreTrainedModel) -> None:
         self._model = model.requires_grad_(False)
@@ -174,7 +175,7 @@ class TransformersModel:
         try:
             with torch.inference_mode(), self._masks.made_for(self.attention_name):
                 self._logits(model, tokens, tokens, tokens[:1])
-        except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
+        except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, NameError) as error:
             raise cannot_be_served(self._config, f"a trial run failed with {type(error).__name__}") from error
         probes, self._probes = self._probes, []
         if [probe.layer for probe in probes] != list(range(len(self.windows))):

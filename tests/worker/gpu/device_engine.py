@@ -144,7 +144,14 @@ class DeviceEngine:
 
 def spec_of(loaded: LoadedModel, block_size: int) -> KvCacheSpec:
     model = loaded.model
-    return KvCacheSpec(groups_of(model.windows), model.num_kv_heads, model.head_dim, loaded.dtype, block_size)
+    return KvCacheSpec(
+        groups_of(model.windows),
+        model.num_kv_heads,
+        model.head_dim,
+        loaded.dtype,
+        block_size,
+        model.num_kv_vectors,
+    )
 
 
 def _plain(

@@ -11,7 +11,7 @@ from engine.worker.gpu.step_batch import StepBatch
 
 
 class TorchStepAttention:
-    """A DeviceAttention over a pool [num_blocks, num_slots, 2, block_size, num_kv_heads, head_dim]."""
+    """A DeviceAttention over a pool [num_blocks, num_slots, 1 or 2, block_size, num_kv_heads, head_dim]."""
 
     def __init__(self, pool: torch.Tensor, places: LayerPlaces | None = None) -> None:
         self._pool = pool
@@ -43,7 +43,7 @@ class TorchStepAttention:
         step = self._steps[group]
         kept = step.slots >= 0
         blocks, offsets = step.slots[kept] // self._block_size, step.slots[kept] % self._block_size
-        for which, new in enumerate((key, value)):
+        for which, new in ((0, key), (-1, value)):
             self._pool[blocks, slot, which, offsets] = new[kept]
         output = torch.full_like(query, torch.nan)  # of places that nobody took
         starts = step.query_starts.tolist()
@@ -53,6 +53,12 @@ class TorchStepAttention:
                 table = step.block_tables[row]
                 output[part] = self._attend_one(slot, query[part], table, seq_len, scale, window)
         return output
+
+    def attend_latent(
+        self, layer: int, query: torch.Tensor, latent: torch.Tensor, *, value_size: int, scale: float
+    ) -> torch.Tensor:
+        heads = latent[:, None]
+        return self.attend(layer, query, heads, heads, scale=scale, window=None)[..., :value_size]
 
     def _attend_one(
         self,
@@ -65,7 +71,7 @@ class TorchStepAttention:
     ) -> torch.Tensor:
         """query [query_len, heads, head_dim] -> like it"""
         blocks = table[: -(-seq_len // self._block_size)].long()
-        keys, values = (self._pool[blocks, slot, which].flatten(0, 1)[:seq_len] for which in (0, 1))
+        keys, values = (self._pool[blocks, slot, which].flatten(0, 1)[:seq_len] for which in (0, -1))
         places = torch.arange(seq_len)
         queries = places[seq_len - len(query) :, None]
         seen = places <= queries

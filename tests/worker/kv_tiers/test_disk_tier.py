@@ -77,7 +77,7 @@ class Jobs:
         return num_cached
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "deepseek-v2"])
 def test_turns_read_from_disk_give_the_same_tokens(
     model_folders: ModelFolders, tmp_path: Path, name: str
 ) -> None:

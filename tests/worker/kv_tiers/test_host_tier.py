@@ -28,7 +28,7 @@ def ask(llm: LLM, prompts: list[list[int]]) -> tuple[list[list[int]], int]:
     return [output.outputs[0].token_ids for output in outputs], sum(o.num_cached_tokens for o in outputs)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt_neox"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt_neox", "deepseek-v3"])
 def test_turns_loaded_from_the_host_give_the_same_tokens(model_folders: ModelFolders, name: str) -> None:
     """Three jobs in a pool that holds little more than one: every later turn comes back from the host, and
     its tokens are those of transformers."""

@@ -30,12 +30,16 @@ SAMPLED = (
         "qwen3-moe",
         "mixtral",
         "glm4-moe",
+        "deepseek-v2-groups",
+        "deepseek-v3",
+        "deepseek-v3-halves",
     ],
 )
 def test_two_ranks_give_the_tokens_of_one_process(name: str, model_folders: ModelFolders) -> None:
     """One key-value head for both ranks, biases everywhere, a tied head, QK norms, two block tables,
-    Gemma's norms, halves of experts: with prompts longer than the budget, prefix hits and preemption the
-    greedy tokens are those of transformers; sampled ones, those of a single process."""
+    Gemma's norms, halves of experts, latents that both ranks have: with prompts longer than the budget,
+    prefix hits and preemption the greedy tokens are those of transformers; sampled ones, those of a single
+    process."""
     folder = model_folders(name)
     shared = random_tokens(27, seed=1)
     prompts = [shared[: 9 * (i % 4)] + random_tokens(7 + 5 * i, seed=10 + i) for i in range(6)]
@@ -60,7 +64,7 @@ def test_two_ranks_give_the_tokens_of_one_process(name: str, model_folders: Mode
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen3-moe", "mixtral", "glm4-moe-groups"])
+@pytest.mark.parametrize("name", ["qwen3-moe", "mixtral", "glm4-moe-groups", "deepseek-v2"])
 def test_experts_by_rank_give_the_tokens_of_transformers(name: str, model_folders: ModelFolders) -> None:
     """With half of the experts, whole, at each rank: for prompts in one step and in chunks, a shared expert
     and routers by group."""

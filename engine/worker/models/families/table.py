@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from engine.worker.models.families.deepseek_v2 import (
+    deepseek_v2_shape,
+    is_known_deepseek_v2,
+    is_known_deepseek_v3,
+)
+from engine.worker.models.families.deepseek_v3 import deepseek_v3_shape
 from engine.worker.models.families.gemma2 import gemma2_shape, is_known_gemma
 from engine.worker.models.families.gemma3 import gemma3_shape
 from engine.worker.models.families.glm4_moe import glm4_moe_shape
@@ -30,8 +36,16 @@ _SHAPES: Mapping[str, Callable[[PreTrainedConfig], DecoderShape]] = {
     "glm4_moe": glm4_moe_shape,
     "gemma2": gemma2_shape,
     "gemma3_text": gemma3_shape,
+    "deepseek_v2": deepseek_v2_shape,
+    "deepseek_v3": deepseek_v3_shape,
 }
-_GEMMA = frozenset({"gemma2", "gemma3_text"})
+_KNOWN: Mapping[str, Callable[[PreTrainedConfig], bool]] = {
+    "gemma2": is_known_gemma,
+    "gemma3_text": is_known_gemma,
+    "deepseek_v2": is_known_deepseek_v2,
+    "deepseek_v3": is_known_deepseek_v3,
+}
+"""Families whose configs may ask for more than their page reads."""
 _SEVERAL_ROPES = frozenset({"gemma3_text"})
 _PARTIAL_ROPE = frozenset({"glm4_moe"})
 NATIVE_MODEL_TYPES = _SHAPES.keys()
@@ -42,13 +56,17 @@ def decoder_shape(config: PreTrainedConfig) -> DecoderShape:
     return _SHAPES[config.model_type](config)
 
 
+def _has_silu(config: PreTrainedConfig) -> bool:
+    return bool(config.hidden_act == "silu")
+
+
 def is_native(config: PreTrainedConfig) -> bool:
     """Whether a decoder of our own computes exactly what this config describes."""
     family, ropes = config.model_type, all_ropes(config)
     if family not in NATIVE_MODEL_TYPES:
         return False
     return (
-        (is_known_gemma(config) if family in _GEMMA else config.hidden_act == "silu")
+        _KNOWN.get(family, _has_silu)(config)
         and ("" in ropes or family in _SEVERAL_ROPES)
         and all(rope.get("rope_type", "default") in STATIC_ROPE_TYPES for rope in ropes.values())
         and (

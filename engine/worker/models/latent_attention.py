@@ -1,0 +1,95 @@
+"""A decoder's multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): what is cached of a
+token is one vector for all heads, from which keys and values are linear maps.
+
+The maps are absorbed: a head's query is taken to the space of latents, and what it attends to is taken from
+there to the head's values, so that no key and no value of a head is ever made.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.functional import rms_norm
+
+from engine.worker.attention.backend import AttentionBackend
+from engine.worker.loading.tensor_part import TensorPart
+from engine.worker.models.builder import Builder
+from engine.worker.models.rotary import rotate
+from engine.worker.models.shape import DecoderShape, LatentShape
+
+_NORM_EPS = 1e-6
+"""Epsilon of the norms of latents, whatever the config says: their own code does not hand it on."""
+
+
+class LatentAttention(nn.Module):
+    """The attention of one layer, or a rank's heads of it; every rank has the latents whole."""
+
+    def __init__(self, shape: DecoderShape, latent: LatentShape, index: int, build: Builder) -> None:
+        """``index``: the layer's number."""
+        super().__init__()
+        self._latent, self._index = latent, index
+        self._group, self._num_heads = build.group, shape.num_heads
+        hidden, rank = shape.hidden_size, latent.q_rank
+        self.down = build.linear(hidden, (rank or 0) + latent.latent_size, latent.bias)
+        """The linear to the latent of the query, if it has one, and to that of keys and values."""
+        self.q_norm = None if rank is None else build.parameter(rank)
+        self.kv_norm = build.parameter(latent.kv_rank)
+        self.query = build.linear(rank or hidden, shape.num_heads * latent.query_dim, bias=False)
+        self.up = build.parameter(shape.num_heads, latent.nope_dim + latent.value_dim, latent.kv_rank)
+        """Maps of each head from a latent to its key and to its value."""
+        self.output = build.row_parallel(shape.num_heads * latent.value_dim, hidden, latent.bias)
+
+    def forward(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attention: AttentionBackend
+    ) -> torch.Tensor:
+        """x [num_tokens, hidden_size] -> the same shape"""
+        latent = self._latent
+        sizes = [latent.q_rank or 0, latent.kv_rank, latent.rope_dim]
+        q, kv, rope = torch.split(self.down(x), sizes, dim=-1)
+        query = self.query(x if self.q_norm is None else rms_norm(q, q.shape[1:], self.q_norm, _NORM_EPS))
+        kv = rms_norm(kv, self.kv_norm.shape, self.kv_norm, _NORM_EPS)
+        attended = attention.attend_latent(
+            self._index,
+            self._absorbed(query, cos, sin),
+            torch.cat((kv, self._rotated(rope[:, None], cos, sin)[:, 0]), dim=-1),
+            value_size=latent.kv_rank,
+            scale=latent.scale,
+        )
+        values = torch.bmm(attended.transpose(0, 1), self.up[:, latent.nope_dim :].transpose(1, 2))
+        output: torch.Tensor = self.output(values.transpose(0, 1).flatten(1))
+        return output
+
+    def _absorbed(self, query: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """The queries that latents are keys of. query [num_tokens, num_heads * query_dim] -> [num_tokens,
+        num_heads, latent_size]"""
+        latent = self._latent
+        heads = query.view(len(query), self._num_heads, latent.query_dim)
+        nope, rope = torch.split(heads, [latent.nope_dim, latent.rope_dim], dim=-1)
+        absorbed = torch.bmm(nope.transpose(0, 1), self.up[:, : latent.nope_dim])
+        return torch.cat((absorbed.transpose(0, 1), self._rotated(rope, cos, sin)), dim=-1)
+
+    def _rotated(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """x [num_tokens, heads, rope_dim], rotated. If pairs are neighbors, first numbers of pairs come first
+        afterwards, in queries and keys alike, which changes no product of the two."""
+        if self._latent.interleaved:
+            x = torch.cat((x[..., ::2], x[..., 1::2]), dim=-1)
+        return rotate(x, cos, sin)
+
+    def checkpoint_parts(self) -> dict[str, TensorPart]:
+        """The checkpoint's tensor names, each with its part and the parameter that it fills."""
+        rank, size = self._group.rank, self._group.size
+        parts = {"kv_a_layernorm.weight": TensorPart(self.kv_norm)}
+        if self.q_norm is not None:
+            parts["q_a_layernorm.weight"] = TensorPart(self.q_norm)
+        for kind, down in self.down.named_parameters():
+            q, kv = torch.split(down, [self._latent.q_rank or 0, self._latent.latent_size])
+            parts[f"kv_a_proj_with_mqa.{kind}"] = TensorPart(kv)
+            if self.q_norm is not None:
+                parts[f"q_a_proj.{kind}"] = TensorPart(q)
+        query = "q_proj.weight" if self.q_norm is None else "q_b_proj.weight"
+        parts[query] = TensorPart(self.query.weight, 0, rank, size)
+        parts["kv_b_proj.weight"] = TensorPart(self.up.flatten(0, 1), 0, rank, size)
+        parts["o_proj.weight"] = TensorPart(self.output.weight, 1, rank, size)
+        if self.output.bias is not None:
+            parts["o_proj.bias"] = TensorPart(self.output.bias)
+        return parts
