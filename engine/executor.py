@@ -28,6 +28,8 @@ class ModelInfo:
     """The disk tier behind the host tier; None without one."""
     kv_cache_groups: tuple[KVCacheGroup, ...] = ONE_FULL_GROUP
     """Layers that share a block table. A block of the pool may belong to any group."""
+    num_states: int = 0
+    """Number of state slots, including slot 0, which is never handed out; 0 if no layer has a state."""
 
 
 class PendingOutput(Protocol):

@@ -149,6 +149,10 @@ class SchedulerOutput:
     """Made while the step runs, or once the tokens of the step before it are known: the worker waits for them
     before it samples. None if no request sampled in this step has a grammar; one that has ended meanwhile is
     not among them."""
+    state_slots: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """For a model that has layers with states, by request id: the slot whose state the step reads, 0 for
+    none, and the slot to which it writes. Steps run in the order of their plans, so that a slot may be handed
+    on while a step that uses it is under way."""
     trace_step: int | None = None
     """Its number in the trace, if there is one."""
 
