@@ -81,6 +81,8 @@ class ModelConfig:
     share of the CPU's cores."""
     enable_expert_parallel: bool = False
     """Divide a mixture of experts by rank, some whole experts for each, instead of dividing each expert."""
+    enable_return_routed_experts: bool = False
+    """Return the experts of each token with the answer that a request ends with."""
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -290,3 +292,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.model.tensor_parallel_size > 1 and self.cache.has_disk_tier:
             raise ConfigError("kv_offloading_disk_size and tensor_parallel_size > 1 cannot be combined.")
+        if self.model.enable_return_routed_experts and self.cache.has_host_tier:
+            raise ConfigError(
+                "enable_return_routed_experts and kv_offloading_size cannot be combined: the experts of a "
+                "token are kept beside its KV on the device."
+            )

@@ -11,6 +11,7 @@ from engine.core.offload.disk_tier import DiskLevel
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.errors import EngineError
 from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
+from engine.routed_experts import RoutedExpertsSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class ModelInfo:
     """Layers that share a block table. A block of the pool may belong to any group."""
     num_states: int = 0
     """Number of state slots, including slot 0, which is never handed out; 0 if no layer has a state."""
+    routed_experts: RoutedExpertsSpec | None = None
+    """The sizes of the experts that outputs tell; None if they tell none."""
 
 
 class PendingOutput(Protocol):

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
+from engine.routed_experts import RoutedExperts
 from engine.sampling_params import SamplingParams
 from tracing.events import BaseReceipt
 
@@ -342,6 +343,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     """The time from arrival to first scheduling; set on the first output."""
     receipt: TurnReceipt | None = None
     """The receipt, with the last output of a job's turn."""
+    routed_experts: RoutedExperts | None = None
 
     @property
     def finished(self) -> bool:

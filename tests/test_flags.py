@@ -16,6 +16,7 @@ MAX_FLAGS = 94
 """A flag more needs a flag less, or a line in ``REASONS``."""
 REASONS: dict[str, str] = {
     "--enable-expert-parallel": "V1's; which way is faster depends on the model and the devices.",
+    "--enable-return-routed-experts": "V1's; what trainers that replay routers ask a server for.",
     "--disable-hybrid-kv-cache-manager": "V1's; without it nobody can compare, or go round a fault.",
 }
 """Flags beyond the cap, each with why no config record's default, nor an existing flag, would do."""

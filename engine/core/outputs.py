@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.messages import TokenLogprobs
+from engine.routed_experts import StepRouting
 from engine.sampling_params import SamplingParams
 
 
@@ -176,6 +177,8 @@ class ModelRunnerOutput:
     """Slots that could not be written: they are not used again."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """Why, of requests for which no token could be chosen: they end. What is sampled means nothing."""
+    routing: StepRouting | None = None
+    """The experts of the step's tokens, if they are to be returned."""
 
 
 EMPTY_MODEL_RUNNER_OUTPUT = ModelRunnerOutput(req_ids=[], sampled_token_ids=[])

@@ -26,6 +26,7 @@ from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.core.pin_manager import PinManager
 from engine.core.policy import PinEnd, SchedulingPolicy
 from engine.core.request import Request, RequestStatus
+from engine.core.routed_experts import RoutedExpertsStore
 from engine.core.scheduler_report import (
     PauseState,
     SchedulerStatistics,
@@ -49,6 +50,9 @@ MAX_SKIPPED = 16
 
 class Scheduler:
     """Plans steps and applies their results, one caller at a time."""
+
+    routed_experts: RoutedExpertsStore | None = None
+    """Keeps the experts of tokens, if they are to be returned; set before the first step."""
 
     def __init__(
         self,
@@ -487,6 +491,8 @@ class Scheduler:
         if self.shares.is_shared:
             self.shares.ended(plan, now)
         self.loads.update_from_output(result)
+        if self.routed_experts is not None:
+            self.routed_experts.record(result)
         outputs: list[EngineCoreOutput] = []
         any_finished = False
         for request_id, token_ids in zip(result.req_ids, result.sampled_token_ids, strict=True):
@@ -536,6 +542,7 @@ class Scheduler:
             pin = self.policy.on_turn_end(request, now)
         else:
             self.policy.on_request_gone(request, now)
+        routed = None if self.routed_experts is None else self.routed_experts.of(request, self.kv)
         self.loads.release(request)
         if request.stop_reason == NOT_NUMBERS:  # its KV may be wrong, also what others computed
             self.kv.evict(request)
@@ -549,6 +556,7 @@ class Scheduler:
             del self.constrained[request_id]
         self._finished_req_ids.add(request_id)
         output = last_output(request, token_ids, self.policy.take_receipt(request))
+        output.routed_experts = routed
         if self._on_request_ended is not None:
             self._on_request_ended(request, now)
         self.pins.expire(now)

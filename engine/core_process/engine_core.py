@@ -23,6 +23,7 @@ from engine.core.offload.offloading_connector import OffloadingConnector
 from engine.core.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, SchedulerOutput, TokenMasks
 from engine.core.policy import PolicyContext, PolicyFactory, SchedulingPolicy
 from engine.core.request import Request, RequestStatus
+from engine.core.routed_experts import RoutedExpertsStore
 from engine.core.scheduler import Scheduler
 from engine.core.traced_scheduler import TracedScheduler
 from engine.core_process.telemetry import open_telemetry, request_listener
@@ -169,7 +170,7 @@ class EngineCore:
             if info.num_host_blocks
             else None
         )
-        return Scheduler(
+        scheduler = Scheduler(
             replace(config.scheduler, async_scheduling=self._max_submitted > 1),
             block_size=block_size,
             num_blocks=info.num_gpu_blocks,
@@ -180,6 +181,11 @@ class EngineCore:
             kv_cache_groups=info.kv_cache_groups,
             on_request_ended=None if self._telemetry is None else request_listener(self._telemetry),
         )
+        if info.routed_experts is not None:
+            scheduler.routed_experts = RoutedExpertsStore(
+                info.routed_experts, info.num_gpu_blocks, block_size
+            )
+        return scheduler
 
     # ---- input ----
 

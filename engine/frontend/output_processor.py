@@ -23,6 +23,7 @@ from engine.frontend.parallel_sampling import ParentRequest
 from engine.frontend.request_output import CompletionOutput, RequestOutput
 from engine.frontend.stats import IterationStats, RequestStats, finished_request_stats
 from engine.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, TurnReceipt
+from engine.routed_experts import ExpertArray, RoutedExperts
 from engine.row_failures import processing_failed
 from engine.sampling_params import RequestOutputKind
 from engine.tokenization.tokenizer import Tokenizer
@@ -79,6 +80,8 @@ class RequestState:
     collector: RequestOutputCollector | None = None
     stop_string: str | None = None
     """The stop string that was found; the core has been notified and has not confirmed it yet."""
+    routed_experts: RoutedExperts | None = None
+    """The experts of the request's tokens, once it has ended."""
 
     def ended_by(self, token_ids: list[int]) -> bool:
         """Whether the last token ended the stopped request; if not, its grammar did."""
@@ -128,7 +131,15 @@ class RequestState:
             logprobs=positions,
             finish_reason=None if finish_reason is None else str(finish_reason),
             stop_reason=stop_reason,
+            routed_experts=self._experts_of_answer(),
         )
+
+    def _experts_of_answer(self) -> ExpertArray | None:
+        """Without those of tokens that the core sampled after a stop string was found."""
+        if self.routed_experts is None:
+            return None
+        num_tokens = self.stats.num_prompt_tokens + self.stats.num_generation_tokens
+        return self.routed_experts.array()[: num_tokens - 1]
 
     def _external(self, receipt: TurnReceipt | None) -> TurnReceipt | None:
         return None if receipt is None else msgspec.structs.replace(receipt, request_id=self.external_id)
@@ -263,6 +274,7 @@ class OutputProcessor:
             reason, stop_reason = FinishReason.STOP, state.stop_string
         if reason is not None:
             self._note_final_figures(state.stats, output)
+            state.routed_experts = output.routed_experts
             self._finish(state, reason, timestamp, processed.iteration_stats)
         result = state.make_output(reason, stop_reason, output.receipt)
         if result is not None:

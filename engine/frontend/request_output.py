@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from engine.frontend.stats import RequestStats
 from engine.messages import TurnReceipt
+from engine.routed_experts import ExpertArray
 
 
 @dataclass(slots=True)
@@ -44,6 +45,9 @@ class CompletionOutput:
     """``stop`` | ``length`` | ``abort`` | ``error``; None until the answer ends."""
     stop_reason: int | str | None = None
     """The stop string or stop token that ended it (None for EOS); for ``error``, the error."""
+    routed_experts: ExpertArray | None = None
+    """The experts of the tokens of prompt and answer but for the last one, with the end of the answer and
+    if ``enable_return_routed_experts``; see ``docs/api.md``."""
 
     @property
     def finished(self) -> bool:
@@ -94,3 +98,4 @@ def _append(earlier: CompletionOutput, later: CompletionOutput) -> None:
     earlier.cumulative_logprob = later.cumulative_logprob
     earlier.finish_reason = later.finish_reason
     earlier.stop_reason = later.stop_reason
+    earlier.routed_experts = later.routed_experts

@@ -24,6 +24,7 @@ from engine.worker.layer_groups import choose_groups
 from engine.worker.loading.loader import LoadedModel, load_model
 from engine.worker.loading.model_folder import choose_device
 from engine.worker.memory import keep_freed_memory
+from engine.worker.models.routing_recorder import choose_routed_experts
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
 from engine.worker.profile_run import measure_activations, measure_gpu_steps, measure_token_s
 from engine.worker.step_runner import StepRunner
@@ -46,13 +47,16 @@ class UniProcExecutor:
     def __init__(self, config: EngineConfig, group: TensorParallelGroup = ALONE) -> None:
         attention = resolve_attention(config, choose_device(config.model.device))
         loaded = load_model(config.model, group)
+        groups = choose_groups(loaded.model, config.cache)
+        routed_experts = choose_routed_experts(config.model, loaded.model, groups)
         spec = KvCacheSpec(
-            groups=choose_groups(loaded.model, config.cache),
+            groups=groups,
             num_kv_heads=loaded.model.num_kv_heads,
             head_dim=loaded.model.head_dim,
             dtype=storage_dtype(config.cache, loaded.dtype),
             block_size=config.cache.block_size,
             num_vectors=loaded.model.num_kv_vectors,
+            routing_bytes_per_token=0 if routed_experts is None else routed_experts.bytes_per_token,
         )
         step_bytes = _measure_steps(loaded, attention, spec, config, group)
         num_blocks = choose_num_blocks(config, spec, loaded.max_model_len, loaded.device, step_bytes, group)
@@ -73,6 +77,7 @@ class UniProcExecutor:
             num_host_blocks=num_host_blocks,
             disk_level=disk_level,
             kv_cache_groups=spec.groups,
+            routed_experts=routed_experts,
         )
         self._runner: StepRunner | None = backend.runner(
             select_host_pool(pool, num_host_blocks, disk, during_steps=loaded.device.type == "cuda")

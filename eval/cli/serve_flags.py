@@ -130,6 +130,10 @@ def _add_model_flags(group: FlagGroup) -> None:
     )
     group.add("seed", "Random seed of the sampler", int, "NUMBER")
     group.add_switch("trust_remote_code", "Execute Python code that the model folder brings")
+    group.add_switch(
+        "enable_return_routed_experts",
+        "Return the experts of each token of a mixture of experts with completions that are not streamed",
+    )
 
 
 def _add_parallelism_flags(group: FlagGroup) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -45,6 +47,24 @@ class Reference:
         )
         tokens: list[int] = output[0, len(prompt) :].tolist()
         return tokens
+
+    def routed_experts(self, token_ids: list[int]) -> npt.NDArray[np.uint8]:
+        """What its routers choose for all tokens but the last: [num_tokens - 1, num_layers, per token], 0 in
+        layers without experts."""
+        layers = self.model.model.layers
+        chosen: dict[int, npt.NDArray[np.int64]] = {}
+        for index, layer in enumerate(layers):
+            if hasattr(layer.mlp, "gate"):
+                layer.mlp.gate.register_forward_hook(
+                    lambda _gate, _given, made, index=index: chosen.update({index: made[-1].numpy()})
+                )
+        with torch.inference_mode():
+            self.model(torch.tensor([token_ids[:-1]]))
+        per_token = next(iter(chosen.values())).shape[1]
+        experts = np.zeros((len(token_ids) - 1, len(layers), per_token), np.uint8)
+        for index, numbers in chosen.items():
+            experts[:, index] = numbers
+        return experts
 
 
 class SmallEngine:

@@ -85,6 +85,8 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     finish_reason: str
     stop_reason: int | str | None = None
     token_ids: list[int] | UnsetType = UNSET
+    routed_experts: str | UnsetType = UNSET
+    """See ``encoded_experts``."""
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
@@ -151,6 +153,8 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     stop_reason: int | str | None = None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    routed_experts: str | UnsetType = UNSET
+    """See ``encoded_experts``; not in streams."""
 
 
 class Completion(msgspec.Struct, kw_only=True):

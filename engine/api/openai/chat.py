@@ -37,6 +37,7 @@ from engine.api.openai.bodies import (
 from engine.api.openai.chat_parts import texts_only
 from engine.api.openai.logprobs import chat_logprobs
 from engine.api.openai.protocol import ChatCompletionRequest
+from engine.api.openai.routed_experts import encoded_experts
 from engine.api.served_model import ServedModel
 from engine.api.usage import usage_of
 from engine.messages import RequestContext
@@ -125,6 +126,7 @@ class ChatAnswer:
             finish_reason=answer.finish_reason or "stop",
             stop_reason=answer.stop_reason,
             token_ids=raw.token_ids if self._body.return_token_ids else UNSET,
+            routed_experts=encoded_experts(raw.routed_experts),
         )
 
     async def events(self, turns: AsyncGenerator[TurnOutput, None]) -> AsyncGenerator[bytes, None]:

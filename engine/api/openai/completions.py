@@ -20,6 +20,7 @@ from engine.api.limits import Permit
 from engine.api.openai.bodies import Completion, CompletionChoice, Usage
 from engine.api.openai.logprobs import TextOffsets, completion_logprobs
 from engine.api.openai.protocol import CompletionRequest
+from engine.api.openai.routed_experts import encoded_experts
 from engine.api.served_model import ServedModel
 from engine.api.usage import TurnUsage, receipt_of_all, usage_of
 from engine.frontend.detokenizer import token_decoder
@@ -178,6 +179,7 @@ class CompletionTurn:
             stop_reason=answer.stop_reason,
             token_ids=answer.token_ids if with_tokens else UNSET,
             prompt_token_ids=prompt if with_tokens and first else UNSET,
+            routed_experts=UNSET if self._body.stream else encoded_experts(answer.routed_experts),
         )
 
     def _text_offsets(self, index: int, prompt: list[int]) -> TextOffsets | None:

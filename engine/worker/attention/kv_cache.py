@@ -23,6 +23,8 @@ class KvCacheSpec:
     block_size: int
     num_vectors: int = 2
     """Vectors of a token in each head: its key and its value; 1: a latent, which is both."""
+    routing_bytes_per_token: int = 0
+    """Memory for what is kept of a token beside its KV: the experts it went to."""
 
     @property
     def num_slots(self) -> int:
@@ -38,7 +40,7 @@ class KvCacheSpec:
     def bytes_per_block(self) -> int:
         of_layer = self.num_vectors * self.num_kv_heads * self.head_dim
         per_token = self.num_slots * of_layer * self.dtype.itemsize
-        return per_token * self.block_size
+        return (per_token + self.routing_bytes_per_token) * self.block_size
 
     def blocks_for(self, num_tokens: int, step_tokens: int) -> int:
         """The most blocks that a sequence of so many tokens holds if ``step_tokens`` of them are computed

@@ -13,6 +13,8 @@ from engine.worker.cpu.model_runner import ModelRunner
 from engine.worker.cpu.rank_sampler import select_sampler
 from engine.worker.kv_tiers.host_pool import HostTransfers
 from engine.worker.loading.loader import LoadedModel
+from engine.worker.models.decoder import Decoder
+from engine.worker.models.routing_recorder import RoutingRecorder
 from engine.worker.parallel.group import TensorParallelGroup
 from engine.worker.step_runner import InlineRunner, StepRunner, ThreadedRunner
 
@@ -45,13 +47,24 @@ class CPUBackend:
             loaded.vocab_size,
             self._num_groups,
         )
+        recorder = self._recorder()
         runner = ModelRunner(
-            with_compiled_steps(loaded.model, self.attention),
+            loaded.model if recorder else with_compiled_steps(loaded.model, self.attention),
             self.attention,
             batch,
             select_sampler(config.model.seed, self._group),
             loaded.device,
             host_pool,
+            recorder,
         )
         ahead = config.scheduler.plans_ahead(loaded.device.type != "cpu")
         return ThreadedRunner(runner) if ahead else InlineRunner(runner)
+
+    def _recorder(self) -> RoutingRecorder | None:
+        """What records the experts of tokens if they are to be returned, on the first rank. Compiled steps do
+        not tell them."""
+        model, config = self._loaded.model, self._config
+        if not config.model.enable_return_routed_experts or self._group.rank:
+            return None
+        assert isinstance(model, Decoder), "choose_routed_experts() refuses others"
+        return RoutingRecorder(model, config.scheduler.max_num_batched_tokens)

@@ -24,6 +24,8 @@ class StepInputs:
     """[num_tokens]"""
     positions: IntArray
     """[num_tokens]"""
+    slots: IntArray
+    """[num_tokens] where the KV of each token goes, in the first KV cache group."""
     attention: AttentionBatch
     sample_tokens: IntArray
     """[num_samples] the tokens of the step whose logits are sampled."""
@@ -61,6 +63,7 @@ class InputBatch:
             req_ids=step.req_ids,
             input_ids=self.token_ids[step.row_of_token, step.positions],
             positions=step.positions,
+            slots=step.slots,
             attention=self._attention_batch(step),
             sample_tokens=step.sample_tokens,
             sample_seqs=step.sample_seqs,

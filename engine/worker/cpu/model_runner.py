@@ -10,6 +10,7 @@ from engine.worker.attention.backend import AttentionBackend, IntArray
 from engine.worker.cpu.input_batch import InputBatch, StepInputs
 from engine.worker.kv_tiers.host_pool import HostTransfers, with_reports
 from engine.worker.models.base import CausalModel
+from engine.worker.models.routing_recorder import RoutingRecorder
 from engine.worker.sampler import Sampler, TokenBitmask
 
 
@@ -24,6 +25,7 @@ class ModelRunner:
         sampler: Sampler,
         device: torch.device,
         host_pool: HostTransfers | None = None,
+        recorder: RoutingRecorder | None = None,
     ) -> None:
         self._model = model
         self._attention = attention
@@ -31,6 +33,7 @@ class ModelRunner:
         self._sampler = sampler
         self._device = device
         self._host_pool = host_pool
+        self._recorder = recorder
 
     @torch.inference_mode()
     def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput:
@@ -62,7 +65,10 @@ class ModelRunner:
             self._attention,
         )
         masks = plan.masks.result() if plan.masks is not None else None
-        return self._sample(logits, step, masks)
+        result = self._sample(logits, step, masks)
+        if self._recorder is not None:
+            result.routing = self._recorder.take(step.slots)
+        return result
 
     def _sample(self, logits: torch.Tensor, step: StepInputs, masks: TokenMasks | None) -> ModelRunnerOutput:
         sampled: list[list[int]] = [[] for _ in step.req_ids]

@@ -76,6 +76,8 @@ def load_model(options: ModelConfig, group: TensorParallelGroup = ALONE) -> Load
     native = _wants_native(plan)
     _check_quantization(plan, native)
     _check_parallelism(plan, native)
+    if options.enable_return_routed_experts:
+        _check_experts("enable_return_routed_experts", plan, native)
     model = _load_native(plan) if native else _load_by_transformers(plan)
     vocab_size: int = config.get_text_config(decoder=True).vocab_size
     return LoadedModel(model, device, plan.dtype, max_model_len, vocab_size)
@@ -112,10 +114,14 @@ def _check_parallelism(plan: LoadPlan, native: bool) -> None:
             f"tensor_parallel_size: {plan.group.size} needs a model with a native implementation; "
             f"{plan.architecture} runs through transformers."
         )
-    if plan.options.enable_expert_parallel and not (native and decoder_shape(plan.config).is_sparse):
+    if plan.options.enable_expert_parallel:
+        _check_experts("enable_expert_parallel", plan, native)
+
+
+def _check_experts(option: str, plan: LoadPlan, native: bool) -> None:
+    if not (native and decoder_shape(plan.config).is_sparse):
         raise ConfigError(
-            "enable_expert_parallel needs a mixture of experts with a native implementation; "
-            f"{plan.architecture} is none."
+            f"{option} needs a mixture of experts with a native implementation; {plan.architecture} is none."
         )
 
 

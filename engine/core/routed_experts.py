@@ -1,0 +1,44 @@
+"""Keeps the experts of each computed token beside its KV, so that a prefix-cache hit finds them, too."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.core.kv_cache.kv_cache_manager import KVCacheManager
+from engine.core.outputs import ModelRunnerOutput
+from engine.core.request import Request, RequestStatus
+from engine.routed_experts import RoutedExperts, RoutedExpertsSpec
+
+_COMPLETE = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
+
+
+class RoutedExpertsStore:
+    """The experts of every slot of the pool: num_blocks * block_size * ``bytes_per_token`` bytes.
+
+    A slot is written when its step is back, in the order of steps, and read while its request holds the
+    block. The first KV cache group must be one of full attention, whose blocks a request keeps to its end.
+    """
+
+    def __init__(self, spec: RoutedExpertsSpec, num_blocks: int, block_size: int) -> None:
+        self._block_size = block_size
+        self._by_slot = spec.empty(num_blocks * block_size)
+
+    def record(self, result: ModelRunnerOutput) -> None:
+        """Keep what a step chose."""
+        if result.routing is not None:
+            self._by_slot[result.routing.slots] = result.routing.experts
+
+    def of(self, request: Request, kv: KVCacheManager) -> RoutedExperts | None:
+        """The experts of all tokens of a request that ends, but for its last one, which is never computed.
+
+        None if it did not end by itself, or has lost its blocks while its last token was under way.
+        """
+        if request.status not in _COMPLETE or not request.num_output_tokens:
+            return None
+        num_tokens = request.num_tokens - 1
+        block_ids = kv.block_ids(request.request_id)[:: kv.num_groups]
+        if len(block_ids) * self._block_size < num_tokens:
+            return None
+        first_slots = np.array(block_ids, dtype=np.int64) * self._block_size
+        slots = (first_slots[:, None] + np.arange(self._block_size)).ravel()[:num_tokens]
+        return RoutedExperts.of(self._by_slot[slots])

@@ -1,0 +1,84 @@
+"""Records which experts the routers of a decoder choose. Without a recorder there is nothing to pay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from engine.config import ModelConfig
+from engine.errors import ConfigError
+from engine.kv_cache_groups import KVCacheGroup
+from engine.routed_experts import ExpertArray, RoutedExpertsSpec, StepRouting
+from engine.worker.attention.backend import IntArray
+from engine.worker.models.base import CausalModel
+from engine.worker.models.decoder import Decoder
+from engine.worker.models.moe import MixtureOfExperts
+from engine.worker.models.shape import SparseShape
+
+
+def choose_routed_experts(
+    config: ModelConfig, model: CausalModel, groups: Sequence[KVCacheGroup]
+) -> RoutedExpertsSpec | None:
+    """The sizes of what ``enable_return_routed_experts`` returns; None without it. ConfigError if no layer's
+    KV blocks are kept to the end of a request."""
+    if not config.enable_return_routed_experts:
+        return None
+    assert isinstance(model, Decoder), "the loader refuses others"
+    if not groups[0].is_full:
+        raise ConfigError(
+            "enable_return_routed_experts keeps experts beside the KV of all tokens, and all layers of the "
+            "model have a sliding window: set disable_hybrid_kv_cache_manager, too."
+        )
+    return _spec(model)
+
+
+def _spec(model: Decoder) -> RoutedExpertsSpec:
+    """The sizes of what a mixture of experts chooses."""
+    routings = [mlp.routing for mlp in model.shape.mlps if isinstance(mlp, SparseShape)]
+    return RoutedExpertsSpec(
+        num_layers=model.num_layers,
+        experts_per_token=max(routing.experts_per_token for routing in routings),
+        num_experts=max(routing.num_experts for routing in routings),
+    )
+
+
+class RoutingRecorder:
+    """The experts of the tokens of the step that runs."""
+
+    def __init__(self, model: Decoder, max_num_tokens: int) -> None:
+        """Replaces the routers of ``model``, whose steps have at most ``max_num_tokens`` tokens. On a CPU."""
+        spec = _spec(model)
+        self._experts = spec.empty(max_num_tokens)
+        # Signed in torch, which knows few unsigned types: a number that is too large has the same bits.
+        signed = torch.from_numpy(self._experts.view(_SIGNED[spec.dtype.itemsize]))
+        for index, layer in enumerate(model.layers):
+            mlp = layer.get_submodule("mlp")
+            if isinstance(mlp, MixtureOfExperts):
+                mlp.add_module("router", RecordingRouter(mlp.router, signed[:, index]))
+
+    def take(self, slots: IntArray) -> StepRouting:
+        """What was chosen in the step whose tokens have these slots [num_tokens]."""
+        experts: ExpertArray = self._experts[: len(slots)].copy()
+        return StepRouting(slots, experts)
+
+
+class RecordingRouter(nn.Module):
+    """A Router that writes down what it chooses."""
+
+    def __init__(self, router: nn.Module, chosen: torch.Tensor) -> None:
+        """chosen [max_num_tokens, experts_per_token]"""
+        super().__init__()
+        self._router = router
+        self._chosen = chosen
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See ``Router.forward``."""
+        experts, weights = self._router(x)
+        self._chosen[: len(experts)] = experts
+        return experts, weights
+
+
+_SIGNED = {1: np.int8, 2: np.int16}
