@@ -14,17 +14,17 @@ logger = logging.getLogger(__name__)
 
 
 def choose_groups(model: CausalModel, cache: CacheConfig) -> tuple[KVCacheGroup, ...]:
-    """The KV cache groups of a model's layers: by their windows.
+    """The KV cache groups of a model's layers: by their windows and chunks.
 
     With a host tier all are one group of full attention, as copies there are found by the hash of their
     tokens alone, which does not tell groups apart. So they are if the user wishes it.
     """
-    groups = groups_of(model.windows)
+    groups = groups_of(model.windows, model.chunks)
     has_windows = not all(group.is_full for group in groups)
     if has_windows and cache.disable_hybrid_kv_cache_manager:
         return one_group(model.num_layers)
     if has_windows and cache.has_host_tier:
-        logger.info("Layers with a window keep the KV of all tokens, since there is a host tier.")
+        logger.info("Layers with a window or chunks keep the KV of all tokens, since there is a host tier.")
         return one_group(model.num_layers)
     if has_windows:
         logger.info("A KV block holds %d layers: %s.", num_slots(groups), _described(groups))
@@ -33,15 +33,18 @@ def choose_groups(model: CausalModel, cache: CacheConfig) -> tuple[KVCacheGroup,
 
 def _described(groups: Sequence[KVCacheGroup]) -> str:
     """Such as: 12 layers attend to everything (1 block table), 12 to the last 128 tokens (1)."""
-    layers, tables = Counter[int | None](), Counter[int | None]()
+    layers, tables = Counter[str](), Counter[str]()
     for group in groups:
-        layers[group.sliding_window] += len(group.layers)
-        tables[group.sliding_window] += 1
+        seen = _seen_by(group)
+        layers[seen] += len(group.layers)
+        tables[seen] += 1
     return ", ".join(
-        f"{count} attend to {_seen(window)} ({tables[window]} block table{'s' * (tables[window] > 1)})"
-        for window, count in layers.items()
+        f"{count} attend to {seen} ({tables[seen]} block table{'s' * (tables[seen] > 1)})"
+        for seen, count in layers.items()
     )
 
 
-def _seen(window: int | None) -> str:
-    return "everything" if window is None else f"the last {window} tokens"
+def _seen_by(group: KVCacheGroup) -> str:
+    if group.sliding_window is not None:
+        return f"the last {group.sliding_window} tokens"
+    return "everything" if group.attention_chunk is None else f"chunks of {group.attention_chunk} tokens"

@@ -89,13 +89,16 @@ def make_case(
     )
 
 
-def with_stale_blocks(case: AttentionCase, window: int, num_blocks: int = 3) -> AttentionCase:
-    """The case where blocks that lie before every window have gone to others, who have written NaN there."""
+def with_stale_blocks(
+    case: AttentionCase, window: int | None = None, *, chunk: int | None = None, num_blocks: int = 3
+) -> AttentionCase:
+    """The case where blocks that no query sees have gone to others, who have written NaN there."""
     block_size = case.pool.shape[3]
     taken = torch.full((num_blocks, *case.pool.shape[1:]), torch.nan).to(case.pool)
     tables = case.batch.block_tables.copy()
     for row, first in enumerate(case.batch.seq_lens - case.batch.query_lens):
-        num_stale = max(0, first - window + 1) // block_size
+        seen = first // chunk * chunk if chunk is not None else max(0, first - (window or first + 1) + 1)
+        num_stale = seen // block_size
         tables[row, :num_stale] = len(case.pool) + np.arange(num_stale) % num_blocks
     batch = replace(case.batch, block_tables=tables)
     return replace(case, batch=batch, pool=torch.cat((case.pool, taken)))
@@ -106,6 +109,7 @@ def paged_output(
     window: int | None,
     backend: Callable[[torch.Tensor], AttentionBackend] = TorchPagedAttention,
     *,
+    chunk: int | None = None,
     soft_cap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -114,7 +118,9 @@ def paged_output(
     attention.begin_step(case.batch)
     scale = case.query.shape[-1] ** -0.5
     parts = case.query, case.key, case.value
-    output = attention.attend(LAYER, *parts, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks)
+    output = attention.attend(
+        LAYER, *parts, scale=scale, window=window, chunk=chunk, soft_cap=soft_cap, sinks=sinks
+    )
     return output.double().cpu()
 
 
@@ -123,6 +129,7 @@ def reference_output(
     window: int | None,
     soft_cap: float | None = None,
     sinks: torch.Tensor | None = None,
+    chunk: int | None = None,
 ) -> torch.Tensor:
     """Attention by its definition, in fp64 on the host."""
     outputs = []
@@ -138,6 +145,9 @@ def reference_output(
             scores = soft_cap * torch.tanh(scores / soft_cap)
         distance = torch.arange(len(key) - query_len, len(key))[:, None] - torch.arange(len(key))
         hidden = (distance < 0) | (distance >= (window or len(key)))
+        if chunk is not None:
+            places = torch.arange(len(key))
+            hidden |= places[-query_len:, None] // chunk != places // chunk
         scores = scores.masked_fill(hidden, float("-inf"))
         if sinks is not None:
             more = sinks.double().cpu()[:, None, None].expand(-1, query_len, 1)

@@ -43,6 +43,15 @@ def test_what_lies_before_a_window_may_be_anything(window: int) -> None:
     assert (got - reference_output(case, window)).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("chunk", [1, 7, 8, 20, 64, 1000])
+def test_a_chunk_is_all_that_its_tokens_see(chunk: int) -> None:
+    """What lies before the chunk of a sequence's first new token may be anything, even NaN."""
+    lengths = (*MIXED_LENGTHS, (9, 200), (150, 200), (64, 64), (600, 1300))
+    case = make_case(num_kv_heads=2, dtype=torch.float32, lengths=lengths)
+    got = paged_output(with_stale_blocks(case, chunk=chunk), None, chunk=chunk)
+    assert (got - reference_output(case, None, chunk=chunk)).abs().max() < 1e-5
+
+
 @pytest.mark.parametrize("window", [None, 7])
 @pytest.mark.parametrize(("soft_cap", "has_sinks"), [(2.0, False), (None, True), (2.0, True)])
 def test_soft_caps_and_sinks(soft_cap: float | None, has_sinks: bool, window: int | None) -> None:

@@ -24,8 +24,8 @@ class AttentionBatch:
     seq_lens: IntArray
     """[num_seqs] tokens in the KV once this step is done."""
     block_tables: IntArray
-    """[num_seqs, max_blocks]; entries past a sequence's end are 0, the null block. Blocks that lie before the
-    window of a sequence's first query token may be null or another sequence's."""
+    """[num_seqs, max_blocks]; entries past a sequence's end are 0, the null block. Blocks that lie before
+    what a sequence's first query token sees may be null or another sequence's."""
     slot_blocks: IntArray
     """[num_tokens] block each token's K and V go to."""
     slot_offsets: IntArray
@@ -54,6 +54,7 @@ class AttentionBackend(Protocol):
         *,
         scale: float,
         window: int | None,
+        chunk: int | None = None,
         soft_cap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -61,9 +62,10 @@ class AttentionBackend(Protocol):
 
         query [num_tokens, num_heads, head_dim]; key, value [num_tokens, num_kv_heads, head_dim];
         result like query. ``window``: a token sees itself and the ``window - 1`` before it; what lies outside
-        changes nothing, whatever numbers it holds. ``soft_cap``: scores become
-        soft_cap * tanh(score / soft_cap) (Gemma 2, arXiv:2408.00118, section 2). ``sinks`` [num_heads]: the
-        score of one more key in each head's softmax, whose value is 0 (gpt-oss, arXiv:2508.10925, section 2).
+        changes nothing, whatever numbers it holds. ``chunk``: likewise, but a sequence is cut into
+        chunks, and a token sees those of its chunk up to itself. ``soft_cap``: scores become soft_cap *
+        tanh(score / soft_cap) (Gemma 2, arXiv:2408.00118, section 2). ``sinks`` [num_heads]: the score of
+        one more key in each head's softmax, whose value is 0 (gpt-oss, arXiv:2508.10925, section 2).
         """
 
     def attend_latent(

@@ -1,7 +1,7 @@
 """Paged attention in plain torch, for any device: gather the pages, then scaled_dot_product_attention.
 
-Decodes of similar length go together; a prompt chunk goes alone, in tiles of queries. A layer with a window
-gathers only the pages that its queries see: the others may hold another sequence's numbers.
+Decodes of similar length go together; a prompt chunk goes alone, in tiles of queries. Only the pages that the
+queries of a layer see are gathered: the others may hold another sequence's numbers.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from engine.worker.attention.backend import AttentionBatch
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.layer_places import LayerPlaces, one_table
+from engine.worker.attention.reach import EVERYTHING, Reach
 from engine.worker.attention.torch_step import MAX_GATHERED_TOKENS, DecodeGroup, TorchStep
 
 PACKED_QUERIES = 1024
@@ -72,6 +73,7 @@ class TorchPagedAttention:
         *,
         scale: float,
         window: int | None,
+        chunk: int | None = None,
         soft_cap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -80,7 +82,7 @@ class TorchPagedAttention:
         for cache, new in zip(caches, (key, value), strict=True):
             cache[step.slot_blocks, step.slot_offsets] = new
         scoring = _Scoring(scale, soft_cap, sinks)
-        return self._attend_written(step, caches, query, (key, value), scoring, window)
+        return self._attend_written(step, caches, query, (key, value), scoring, Reach(window, chunk))
 
     def attend_latent(
         self, layer: int, query: torch.Tensor, latent: torch.Tensor, *, value_size: int, scale: float
@@ -90,7 +92,7 @@ class TorchPagedAttention:
         step, cache, latent = self._steps[group], self._pool[:, slot, 0], latent[:, None]
         cache[step.slot_blocks, step.slot_offsets] = latent
         scoring = _Scoring(scale, None, None)
-        output = self._attend_written(step, (cache, cache), query, (latent, latent), scoring, None)
+        output = self._attend_written(step, (cache, cache), query, (latent, latent), scoring, EVERYTHING)
         return output[..., :value_size]
 
     def _attend_written(
@@ -100,24 +102,24 @@ class TorchPagedAttention:
         query: torch.Tensor,
         new: tuple[torch.Tensor, torch.Tensor],
         scoring: _Scoring,
-        window: int | None,
+        reach: Reach,
     ) -> torch.Tensor:
         """The result of ``attend``. caches: the pages of keys and values, or twice those of latents; new: the
         key and the value of the step, which are written there."""
         output = torch.empty_like(query)
-        decodes, chunks = step.seen(window)
+        decodes, prompts = step.seen(reach)
         for decode in decodes:
             pages = self._gather(
                 caches, decode.blocks, decode.end - decode.start, decode.max_len, decode.padding
             )
             _attend_decodes(query[decode.start : decode.end], *pages, output, decode, scoring)
-        for chunk in chunks:
-            part = slice(chunk.start, chunk.end)
-            if chunk.sees_only_itself and scoring.is_plain:
+        for some in prompts:
+            part = slice(some.start, some.end)
+            if some.sees_only_itself and scoring.is_plain:
                 output[part] = _attend_causal(query[part], new[0][part], new[1][part], scoring.scale)
             else:
-                pages = self._gather(caches, chunk.blocks, 1, chunk.length)
-                _attend_tiles(query[part], *pages, output[part], scoring, window)
+                pages = self._gather(caches, some.blocks, 1, some.length)
+                _attend_tiles(query[part], *pages, output[part], scoring, reach, some.num_before)
         return output
 
     def _gather(
@@ -189,28 +191,30 @@ def _attend_tiles(
     value: torch.Tensor,
     output: torch.Tensor,
     scoring: _Scoring,
-    window: int | None,
+    reach: Reach,
+    num_before: int,
 ) -> None:
     """Attend with a chunk that has context: tiles of queries, each over the keys that its last query sees.
 
     As with decodes, the heads of a group become queries of their KV head: KV is not repeated, and any kernel
     works.
 
-    query, output [tokens, heads, head_dim]; key, value [1, kv_heads, seq_len, head_dim]
+    query, output [tokens, heads, head_dim]; key, value [1, kv_heads, seq_len, head_dim], without the
+    ``num_before`` first tokens of the sequence
     """
     num_queries, seq_len, num_kv_heads = query.shape[0], key.shape[2], key.shape[1]
     group_size = query.shape[1] // num_kv_heads
     tile_size = max(1, (PACKED_QUERIES if scoring.is_plain else SCORED_QUERIES) // group_size)
     context = seq_len - num_queries
-    positions = torch.arange(seq_len, device=query.device)
+    positions = torch.arange(num_before, num_before + seq_len, device=query.device)
     for start in range(0, num_queries, tile_size):
         end = min(start + tile_size, num_queries)
-        first = 0 if window is None else max(0, context + start - window + 1)
+        first = max(0, reach.first_seen(num_before + context + start) - num_before)
         last = context + end
         queries = positions[context + start : last, None]
         seen = positions[first:last] <= queries
-        if window is not None:
-            seen &= positions[first:last] > queries - window
+        if reach != EVERYTHING:
+            seen &= positions[first:last] >= reach.first_seen(queries)
         packed = query[start:end].view(end - start, num_kv_heads, group_size, -1).permute(1, 2, 0, 3)
         attended = _attend(
             packed.flatten(1, 2)[None],

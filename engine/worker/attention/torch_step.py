@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from engine.worker.attention.backend import AttentionBatch, IntArray
+from engine.worker.attention.reach import EVERYTHING, Reach
 
 MAX_GATHERED_TOKENS = 65536
 """Maximum KV tokens of one layer that a group of decodes gathers from the pool."""
@@ -42,6 +43,8 @@ class Chunk:
     length: int
     blocks: torch.Tensor
     """[num_blocks]"""
+    num_before: int
+    """Tokens of the sequence before that page."""
     sees_only_itself: bool
     """Whether every token sees all tokens of the chunk before it, and no others."""
 
@@ -56,26 +59,30 @@ class TorchStep:
         self._longest = int(batch.seq_lens.max(initial=0))
         self.slot_blocks = self._to_device(batch.slot_blocks)
         self.slot_offsets = self._to_device(batch.slot_offsets)
-        self._seen: dict[int | None, tuple[list[DecodeGroup], list[Chunk]]] = {}
+        self._seen: dict[Reach, tuple[list[DecodeGroup], list[Chunk]]] = {}
 
-    def seen(self, window: int | None) -> tuple[list[DecodeGroup], list[Chunk]]:
-        """What the sequences see within a window; shared by the layers."""
-        if window is not None and window >= self._longest:
-            window = None
-        if window not in self._seen:
-            self._seen[window] = list(self._decode_groups(window)), list(self._chunks(window))
-        return self._seen[window]
+    def seen(self, reach: Reach) -> tuple[list[DecodeGroup], list[Chunk]]:
+        """What the sequences see; shared by the layers."""
+        if reach.first_seen(self._longest - 1) <= 0:
+            reach = EVERYTHING
+        if reach not in self._seen:
+            self._seen[reach] = list(self._decode_groups(reach)), list(self._chunks(reach))
+        return self._seen[reach]
 
-    def _decode_groups(self, window: int | None) -> Iterator[DecodeGroup]:
+    def _decode_groups(self, reach: Reach) -> Iterator[DecodeGroup]:
         seq_lens = self._batch.seq_lens[: self._batch.num_decodes]
-        pages = self._first_pages(seq_lens - 1, window)
-        lengths = seq_lens - pages * self._block_size
+        firsts = np.maximum(reach.first_seen(seq_lens - 1), 0)
+        pages = firsts // self._block_size
+        before = pages * self._block_size
+        firsts, lengths = firsts - before, seq_lens - before
         for start, end in _similar_lengths(lengths.tolist()):
-            yield self._decode_group(start, end, pages[start:end], lengths[start:end], window)
+            yield self._decode_group(start, end, pages[start:end], firsts[start:end], lengths[start:end])
 
     def _decode_group(
-        self, start: int, end: int, pages: IntArray, lengths: IntArray, window: int | None
+        self, start: int, end: int, pages: IntArray, firsts: IntArray, lengths: IntArray
     ) -> DecodeGroup:
+        """pages, firsts, lengths [end - start]: of each sequence the first page and token that it sees, and
+        its number of tokens, counted from that page."""
         longest = int(lengths.max())
         blocks_each = self._num_pages(longest)
         columns = pages[:, None] + np.arange(blocks_each)
@@ -87,7 +94,7 @@ class TorchStep:
             max_len=longest,
             blocks=self._to_device(blocks.reshape(-1)),
             padding=self._to_device(self._padding(lengths, longest)),
-            mask=self._decode_mask(lengths, longest, window),
+            mask=self._decode_mask(firsts, lengths, longest),
         )
 
     def _padding(self, lengths: IntArray, longest: int) -> IntArray:
@@ -97,19 +104,17 @@ class TorchStep:
             [np.arange(row * width + n, row * width + longest) for row, n in enumerate(lengths.tolist())]
         )
 
-    def _decode_mask(self, lengths: IntArray, longest: int, window: int | None) -> torch.Tensor | None:
-        if window is None and int(lengths.min()) == longest:
+    def _decode_mask(self, firsts: IntArray, lengths: IntArray, longest: int) -> torch.Tensor | None:
+        if not firsts.any() and int(lengths.min()) == longest:
             return None
-        keys, ends = np.arange(longest), lengths[:, None]
-        seen = keys < ends
-        if window is not None:
-            seen &= keys >= ends - window
+        keys = np.arange(longest)
+        seen = (keys >= firsts[:, None]) & (keys < lengths[:, None])
         return torch.from_numpy(seen).to(self._device, non_blocking=True)[:, None, None, :]
 
-    def _chunks(self, window: int | None) -> Iterator[Chunk]:
+    def _chunks(self, reach: Reach) -> Iterator[Chunk]:
         batch, first = self._batch, self._batch.num_decodes
         contexts = batch.seq_lens - batch.query_lens
-        pages = self._first_pages(contexts, window)
+        pages = np.maximum(reach.first_seen(contexts), 0) // self._block_size
         token = first
         for row in range(first, len(batch.query_lens)):
             query_len, seq_len, page = int(batch.query_lens[row]), int(batch.seq_lens[row]), int(pages[row])
@@ -119,15 +124,10 @@ class TorchStep:
                 end=token + query_len,
                 length=seq_len - page * self._block_size,
                 blocks=self._to_device(blocks),
-                sees_only_itself=query_len == seq_len and (window is None or window >= seq_len),
+                num_before=page * self._block_size,
+                sees_only_itself=query_len == seq_len and reach.first_seen(seq_len - 1) <= 0,
             )
             token += query_len
-
-    def _first_pages(self, positions: IntArray, window: int | None) -> IntArray:
-        """The first page that tokens at ``positions`` see."""
-        if window is None:
-            return np.zeros_like(positions)
-        return np.maximum(positions - window + 1, 0) // self._block_size
 
     def _num_pages(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)

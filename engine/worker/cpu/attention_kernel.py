@@ -39,7 +39,7 @@ class SequenceAddresses(ctypes.Structure):
 
 class HeadAddresses(ctypes.Structure):
     """One layer's query, key, value and output, [heads, head_dim] per token. Strides are in elements; window
-    0 means full attention, soft_cap 0 none; sinks: fp32 [num_heads], or null."""
+    and chunk 0 mean full attention, soft_cap 0 none; sinks: fp32 [num_heads], or null."""
 
     _fields_ = (
         ("query", ctypes.c_void_p),
@@ -52,6 +52,7 @@ class HeadAddresses(ctypes.Structure):
         ("output_stride", ctypes.c_int64),
         ("num_heads", ctypes.c_int64),
         ("window", ctypes.c_int64),
+        ("chunk", ctypes.c_int64),
         ("scale", ctypes.c_double),
         ("soft_cap", ctypes.c_double),
         ("sinks", ctypes.c_void_p),

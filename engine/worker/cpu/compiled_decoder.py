@@ -60,7 +60,7 @@ class _Sparse(ctypes.Structure):
 
 
 class _Layer(ctypes.Structure):
-    """A DecoderLayer and its LayerPlace; window 0 means full attention, no ``sparse`` a dense MLP.
+    """A DecoderLayer and its LayerPlace; window and chunk 0 mean full attention, no ``sparse`` a dense MLP.
 
     In a sparse layer ``gate_up`` and ``down`` are those of the shared expert, if there is one.
     """
@@ -75,6 +75,7 @@ class _Layer(ctypes.Structure):
         ("q_norm", ctypes.c_void_p),
         ("k_norm", ctypes.c_void_p),
         ("window", ctypes.c_int64),
+        ("chunk", ctypes.c_int64),
         ("group", ctypes.c_int64),
         ("slot", ctypes.c_int64),
         ("sparse", ctypes.POINTER(_Sparse)),
@@ -187,7 +188,7 @@ class CompiledDecoder:
             model.head_dim,
         )
         self.num_kv_vectors = model.num_kv_vectors
-        self.windows = model.windows
+        self.windows, self.chunks = model.windows, model.chunks
         self._plain = model
         self._attention = attention
         num_threads = torch.get_num_threads()
@@ -274,7 +275,8 @@ def _layer(
     return _Layer(
         *(_weight(linear) for linear in _linears(layer)),
         *(None if norm is None else norm.data_ptr() for norm in norms),
-        model.shape.windows[index] or 0,
+        model.windows[index] or 0,
+        model.chunks[index] or 0,
         *place,
         ctypes.pointer(_sparse(layer.mlp, routers[layer.mlp]))
         if isinstance(layer.mlp, MixtureOfExperts)

@@ -72,13 +72,15 @@ class CpuPagedAttention:
         *,
         scale: float,
         window: int | None,
+        chunk: int | None = None,
         soft_cap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         query, key, value = self._rows(query), self._rows(key), self._rows(value)
         output = torch.empty(query.shape, dtype=self._pool.dtype)
         heads = self._heads
-        heads.num_heads, heads.window, heads.scale = query.shape[1], window or 0, scale
+        heads.num_heads, heads.scale = query.shape[1], scale
+        heads.window, heads.chunk = window or 0, chunk or 0
         heads.soft_cap = soft_cap or 0.0
         sink_scores = None if sinks is None else sinks.float().contiguous()
         heads.sinks = None if sink_scores is None else sink_scores.data_ptr()
@@ -100,6 +102,7 @@ class CpuPagedAttention:
                 value[first:],
                 scale=scale,
                 window=window,
+                chunk=chunk,
                 soft_cap=soft_cap,
                 sinks=sinks,
             )

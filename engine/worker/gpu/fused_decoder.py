@@ -46,7 +46,7 @@ class FusedDecoder:
             model.head_dim,
         )
         self.num_kv_vectors = model.num_kv_vectors
-        self.windows = model.windows
+        self.windows, self.chunks = model.windows, model.chunks
         self._plain = model
         self._attention = attention
         self._ops = ops

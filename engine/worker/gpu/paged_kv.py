@@ -28,6 +28,7 @@ class PagedKv(AttentionBackend, Protocol):
         *,
         scale: float,
         window: int | None,
+        chunk: int | None = None,
         soft_cap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:

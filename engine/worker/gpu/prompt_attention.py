@@ -41,6 +41,7 @@ class PromptAttention(Protocol):
         *,
         scale: float,
         window: int | None,
+        chunk: int | None = None,
         soft_cap: float | None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -76,14 +77,24 @@ class FastPromptAttention:
         *,
         scale: float,
         window: int | None,
+        chunk: int | None = None,
         soft_cap: float | None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         kind = AttentionKind(scale, window, soft_cap)
-        path = None if sinks is not None else self._path_for(kind, len(query) / len(batch.prompts))
+        is_known = sinks is None and chunk is None
+        path = self._path_for(kind, len(query) / len(batch.prompts)) if is_known else None
         if path is None:
             return self._fallback.attend(
-                keys, values, query, batch, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks
+                keys,
+                values,
+                query,
+                batch,
+                scale=scale,
+                window=window,
+                chunk=chunk,
+                soft_cap=soft_cap,
+                sinks=sinks,
             )
         query = query.contiguous()  # transformers' code may give a transposed one
         parts, token = [], 0

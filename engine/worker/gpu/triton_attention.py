@@ -45,6 +45,8 @@ class Scoring:
     """[num_heads] the score of one more key of each head, whose value is 0."""
     kv_scale: float = 1.0
     """Scale of the stored K and V."""
+    chunk: int | None = None
+    """A token attends to itself and the tokens before it in its chunk of so many."""
 
     @property
     def factor(self) -> float:
@@ -58,8 +60,9 @@ class Scoring:
         return (self.soft_cap or 0.0) * LOG2_E
 
     def num_seen(self, seq_len: int, query_len: int) -> int:
-        """Number of tokens that the last ``query_len`` tokens of a sequence attend to."""
-        return seq_len if self.window is None else min(seq_len, self.window + query_len - 1)
+        """The most tokens that the last ``query_len`` tokens of a sequence attend to."""
+        reach = self.window or self.chunk
+        return seq_len if reach is None else min(seq_len, reach + query_len - 1)
 
 
 class Pages(NamedTuple):
@@ -193,6 +196,7 @@ def _constants(
         "HEAD_DIM": head_dim,
         "PAGE": page,
         "WINDOW": scoring.window or 0,
+        "CHUNK": scoring.chunk or 0,
         "CAP": scoring.cap,
         "PADDED_DIM": padded(head_dim),
         "TILE": tiling.tile_size,

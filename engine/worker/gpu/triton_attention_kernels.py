@@ -56,7 +56,7 @@ def _no_sums(ROWS: tl.constexpr, PADDED_DIM: tl.constexpr):
 def _attend_tiles(
     sums, row_max, row_sum, query, query_positions,
     keys, values, table, block_stride, first_tile, last_tile, begin, end, factor,
-    MASKED: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+    MASKED: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAP: tl.constexpr,
     PAGE: tl.constexpr, TOKEN_STRIDE: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
@@ -74,7 +74,7 @@ def _attend_tiles(
         inside = (dims < HEAD_DIM)[None, :]
         if MASKED:
             inside &= (positions < end)[:, None]
-        if WINDOW > 0:
+        if WINDOW > 0 or CHUNK > 0:
             inside &= (positions >= begin)[:, None]
         key = tl.load(keys + places, mask=inside, other=0.0).to(query.dtype)
         scores = dot(query, tl.trans(key), tl.zeros((query.shape[0], TILE), tl.float32)) * factor
@@ -85,6 +85,8 @@ def _attend_tiles(
             seen = distance >= 0
             if WINDOW > 0:
                 seen &= distance < WINDOW
+            if CHUNK > 0:
+                seen &= distance <= (query_positions % CHUNK)[:, None]
             scores = tl.where(seen, scores, _HIDDEN)
         new_max = tl.maximum(row_max, tl.max(scores, 1))
         weights = tl.exp2(scores - new_max[:, None])
@@ -109,11 +111,14 @@ def _load_query(
 
 
 @triton.jit
-def _first_seen(first_query_position, WINDOW: tl.constexpr):
+def _first_seen(first_query_position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
     """The first token that queries from this position on attend to."""
     first = 0
     if WINDOW > 0:
         first = tl.maximum(first_query_position - WINDOW + 1, 0)
+    if CHUNK > 0:
+        position = tl.maximum(first_query_position, 0)  # less for a sequence without tokens
+        first = position - position % CHUNK
     return first
 
 
@@ -158,7 +163,7 @@ def uniform_kernel(
     output, log_sums, sinks, query, keys, values, rows, seq_lens, block_tables,
     uniform_len, min_tiles, max_blocks, token_stride, head_stride, block_stride, factor, kv_scale,
     SPLIT: tl.constexpr, GROUP: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    PAGE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
+    PAGE: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
     ROWS: tl.constexpr, PADDED_DIM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """One program: the query rows of one KV head of one sequence, for one split of the KV.
@@ -174,7 +179,7 @@ def uniform_kernel(
     output_rows = tokens * (NUM_KV_HEADS * GROUP) + heads
     seq_len = tl.load(seq_lens + seq)
     context = seq_len - uniform_len
-    seen = _first_seen(context, WINDOW)
+    seen = _first_seen(context, WINDOW, CHUNK)
     first, end = _tiles_of_split(seen // TILE, tl.cdiv(seq_len, TILE), min_tiles)
     if SPLIT and first >= end:
         _store_nothing(log_sums, output_rows, is_row)
@@ -186,7 +191,7 @@ def uniform_kernel(
         sums, row_max, row_sum, loaded, context + row // GROUP,
         keys + kv_head * HEAD_DIM, values + kv_head * HEAD_DIM, table, block_stride,
         first, end, seen, seq_len, factor,
-        True, WINDOW, CAP, PAGE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PADDED_DIM, TILE,
+        True, WINDOW, CHUNK, CAP, PAGE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PADDED_DIM, TILE,
     )  # fmt: skip
     _store_rows(
         output, log_sums, sinks, output_rows, heads, is_row, sums, row_max, row_sum, kv_scale,
@@ -247,7 +252,7 @@ def prompt_kernel(
     output, log_sums, sinks, query, keys, values, rows, query_starts, seq_lens, block_tables,
     first_seq, num_seqs, min_tiles, max_blocks, token_stride, head_stride, block_stride, factor, kv_scale,
     SPLIT: tl.constexpr, GROUP: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    PAGE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
+    PAGE: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
     ROWS: tl.constexpr, PADDED_DIM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """One program: a query tile of one prompt, the heads of one KV head, one split of the KV. The last tiles,
@@ -264,14 +269,14 @@ def prompt_kernel(
     output_rows = tokens * (NUM_KV_HEADS * GROUP) + heads
     context = tl.load(seq_lens + seq) - end  # from the index of a token to its position
     first_position, last_seen = context + first_token, context + tl.minimum(first_token + queries, end)
-    seen = _first_seen(first_position, WINDOW)
+    seen = _first_seen(first_position, WINDOW, CHUNK)
     first, stop = _tiles_of_split(seen // TILE, tl.cdiv(last_seen, TILE), min_tiles)
     if SPLIT and first >= stop:
         _store_nothing(log_sums, output_rows, is_row)
         return
     # Before this tile no token is masked for any row.
     clear = first
-    if WINDOW == 0:
+    if WINDOW == 0 and CHUNK == 0:
         clear = tl.minimum(tl.maximum((first_position + 1) // TILE, first), stop)
     loaded = _load_query(query, tokens, heads, is_row, token_stride, head_stride, HEAD_DIM, PADDED_DIM)
     table = block_tables + tl.load(rows + seq).to(tl.int64) * max_blocks
@@ -281,12 +286,12 @@ def prompt_kernel(
     sums, row_max, row_sum = _attend_tiles(
         sums, row_max, row_sum, loaded, context + tokens,
         keys, values, table, block_stride, first, clear, seen, last_seen, factor,
-        False, WINDOW, CAP, PAGE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PADDED_DIM, TILE,
+        False, WINDOW, CHUNK, CAP, PAGE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PADDED_DIM, TILE,
     )  # fmt: skip
     sums, row_max, row_sum = _attend_tiles(
         sums, row_max, row_sum, loaded, context + tokens,
         keys, values, table, block_stride, clear, stop, seen, last_seen, factor,
-        True, WINDOW, CAP, PAGE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PADDED_DIM, TILE,
+        True, WINDOW, CHUNK, CAP, PAGE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PADDED_DIM, TILE,
     )  # fmt: skip
     _store_rows(
         output, log_sums, sinks, output_rows, heads, is_row, sums, row_max, row_sum, kv_scale,

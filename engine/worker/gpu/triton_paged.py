@@ -85,12 +85,15 @@ class TritonPagedAttention:
         *,
         scale: float,
         window: int | None,
+        chunk: int | None = None,
         soft_cap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See AttentionBackend."""
         self.write(layer, key, value)
-        return self.attend_written(layer, query, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks)
+        return self.attend_written(
+            layer, query, scale=scale, window=window, chunk=chunk, soft_cap=soft_cap, sinks=sinks
+        )
 
     def attend_latent(
         self, layer: int, query: torch.Tensor, latent: torch.Tensor, *, value_size: int, scale: float
@@ -110,11 +113,12 @@ class TritonPagedAttention:
         *,
         scale: float,
         window: int | None,
+        chunk: int | None = None,
         soft_cap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See PagedKv."""
-        scoring = Scoring(scale, window, soft_cap, sinks, self.kv_scale)
+        scoring = Scoring(scale, window, soft_cap, sinks, self.kv_scale, chunk)
         batch = self._batch_of(layer)
         num_uniform = batch.num_uniform_tokens
         if not num_uniform:
@@ -143,6 +147,7 @@ class TritonPagedAttention:
             self._batch_of(layer),
             scale=scoring.scale,
             window=scoring.window,
+            chunk=scoring.chunk,
             soft_cap=scoring.soft_cap,
             sinks=scoring.sinks,
         )

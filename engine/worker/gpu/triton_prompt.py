@@ -27,11 +27,12 @@ class TritonPromptAttention:
         *,
         scale: float,
         window: int | None,
+        chunk: int | None = None,
         soft_cap: float | None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See PromptAttention. The KV of few queries after a long context is split, as for decode."""
-        scoring = Scoring(scale, window, soft_cap, sinks, self._kv_scale)
+        scoring = Scoring(scale, window, soft_cap, sinks, self._kv_scale, chunk)
         output = query.new_empty(query.shape)
         num_tokens, num_heads, _ = query.shape
         splits = self._splitter.choose(

@@ -25,7 +25,11 @@ class CausalModel(Protocol):
 
     @property
     def windows(self) -> Sequence[int | None]:
-        """The attention window of each layer, None for full attention."""
+        """The attention window of each layer, None where it has none."""
+
+    @property
+    def chunks(self) -> Sequence[int | None]:
+        """The attention chunk of each layer, None where it has none."""
 
     def forward(
         self,

@@ -151,7 +151,7 @@ class Decoder(nn.Module):
             shape.head_dim,
         )
         self.num_kv_vectors = 2 if shape.latent is None else 1
-        self.windows = shape.windows
+        self.windows, self.chunks = shape.windows, shape.chunks or (None,) * shape.num_layers
         self.embedding = self._make_embedding(build)
         self.layers = nn.ModuleList(DecoderLayer(shape, index, build) for index in range(shape.num_layers))
         self.final_norm = build.parameter(shape.hidden_size)

@@ -143,9 +143,11 @@ class DecoderShape:
     norm_eps: float
     tied: bool
     windows: tuple[int | None, ...]
-    """The attention window of each layer, None for full attention."""
+    """The attention window of each layer, None where it has none."""
     mlps: tuple[MLPShape, ...]
     """The MLP of each layer."""
+    chunks: tuple[int | None, ...] = ()
+    """The attention chunk of each layer, None where it has none; empty: no layer has any."""
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: bool = False

@@ -54,6 +54,7 @@ class TransformersModel:
         self.windows = layer_windows(config.get_text_config(decoder=True))
         """The attention window of each layer: as the config says, until the trial run has shown the real
         one."""
+        self.chunks: list[int | None] = [None] * len(self.windows)
         self._attention: AttentionBackend | None = None
         self._probes: list[_LayerProbe] = []
         self._model: PreTrainedModel | None = None

@@ -131,6 +131,18 @@ def test_what_lies_before_a_window_may_be_anything(
     assert torch.equal(paged_output(with_stale_blocks(case, window), window, backend_with(kernels)), wanted)
 
 
+@settings(max_examples=40, deadline=None)
+@given(case=cases(), chunk=st.sampled_from((1, 16, 255, 256)) | st.integers(1, 800))
+def test_a_chunk_is_all_that_its_tokens_see(kernels: Kernels, case: AttentionCase, chunk: int) -> None:
+    """What lies before the chunk of a sequence's first new token may be anything, even NaN."""
+    wanted = reference_output(case, None, chunk=chunk)
+    got = paged_output(replace(case, pool=case.pool.clone()), None, backend_with(kernels), chunk=chunk)
+    eps = torch.finfo(case.pool.dtype).eps
+    assert ((got - wanted).abs() <= 1e-5 + 4 * eps).all()
+    stale = with_stale_blocks(case, chunk=chunk)
+    assert torch.equal(paged_output(stale, None, backend_with(kernels), chunk=chunk), got)
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     case=cases(),

@@ -34,10 +34,12 @@ class TorchStepAttention:
         *,
         scale: float,
         window: int | None,
+        chunk: int | None = None,
         soft_cap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert soft_cap is None
+        assert chunk is None
         assert sinks is None
         group, slot = self._places[layer]
         step = self._steps[group]

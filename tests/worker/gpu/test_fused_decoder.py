@@ -77,11 +77,13 @@ class WrittenAttention(TorchPagedAttention):
         *,
         scale: float,
         window: int | None,
+        chunk: int | None = None,
         soft_cap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert soft_cap is None
         assert sinks is None
+        assert chunk is None
         places = self._slots // BLOCK_SIZE, self._slots % BLOCK_SIZE
         key, value = (pages[places] for pages in self.pages(layer))
         return self.attend(layer, query, key, value, scale=scale, window=window)

@@ -90,6 +90,7 @@ class Floor:
         *,
         scale: float,
         window: int | None,
+        chunk: int | None = None,
         soft_cap: float | None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -104,6 +105,7 @@ def run(
     case: AttentionCase,
     window: int | None = None,
     soft_cap: float | None = None,
+    chunk: int | None = None,
     batch: StepBatch | None = None,
 ) -> torch.Tensor:
     heads_first = case.query[NUM_DECODES:].transpose(0, 1).contiguous()  # as transformers' code has it
@@ -114,6 +116,7 @@ def run(
         batch or step_batch(case),
         scale=SCALE,
         window=window,
+        chunk=chunk,
         soft_cap=soft_cap,
     )
 
@@ -258,6 +261,12 @@ def test_short_prompts_are_the_floor_s(case: AttentionCase, monkeypatch: pytest.
     install(monkeypatch, INSTALLED["full FlashAttention-3"])
     assert is_by_floor(run(select(case, min_query_tokens=8), case))
     assert not is_by_floor(run(select(case, min_query_tokens=7), case))
+
+
+def test_layers_with_chunks_are_the_floor_s(case: AttentionCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries have no such mask."""
+    install(monkeypatch, INSTALLED["full FlashAttention-3"])
+    assert is_by_floor(run(select(case), case, chunk=16))
 
 
 def test_flashinfer_plans_once_for_the_layers_of_a_step(

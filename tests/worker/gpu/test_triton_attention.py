@@ -136,6 +136,29 @@ def test_what_lies_before_a_window_may_be_anything(window: int) -> None:
     assert (got - reference_output(case, window)).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("num_splits", [1, 4])
+@pytest.mark.parametrize("chunk", [1, 7, 32, 64, 200])
+def test_a_chunk_is_all_that_its_tokens_see(chunk: int, num_splits: int) -> None:
+    """What lies before the chunk of a sequence's first new token may be anything, even NaN."""
+    lengths = ((1, 30), (1, 129), (1, 150), (20, 170), (70, 70))
+    case = make_case(num_kv_heads=2, dtype=torch.float32, lengths=lengths)
+    stale = with_stale_blocks(case, chunk=chunk)
+    got = attend(stale, Tiling(16, 32, 4, 3), num_splits, num_uniform=3, chunk=chunk)
+    wanted = reference_output(case, None, chunk=chunk)
+    assert (got - wanted).abs().max() < 1e-5
+    stale = with_stale_blocks(case, chunk=chunk)
+    by_steps = paged_output(stale, None, TritonPagedAttention, chunk=chunk)
+    assert (by_steps - wanted).abs().max() < 1e-5
+
+
+def test_the_padding_of_a_graph_has_no_chunk() -> None:
+    """Its result is zeros."""
+    case = make_case(num_kv_heads=2, dtype=torch.float32, lengths=((1, 30), (1, 150)))
+    got = attend(case, Tiling(16, 32, 4, 3), 2, num_uniform=2, chunk=64, num_empty=1)
+    assert (got[:-1] - reference_output(case, None, chunk=64)).abs().max() < 1e-5
+    assert not got[-1].any()
+
+
 @pytest.mark.parametrize("kv_scale", [1.0, 0.25])
 def test_kv_of_8_bits_is_attended_as_it_is(kv_scale: float) -> None:
     """Numbers that 8 bits can say are attended as exactly as if they had more."""
@@ -194,6 +217,7 @@ def attend(
     num_uniform: int,
     *,
     window: int | None = None,
+    chunk: int | None = None,
     soft_cap: float | None = None,
     sinks: torch.Tensor | None = None,
     num_empty: int = 0,
@@ -207,7 +231,7 @@ def attend(
     output = torch.full_like(query, float("nan"))
     splits = Splits(num_splits, 32, SplitScratch.allocate(query.shape[2], query.device))
     splits.scratch.log_sums.fill_(float("nan"))
-    scoring = Scoring(query.shape[2] ** -0.5, window, soft_cap, sinks)
+    scoring = Scoring(query.shape[2] ** -0.5, window, soft_cap, sinks, chunk=chunk)
     n = step.num_uniform_tokens
     attend_uniform(output[:n], query[:n], pages, step, scoring, tiling, splits)
     if step.prompts:

@@ -197,12 +197,12 @@ struct Plan {
     std::int32_t num_partials = 0;
 };
 
-Plan plan_decodes(const Pool& pool, const Sequences& decodes, std::int64_t window, int num_threads) {
+Plan plan_decodes(const Pool& pool, const Sequences& decodes, Reach reach, int num_threads) {
     Plan plan;
     std::vector<Item> parts;
     for (std::int64_t seq = 0; seq < decodes.num_seqs; ++seq) {
         const std::int64_t length = decodes.seq_lens[seq];
-        const std::int64_t first = window > 0 ? std::max<std::int64_t>(0, length - window) : 0;
+        const std::int64_t first = first_seen(length - 1, reach);
         const auto first_part = static_cast<std::int32_t>(first / PART);
         const auto num_parts = static_cast<std::int32_t>((length - 1) / PART) - first_part + 1;
         const bool whole = num_parts == 1;
@@ -252,7 +252,7 @@ class DecodeAttention {
           group_(static_cast<int>(heads.num_heads / pool.num_kv_heads)) {}
 
     void run(int num_threads) const {
-        const Plan plan = plan_decodes(pool_, decodes_, heads_.window, num_threads);
+        const Plan plan = plan_decodes(pool_, decodes_, heads_.reach, num_threads);
         static thread_local Lines<float> kept;  // kept between calls: fresh memory is expensive
         kept.resize(num_partial_floats(plan, heads_.num_heads));
         float* const partials = kept.data();
@@ -340,7 +340,7 @@ class DecodeAttention {
     // Finds the runs of the item's tokens; returns the number of tokens.
     int find_runs(const Item& item, std::vector<Run<T>>& runs) const {
         const std::int64_t length = decodes_.seq_lens[item.seq];
-        const std::int64_t seen = heads_.window > 0 ? std::max<std::int64_t>(0, length - heads_.window) : 0;
+        const std::int64_t seen = first_seen(length - 1, heads_.reach);
         const std::int64_t first = std::max<std::int64_t>(seen, static_cast<std::int64_t>(item.part) * PART);
         const std::int64_t end = std::min<std::int64_t>(length, static_cast<std::int64_t>(item.part + 1) * PART);
         runs.clear();

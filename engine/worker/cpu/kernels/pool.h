@@ -22,18 +22,24 @@ struct Sequences {
     std::int64_t max_blocks;
     const std::int64_t* query_lens;    // [num_seqs] new tokens of each, the last of its seq_lens
     const std::int64_t* seq_lens;      // [num_seqs]
-    const std::int64_t* block_tables;  // [num_seqs, max_blocks]; before the window they may name any block
+    const std::int64_t* block_tables;  // [num_seqs, max_blocks]; what no query sees may be any block
+};
+
+// What a token sees before it: a window, itself included, its chunk, or, if both are 0, everything.
+struct Reach {
+    std::int64_t window, chunk;
 };
 
 // One layer's query, key, value and output: for each token a row [heads, head_dim], `stride` elements apart.
-// window 0: full attention; soft_cap 0: none.
+// soft_cap 0: none.
 struct Heads {
     const void* query;
     const void* key;
     const void* value;
     void* output;
     std::int64_t query_stride, key_stride, value_stride, output_stride;
-    std::int64_t num_heads, window;
+    std::int64_t num_heads;
+    Reach reach;
     double scale, soft_cap;
     const float* sinks;  // [num_heads], the score of one more key without a value; or null
 };
@@ -41,6 +47,14 @@ struct Heads {
 }  // extern "C"
 
 namespace {
+
+// The first token that the one at a position sees.
+inline std::int64_t first_seen(std::int64_t position, Reach reach) {
+    if (reach.window > 0) return position < reach.window ? 0 : position - reach.window + 1;
+    return reach.chunk > 0 ? position - position % reach.chunk : 0;
+}
+
+inline bool operator==(Reach left, Reach right) { return left.window == right.window && left.chunk == right.chunk; }
 
 // Prefetches a token's row of one head.
 template <typename T, int HEAD_DIM>

@@ -181,8 +181,8 @@ class PrefillAttention {
     std::int64_t context_of(std::int64_t seq) const { return prefills_.seq_lens[seq] - prefills_.query_lens[seq]; }
 
     Seen seen_by(const QueryBlock& item, int row) const {
-        const std::int64_t end = context_of(item.seq) + item.first_query + row / group_ + 1;
-        return {heads_.window > 0 ? std::max<std::int64_t>(0, end - heads_.window) : 0, end};
+        const std::int64_t position = context_of(item.seq) + item.first_query + row / group_;
+        return {first_seen(position, heads_.reach), position + 1};
     }
 
     View view_of(const QueryBlock& item, std::int64_t start, int first_row, int last_row) const {
@@ -243,7 +243,7 @@ class PrefillAttention {
     }
 
     // Finds the tokens of the block from `start` on. Those after the last are zeros, and so are the values of
-    // those before the window: they get a weight of 0, and 0 * NaN would not vanish.
+    // those that no row sees: they get a weight of 0, and 0 * NaN would not vanish.
     void find_tokens(const QueryBlock& item, std::int64_t start, std::int64_t end, TokenRows& rows) const {
         rows.num_tokens = static_cast<int>(std::clamp<std::int64_t>(end - start, 0, BLOCK));
         for (int i = 0; i < rows.num_tokens; ++i) {

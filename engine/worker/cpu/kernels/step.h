@@ -30,7 +30,7 @@ struct Layer {
     Weight qkv, output, gate_up, down;
     const void *input_norm, *post_attention_norm;  // [hidden_size]
     const void *q_norm, *k_norm;                   // [head_dim] or null
-    std::int64_t window;                           // 0: full attention
+    Reach reach;
     std::int64_t group, slot;                      // its KV cache group, and its part of each block
     const Sparse* sparse;                          // null: a dense layer
 };
@@ -71,9 +71,10 @@ struct RowBlock {
     std::vector<QueryBlock> plan, last_plan;         // of the prefills: all their tokens, and only the sampled ones
 };
 
-// How the decodes of a step are attended in the layers of one KV cache group and window.
+// How the decodes of a step are attended in the layers of one KV cache group and reach.
 struct DecodePlan {
-    std::int64_t group, window;
+    std::int64_t group;
+    Reach reach;
     Plan plan;
 };
 
@@ -242,11 +243,11 @@ class DecoderStep {
         for (std::int64_t layer = 0; layer < model_.num_layers && !row_blocks_.empty(); ++layer) {
             const Layer& of = model_.layers[layer];
             if (plan_for(of) == nullptr)
-                plans_.push_back({of.group, of.window, plan_decodes(pool_, decodes_[of.group], of.window, num_threads)});
+                plans_.push_back({of.group, of.reach, plan_decodes(pool_, decodes_[of.group], of.reach, num_threads)});
         }
         for (RowBlock& row_block : row_blocks_)
             if (row_block.prefills.num_seqs > 0) {
-                const PrefillAttention<HEAD_DIM> prompter(pool_, row_block.prefills, 0, heads_of(0, 0));
+                const PrefillAttention<HEAD_DIM> prompter(pool_, row_block.prefills, 0, heads_of({}, 0));
                 row_block.plan = prompter.plan(prompter.all_queries(), num_threads);
                 row_block.last_plan = prompter.plan(sampled_queries(row_block), num_threads);
             }
@@ -268,7 +269,7 @@ class DecoderStep {
 
     const Plan* plan_for(const Layer& layer) const {
         for (const DecodePlan& known : plans_)
-            if (known.group == layer.group && known.window == layer.window) return &known.plan;
+            if (known.group == layer.group && known.reach == layer.reach) return &known.plan;
         return nullptr;
     }
 
@@ -455,12 +456,12 @@ class DecoderStep {
 
     void attend(const Layer& layer, const RowBlock& row_block, const std::vector<QueryBlock>& plan) const {
         if (row_block.decodes.num_seqs > 0) {
-            const Heads heads = heads_of(layer.window, 0);
+            const Heads heads = heads_of(layer.reach, 0);
             DecodeAttention<Bf16, HEAD_DIM>(pool_, decodes_[layer.group], layer.slot, heads)
                 .work(*plan_for(layer), buffers_->partials.data());
         }
         if (row_block.prefills.num_seqs > 0) {
-            const Heads heads = heads_of(layer.window, row_block.decodes.num_seqs);
+            const Heads heads = heads_of(layer.reach, row_block.decodes.num_seqs);
             const Sequences prefills = prefills_of(row_block, layer.group);
             PrefillAttention<HEAD_DIM>(pool_, prefills, layer.slot, heads).work(plan);
         }
@@ -474,13 +475,13 @@ class DecoderStep {
     }
 
     // The heads of a block, from one of its rows on.
-    Heads heads_of(std::int64_t window, std::int64_t first_row) const {
+    Heads heads_of(Reach reach, std::int64_t first_row) const {
         const Bf16* query = heads() + first_row * heads_size_;
         const Bf16* key = query + query_size_;
         return {query,       key,         key + pool_.num_kv_heads * HEAD_DIM,
                 attended() + first_row * query_size_,
                 heads_size_, heads_size_, heads_size_, query_size_,
-                model_.num_heads, window, 1.0 / std::sqrt(static_cast<double>(HEAD_DIM)), 0.0, nullptr};
+                model_.num_heads, reach, 1.0 / std::sqrt(static_cast<double>(HEAD_DIM)), 0.0, nullptr};
     }
 
     const Model& model_;
