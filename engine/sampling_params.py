@@ -63,11 +63,13 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     replay_token_ids: list[int] | None = None
     """The output begins with exactly these tokens (the forward pass is real), for deterministic benchmarks;
     if neither ``max_tokens`` nor the last of them ends it, sampling goes on from there."""
+    routed_experts_prompt_start: int = 0
+    """Tokens of the prompt, the first ones, whose experts are not returned, where experts are."""
     structured_outputs: StructuredOutputsParams | None = None
-    reasoning: ReasoningSpan | None = None
-    """Stop strings are not looked for in it: they end the answer, and the reasoning may mention them."""
     """What the output must look like. It ends where nothing can follow, also before ``min_tokens``; with
     ``replay_token_ids`` it is as it was recorded, and this is only checked."""
+    reasoning: ReasoningSpan | None = None
+    """Stop strings are not looked for in it: they end the answer, and the reasoning may mention them."""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     # Filled in by the InputProcessor, which knows the tokenizer.
@@ -114,6 +116,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             ("frequency_penalty", -2.0, 2.0),
             ("repetition_penalty", 0.01, 100.0),
             ("min_tokens", 0, math.inf),
+            ("routed_experts_prompt_start", 0, math.inf),
         ):
             value = getattr(self, name)
             if not low <= value <= high:

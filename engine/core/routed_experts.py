@@ -29,7 +29,8 @@ class RoutedExpertsStore:
             self._by_slot[result.routing.slots] = result.routing.experts
 
     def of(self, request: Request, kv: KVCacheManager) -> RoutedExperts | None:
-        """The experts of all tokens of a request that ends, but for its last one, which is never computed.
+        """The experts of a request that ends: of its tokens from ``routed_experts_prompt_start`` on, but for
+        the last one, which is never computed.
 
         None if it did not end by itself, or has lost its blocks while its last token was under way.
         """
@@ -41,4 +42,5 @@ class RoutedExpertsStore:
             return None
         first_slots = np.array(block_ids, dtype=np.int64) * self._block_size
         slots = (first_slots[:, None] + np.arange(self._block_size)).ravel()[:num_tokens]
-        return RoutedExperts.of(self._by_slot[slots])
+        start = request.sampling_params.routed_experts_prompt_start
+        return RoutedExperts.of(self._by_slot[slots[start:]])

@@ -171,6 +171,7 @@ class InputProcessor:
         ``max_tokens`` beyond the rest of the context is clamped to it."""
         self._check_prompt(prompt_token_ids)
         params.verify()
+        _check_experts_start(params.routed_experts_prompt_start, len(prompt_token_ids))
         if fits_context and params.max_tokens is not None:
             remaining = self._max_model_len - len(prompt_token_ids)
             params = msgspec.structs.replace(params, max_tokens=min(params.max_tokens, remaining))
@@ -236,6 +237,15 @@ class InputProcessor:
                 "max_tokens",
             )
         return params.max_tokens
+
+
+def _check_experts_start(start: int, num_prompt_tokens: int) -> None:
+    if start > num_prompt_tokens:
+        raise RequestError(
+            f"routed_experts_prompt_start must be at most the prompt's {num_prompt_tokens} tokens, "
+            f"got {start}.",
+            "routed_experts_prompt_start",
+        )
 
 
 def _within_limits(biases: dict[int, float] | None) -> dict[int, float] | None:

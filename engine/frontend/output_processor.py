@@ -139,7 +139,8 @@ class RequestState:
         if self.routed_experts is None:
             return None
         num_tokens = self.stats.num_prompt_tokens + self.stats.num_generation_tokens
-        return self.routed_experts.array()[: num_tokens - 1]
+        start = self.request.sampling_params.routed_experts_prompt_start
+        return self.routed_experts.array()[: num_tokens - 1 - start]
 
     def _external(self, receipt: TurnReceipt | None) -> TurnReceipt | None:
         return None if receipt is None else msgspec.structs.replace(receipt, request_id=self.external_id)

@@ -60,8 +60,15 @@ def test_completions_have_the_experts_of_prompt_and_answer(http: httpx.Client, f
 
 
 def test_chats_have_them_too(http: httpx.Client, folder: Path) -> None:
+    """Without the first tokens of the prompt, if a client asks so."""
     body = http.post("/v1/chat/completions", json={**CHAT, **OPTIONS}).json()
     check(body["choices"][0], body["prompt_token_ids"], folder)
+    asked = {**CHAT, **OPTIONS, "routed_experts_prompt_start": 5}
+    rest = http.post("/v1/chat/completions", json=asked).json()["choices"][0]
+    assert np.array_equal(decoded(rest), decoded(body["choices"][0])[5:])
+    refused = http.post("/v1/chat/completions", json=asked | {"routed_experts_prompt_start": 5000})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "routed_experts_prompt_start"
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])

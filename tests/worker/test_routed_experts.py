@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from engine.config import ModelConfig
-from engine.errors import ConfigError
+from engine.errors import ConfigError, RequestError
 from engine.frontend.llm import LLM
 from engine.frontend.request_output import RequestOutput
 from engine.routed_experts import ExpertArray, RoutedExperts, RoutedExpertsSpec
@@ -25,7 +26,7 @@ from tests.worker.cpu.compiled_steps import has_compiled_steps
 from tests.worker.generation import Reference, random_tokens
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-SPARSE = ("qwen3-moe", "qwen3-moe-every-other", "mixtral", "glm4-moe")
+SPARSE = ("qwen3-moe", "qwen3-moe-every-other", "mixtral", "glm4-moe", "deepseek-v2", "deepseek-v3")
 SIZES: dict[str, Any] = {"block_size": 8, "num_gpu_blocks_override": 64, "max_model_len": 128}
 
 
@@ -104,6 +105,22 @@ def test_answers_that_share_a_prompt_and_stop_strings(model_folders: ModelFolder
         (stopped,) = llm.generate([prompt], stopping, use_tqdm=False)
         assert stopped.outputs[0].finish_reason == "stop"
         check(stopped, folder)
+
+
+@pytest.mark.parametrize("start", [1, 13, 20])
+def test_a_prompt_that_is_known_can_be_left_out(model_folders: ModelFolders, start: int) -> None:
+    """Its first tokens have no rows; all others have those that they would have had."""
+    prompt = random_tokens(20, seed=8)
+    with open_llm(model_folders("mixtral")) as llm:
+        params = [msgspec.structs.replace(GREEDY, routed_experts_prompt_start=n) for n in (0, start)]
+        whole, rest = llm.generate([prompt, prompt], params, use_tqdm=False)
+        with pytest.raises(RequestError, match="at most the prompt's 20 tokens, got 21"):
+            llm.generate([prompt], msgspec.structs.replace(GREEDY, routed_experts_prompt_start=21))
+    told, expected = rest.outputs[0].routed_experts, whole.outputs[0].routed_experts
+    assert told is not None
+    assert expected is not None
+    assert len(told) == 20 + 12 - 1 - start
+    assert np.array_equal(told, expected[start:])
 
 
 @pytest.mark.slow

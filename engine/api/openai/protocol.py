@@ -129,6 +129,7 @@ class GenerationRequest(BaseModel):
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    routed_experts_prompt_start: Int64 | None = None
 
     job_id: Any = None
     session_id: Any = None
