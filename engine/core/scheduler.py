@@ -20,6 +20,7 @@ from engine.core.fair_queue import FairQueue
 from engine.core.kv_cache.block_hash import BlockHasher
 from engine.core.kv_cache.block_pool import KVCacheBlock
 from engine.core.kv_cache.kv_cache_manager import NO_BLOCKS, KVCacheManager
+from engine.core.kv_cache.tiered_blocks import LoadablePrefix
 from engine.core.offload.kv_connector import KVConnector, NoConnector
 from engine.core.offload.pending_kv_loads import PendingKVLoads
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
@@ -69,8 +70,8 @@ class Scheduler:
     ) -> None:
         """Make one over a pool of ``num_blocks`` blocks of any group, the null block counted.
 
-        ``kv_connector`` is a second tier of KV, which needs prefix caching and a single group of full
-        attention. ``on_request_ended`` is called once for each request, with the time, and must not raise.
+        ``kv_connector`` is a second tier of KV, which needs prefix caching. ``on_request_ended`` is called
+        once for each request, with the time, and must not raise.
         """
         self.config = config
         self.policy = policy
@@ -307,9 +308,9 @@ class Scheduler:
         if self._cannot_fit_yet(request, step.now):
             return False
         hit, num_hit_tokens = self.kv.get_computed_blocks(request)
-        num_loadable = self.loads.num_loadable_tokens(request, num_hit_tokens)
-        if num_loadable:
-            return self._start_load(request, hit, num_loadable, step)
+        prefix = self.loads.find_loadable(request, num_hit_tokens)
+        if prefix is not None:
+            return self._start_load(request, prefix, num_hit_tokens, step)
         num_new = self._prefill_limit(request.num_tokens - num_hit_tokens)
         if num_new > step.budget and not self.config.enable_chunked_prefill:
             return False
@@ -343,16 +344,13 @@ class Scheduler:
                     return False
         return missing > 0
 
-    def _start_load(self, request: Request, hit: Sequence[KVCacheBlock], num_tokens: int, step: Step) -> bool:
-        """Admit the head of the queue and load it first, if there are blocks for all its tokens.
-
-        So it never waits for blocks that another loading request holds.
-        """
-        if not self._make_fit(request, request.num_tokens, hit, step):
+    def _start_load(self, request: Request, prefix: LoadablePrefix, num_hit_tokens: int, step: Step) -> bool:
+        """Admit and load the head of the queue if it fits whole: so no load waits for another's blocks."""
+        if not self._make_fit(request, request.num_tokens, prefix.table, step):
             return False
         self.waiting.take_slot(request)
-        self.loads.start(request, hit, num_tokens)
-        self._record_admission(request, request.num_computed_tokens + num_tokens, step.now)
+        self.loads.start(request, prefix, num_hit_tokens)
+        self._record_admission(request, prefix.num_tokens, step.now)
         return True
 
     def _record_admission(self, request: Request, num_cached_tokens: int, now: float) -> None:
@@ -374,7 +372,7 @@ class Scheduler:
             self._counts.prefix_cache_hits += (
                 request.num_computed_tokens - request.num_external_computed_tokens
             )
-        (step.resumed if request.status is RequestStatus.PREEMPTED else step.new).append(request)
+        (step.resumed if request.num_preemptions else step.new).append(request)
         request.status = RequestStatus.RUNNING
         self.running.append(request)
         if step.limit is not None:
@@ -450,14 +448,18 @@ class Scheduler:
         self.steps.defer_free(victim)
         self.loads.release(victim)
         self.kv.free(victim, victim.num_computed_tokens if was_scheduled else None)
-        victim.status = RequestStatus.PREEMPTED
         victim.num_computed_tokens = victim.num_external_computed_tokens = victim.num_disk_tokens = 0
         victim.num_preemptions += 1
         step.preempted.append(victim)
-        self.waiting.leave_slot(victim)
         self._counts.num_preemptions += 1
-        self.waiting.prepend(victim, self.policy.waiting_key(victim, step.now))
+        self._queue_again(victim, step.now)
         return int(position < index)
+
+    def _queue_again(self, request: Request, now: float) -> None:
+        """Queue a request again that was admitted and has lost its blocks."""
+        request.status = RequestStatus.PREEMPTED
+        self.waiting.leave_slot(request)
+        self.waiting.prepend(request, self.policy.waiting_key(request, now))
 
     # ---- slots in the batch ----
 
@@ -490,7 +492,9 @@ class Scheduler:
         requests = self.steps.end(plan, now)
         if self.shares.is_shared:
             self.shares.ended(plan, now)
-        self.loads.update_from_output(result)
+        for unfit in self.loads.update_from_output(result):
+            self.kv.free(unfit)
+            self._queue_again(unfit, now)
         if self.routed_experts is not None:
             self.routed_experts.record(result)
         outputs: list[EngineCoreOutput] = []

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
+from engine.core.offload.disk_tier import DiskLevel
 from engine.core.policy import Pin, PinEnd, PolicyContext, PriorityPolicy, SchedulingPolicy
 from engine.core.request import Request, RequestStatus
 from engine.core.scheduler_report import PauseState
@@ -51,6 +52,10 @@ LOCAL = [
     (by_chunks(8), by_chunks(7)),
 ]
 """Groups of models that have layers of sliding windows or chunks."""
+DISKS = [
+    DiskLevel(num_blocks=40, max_writes=20),
+    DiskLevel(num_blocks=5, max_writes=2, fixed_tokens=3.0, read_share=0.4),
+]
 SAID = st.builds(
     JobRef,
     st.sampled_from(["named", "named", None]),
@@ -185,6 +190,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         ),
         async_scheduling=st.booleans(),
         groups=st.sampled_from([(FULL,), (FULL,), *LOCAL]),
+        disk=st.sampled_from([None, None, *DISKS]),
     )
     def start(
         self,
@@ -197,9 +203,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         load_fates: list[tuple[int, bool]],
         async_scheduling: bool,
         groups: tuple[KVCacheGroup, ...],
+        disk: DiskLevel | None,
     ) -> None:
         fates = cycle(load_fates)
-        num_host_blocks = num_host_blocks if caching and groups == (FULL,) else 0
+        num_host_blocks = num_host_blocks if caching else 0
         self.num_blocks = NUM_BLOCKS if groups == (FULL,) else 1 + 16 * len(groups)
         context = PolicyContext(
             BLOCK_SIZE,
@@ -218,6 +225,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             kv_cache_groups=groups,
             num_host_blocks=num_host_blocks,
             load_fate=lambda: next(fates),
+            disk_level=disk,
+            write_fate=lambda: next(fates),
             async_scheduling=async_scheduling,
             scheduler_reserve_full_isl=reserve,
             long_prefill_token_threshold=threshold,

@@ -29,6 +29,10 @@ class KVCacheBlock:
         return f"KVCacheBlock({self.block_id}, ref_cnt={self.ref_cnt}, hashed={self.block_hash is not None})"
 
 
+TO_LOAD = KVCacheBlock(-3, block_hash=b"to load")
+"""Stands in the table of a prefix for a block that only another tier has; nobody holds it."""
+
+
 class FreeKVCacheBlockQueue:
     """Doubly linked list of free, cached blocks.
 

@@ -8,7 +8,7 @@ ordered by block of tokens and within it by group.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import chain
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from engine.core.kv_cache.single_type_kv_cache_manager import (
     LocalAttentionManager,
     make_manager,
 )
+from engine.core.kv_cache.unitary_kv_cache_coordinator import UnitaryKVCacheCoordinator
 from engine.kv_cache_groups import KVCacheGroup
 
 
@@ -41,15 +42,27 @@ class KVCacheCoordinator(Protocol):
         """Whether the request has blocks for so many tokens already."""
 
     def find_longest_cache_hit(
-        self, block_hashes: Sequence[BlockHash], max_tokens: int
+        self, block_hashes: Sequence[BlockHash], max_tokens: int, copies: Container[BlockHash] = ()
     ) -> list[KVCacheBlock]:
-        """Cached blocks that cover a prefix of at most ``max_tokens`` tokens, as a block table."""
+        """Cached blocks that cover a prefix of at most ``max_tokens`` tokens, as a block table.
+
+        ``copies``: names of blocks that another tier has; ``TO_LOAD`` stands for those that are not cached.
+        """
 
     def num_blocks_to_allocate(self, request_id: str, num_tokens: int, hit: Sequence[KVCacheBlock]) -> int:
         """Free blocks that the request takes to have ``num_tokens``; blocks of a hit that are free count."""
 
     def add_hit(self, request_id: str, hit: Sequence[KVCacheBlock]) -> None:
         """Give a request that has no blocks yet the cached ones it hit."""
+
+    def adopt(self, request_id: str, table: Sequence[KVCacheBlock], num_cached: int) -> None:
+        """Give a request that has no blocks yet this table, whose blocks are held for it already.
+
+        ``num_cached``: how many blocks of its tokens, from the first on, are cached.
+        """
+
+    def note_cached(self, request_id: str, num_blocks: int) -> None:
+        """So many blocks of the request's tokens are cached by now, or need not be."""
 
     def allocate_new_blocks(self, request_id: str, num_tokens: int) -> list[KVCacheBlock]:
         """Allocate blocks until the request has enough for ``num_tokens``, and return the new ones."""
@@ -70,9 +83,30 @@ class KVCacheCoordinator(Protocol):
         """
 
     def expect_branches(
-        self, request_id: str, block_hashes: Sequence[BlockHash], num_prompt_tokens: int
+        self,
+        request_id: str,
+        block_hashes: Sequence[BlockHash],
+        num_prompt_tokens: int,
+        copies: Container[BlockHash],
     ) -> None:
-        """Where others may leave the sequence of a request that has just got its hit."""
+        """Where others may leave the sequence of a request that has just got its hit.
+
+        ``copies``: names of blocks that another tier has.
+        """
+
+    def worth_storing(
+        self, request_id: str, block_hashes: Sequence[BlockHash], start: int, end: int
+    ) -> tuple[Sequence[BlockHash], list[int]]:
+        """Names and ids of the blocks that another tier should have, of the request's blocks [start, end) of
+        tokens: all before ``end`` are computed."""
+
+    def passed(
+        self, request_id: str, block_hashes: Sequence[BlockHash], start: int, end: int
+    ) -> list[BlockHash]:
+        """Names of the blocks that whoever continues behind ``start`` needs and behind ``end`` does not."""
+
+    def names_of_hit(self, block_hashes: Sequence[BlockHash]) -> Sequence[BlockHash]:
+        """The names of the blocks that a hit of all of these has."""
 
     def take(self, request_id: str) -> list[KVCacheBlock]:
         """Remove a request; returns the blocks that it held, first to last."""
@@ -89,43 +123,6 @@ class KVCacheCoordinator(Protocol):
 
     def key_of_full(self, block_hash: BlockHash) -> BlockHash | None:
         """The name of a block that every longer hit must have; None if there is no full attention."""
-
-
-class UnitaryKVCacheCoordinator(FullAttentionManager):
-    """One group of full-attention layers, whose manager is all there is to ask."""
-
-    num_groups = 1
-    has_windows = False
-
-    def blocks_of(self, request_id: str) -> list[KVCacheBlock]:
-        return self.req_to_blocks.get(request_id, [])
-
-    held_by = blocks_of
-
-    def has_blocks_for(self, request_id: str, num_tokens: int) -> bool:
-        table = self.req_to_blocks.get(request_id)
-        return table is not None and num_tokens <= len(table) * self.block_size
-
-    def expect_branches(
-        self, request_id: str, block_hashes: Sequence[BlockHash], num_prompt_tokens: int
-    ) -> None:
-        pass
-
-    def take(self, request_id: str) -> list[KVCacheBlock]:
-        self.num_cached_block.pop(request_id, None)
-        return self.req_to_blocks.pop(request_id, [])
-
-    def take_prefix(self, request_id: str, num_blocks: int) -> tuple[list[KVCacheBlock], list[KVCacheBlock]]:
-        num_cached = self.num_cached_block.pop(request_id, 0)
-        assert num_blocks <= num_cached, "only full, cached blocks are worth holding"
-        blocks = self.req_to_blocks.pop(request_id, [])
-        return blocks[:num_blocks], blocks[num_blocks:]
-
-    def keys_of(self, block_hashes: Sequence[BlockHash]) -> Sequence[BlockHash]:
-        return block_hashes
-
-    def key_of_full(self, block_hash: BlockHash) -> BlockHash | None:
-        return block_hash
 
 
 class KVCacheCoordinatorNoPrefixCache:
@@ -157,7 +154,7 @@ class KVCacheCoordinatorNoPrefixCache:
         return table is not None and num_tokens <= len(table) * self.block_size
 
     def find_longest_cache_hit(
-        self, block_hashes: Sequence[BlockHash], max_tokens: int
+        self, block_hashes: Sequence[BlockHash], max_tokens: int, copies: Container[BlockHash] = ()
     ) -> list[KVCacheBlock]:
         return []
 
@@ -170,6 +167,45 @@ class KVCacheCoordinatorNoPrefixCache:
     def add_hit(self, request_id: str, hit: Sequence[KVCacheBlock]) -> None:
         for manager, part in zip(self.single_type_managers, self._parts(hit), strict=True):
             manager.add_hit(request_id, part)
+
+    def adopt(self, request_id: str, table: Sequence[KVCacheBlock], num_cached: int) -> None:
+        for manager, part in zip(self.single_type_managers, self._parts(table), strict=True):
+            manager.adopt(request_id, part, num_cached)
+
+    def note_cached(self, request_id: str, num_blocks: int) -> None:
+        for manager in self.single_type_managers:
+            manager.num_cached_block[request_id] = num_blocks
+
+    def worth_storing(
+        self, request_id: str, block_hashes: Sequence[BlockHash], start: int, end: int
+    ) -> tuple[Sequence[BlockHash], list[int]]:
+        keys, block_ids = list[BlockHash](), list[int]()
+        for manager in self.single_type_managers:
+            table = manager.req_to_blocks[request_id]
+            for index in manager.to_store(request_id, start, end):
+                if table[index] is not self._null:
+                    keys.append(manager.key_of(block_hashes[index]))
+                    block_ids.append(table[index].block_id)
+        return keys, block_ids
+
+    def passed(
+        self, request_id: str, block_hashes: Sequence[BlockHash], start: int, end: int
+    ) -> list[BlockHash]:
+        return [
+            manager.key_of(block_hashes[index])
+            for manager in self._windowed
+            for index in manager.left_behind(request_id, start, end)
+        ]
+
+    def names_of_hit(self, block_hashes: Sequence[BlockHash]) -> Sequence[BlockHash]:
+        num_blocks = len(block_hashes)
+        managers = [(m, m.num_skipped_blocks(num_blocks)) for m in self.single_type_managers]
+        return [
+            manager.key_of(block_hash)
+            for index, block_hash in enumerate(block_hashes)
+            for manager, num_skipped in managers
+            if index >= num_skipped
+        ]
 
     def allocate_new_blocks(self, request_id: str, num_tokens: int) -> list[KVCacheBlock]:
         return _in_one_list(
@@ -195,7 +231,11 @@ class KVCacheCoordinatorNoPrefixCache:
             manager.remove_skipped_blocks(request_id, num_aligned)
 
     def expect_branches(
-        self, request_id: str, block_hashes: Sequence[BlockHash], num_prompt_tokens: int
+        self,
+        request_id: str,
+        block_hashes: Sequence[BlockHash],
+        num_prompt_tokens: int,
+        copies: Container[BlockHash],
     ) -> None:
         pass
 
@@ -247,7 +287,7 @@ class HybridKVCacheCoordinator(KVCacheCoordinatorNoPrefixCache):
     """Several groups, or one with a window, whose blocks are cached by hash and group."""
 
     def find_longest_cache_hit(
-        self, block_hashes: Sequence[BlockHash], max_tokens: int
+        self, block_hashes: Sequence[BlockHash], max_tokens: int, copies: Container[BlockHash] = ()
     ) -> list[KVCacheBlock]:
         """The longest prefix of which every group has what it needs.
 
@@ -259,7 +299,7 @@ class HybridKVCacheCoordinator(KVCacheCoordinatorNoPrefixCache):
         found: dict[int, list[KVCacheBlock]] = {}
         for group, manager in enumerate(self.single_type_managers):
             if isinstance(manager, FullAttentionManager):
-                found[group] = manager.find_longest_cache_hit(block_hashes, length * size)
+                found[group] = manager.find_longest_cache_hit(block_hashes, length * size, copies)
                 length = len(found[group])
         is_agreed = False
         while not is_agreed and length:
@@ -267,13 +307,17 @@ class HybridKVCacheCoordinator(KVCacheCoordinatorNoPrefixCache):
             for group, manager in enumerate(self.single_type_managers):
                 if isinstance(manager, FullAttentionManager):
                     continue
-                found[group] = manager.find_longest_cache_hit(block_hashes, length * size)
+                found[group] = manager.find_longest_cache_hit(block_hashes, length * size, copies)
                 is_agreed &= len(found[group]) == length
                 length = len(found[group])
         return _in_one_list([found[group][:length] for group in range(self.num_groups)]) if length else []
 
     def expect_branches(
-        self, request_id: str, block_hashes: Sequence[BlockHash], num_prompt_tokens: int
+        self,
+        request_id: str,
+        block_hashes: Sequence[BlockHash],
+        num_prompt_tokens: int,
+        copies: Container[BlockHash],
     ) -> None:
         """These are: where the hit ends, where only full attention had more of it, and the prompt's end.
 
@@ -282,7 +326,8 @@ class HybridKVCacheCoordinator(KVCacheCoordinatorNoPrefixCache):
         hit_end = shared_end = len(self._first.req_to_blocks[request_id])
         if self._full and self._windowed:
             rest = block_hashes[hit_end : (num_prompt_tokens - 1) // self.block_size]
-            shared_end += len(self._full[0].find_longest_cache_hit(rest, len(rest) * self.block_size))
+            full = self._full[0].find_longest_cache_hit(rest, len(rest) * self.block_size, copies)
+            shared_end += len(full)
         ends = (hit_end, shared_end, num_prompt_tokens // self.block_size)
         for manager in self._windowed:
             manager.expect_branches(request_id, ends)

@@ -9,13 +9,14 @@ promises (no reuse while held) is true of them without a special case.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from engine.core.kv_cache.block_hash import BlockHash
-from engine.core.kv_cache.block_pool import BlockPool, KVCacheBlock
+from engine.core.kv_cache.block_pool import TO_LOAD, BlockPool, KVCacheBlock
 from engine.core.kv_cache.kv_cache_coordinator import get_kv_cache_coordinator
 from engine.core.kv_cache.pinned_blocks import PinnedBlocks
+from engine.core.kv_cache.tiered_blocks import LoadablePrefix, TieredBlocks
 from engine.core.request import Request
 from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup, num_window_blocks
 
@@ -68,21 +69,25 @@ class KVCacheManager:
         self.kv_cache_groups = tuple(kv_cache_groups)
         self.pool = BlockPool(num_blocks)
         self._max_model_len = max_model_len
+        max_step_tokens = min(max_model_len, max_step_tokens or max_model_len)
         self._coordinator = get_kv_cache_coordinator(
             self.pool,
             block_size,
             self.kv_cache_groups,
             enable_caching=enable_caching,
-            max_step_tokens=min(max_model_len, max_step_tokens or max_model_len),
+            max_step_tokens=max_step_tokens,
         )
         self.num_groups = self._coordinator.num_groups
         self.has_windows = self._coordinator.has_windows
         self.is_unitary = self.num_groups == 1 and not self.has_windows
         self._shortage_slack = num_window_blocks(self.kv_cache_groups, block_size)
+        self._max_step_blocks = -(-max_step_tokens // block_size) + 1
         self._requests: set[str] = set()
         self._shortages: dict[str, _Shortage] = {}
         self.pinned = PinnedBlocks(self.pool, self._coordinator, self.kv_cache_groups)
-        self._loads: dict[int, list[KVCacheBlock]] = {}
+        self.tiered = TieredBlocks(
+            self.pool, self._coordinator, is_unitary=self.is_unitary, max_step_tokens=max_step_tokens
+        )
         self._deferred: dict[int, list[KVCacheBlock]] = {}
 
     @property
@@ -133,7 +138,8 @@ class KVCacheManager:
     def record_shortage(self, request: Request, hit: Sequence[KVCacheBlock]) -> None:
         """Record that this waiting request does not fit with all its tokens."""
         missing = self.num_blocks_short(request, request.num_tokens, hit) - self._shortage_slack
-        num_hit_blocks = len(hit) // self.num_groups
+        num_cached = hit.index(TO_LOAD) if TO_LOAD in hit else len(hit)
+        num_hit_blocks = num_cached // self.num_groups
         self._shortages[request.request_id] = _Shortage(num_hit_blocks, missing, self.pool.num_freed)
 
     def min_missing_blocks(self, request: Request) -> int:
@@ -179,7 +185,7 @@ class KVCacheManager:
             self._shortages.pop(request_id, None)
             coordinator.add_hit(request_id, hit)
             if self.has_windows:
-                coordinator.expect_branches(request_id, request.block_hashes, request.num_prompt_tokens)
+                self.tiered.expect_branches(request)
         blocks = coordinator.allocate_new_blocks(request_id, num_tokens)
         if self.enable_caching:
             coordinator.cache_blocks(request_id, request.block_hashes, min(num_tokens, request.num_tokens))
@@ -268,30 +274,20 @@ class KVCacheManager:
 
     # ---- loads ----
 
-    def begin_load(
-        self, load_id: int, request: Request, hit: Sequence[KVCacheBlock], num_tokens: int
-    ) -> list[int]:
-        """Allocate blocks for all tokens of a waiting request, which fits.
+    def join_tier(self, copies: Container[BlockHash]) -> None:
+        """Another tier has blocks of these names, by and by.
 
-        Those of the ``num_tokens`` behind its hit are the load's too, and their ids are returned. None of
-        them is cached before ``cache_computed``.
+        A prefix may then end anywhere, so that of a group with a window nothing is known to be lacking.
         """
-        assert load_id not in self._loads
-        assert self.is_unitary, "no tier has copies by group"
-        request_id = request.request_id
-        self._requests.add(request_id)
-        self._shortages.pop(request_id, None)
-        self._coordinator.add_hit(request_id, hit)
-        blocks = self._coordinator.allocate_new_blocks(
-            request_id, min(request.num_tokens, self._max_model_len)
-        )
-        self._loads[load_id] = loaded = blocks[: num_tokens // self.block_size]
-        self.pool.touch(loaded)
-        return [block.block_id for block in loaded]
+        self.tiered.copies = copies
+        num_local = sum(not group.is_full for group in self.kv_cache_groups)
+        self._shortage_slack += num_local * self._max_step_blocks
 
-    def end_load(self, load_id: int) -> None:
-        """Release the blocks of a load, which writes them no more."""
-        self.pool.free_blocks(reversed(self._loads.pop(load_id)))
+    def begin_load(self, load_id: int, request: Request, prefix: LoadablePrefix) -> list[int]:
+        """Allocate the blocks of a waiting request, which fits; returns the ids of those to load."""
+        self._requests.add(request.request_id)
+        self._shortages.pop(request.request_id, None)
+        return self.tiered.begin_load(load_id, request, prefix, self._max_model_len)
 
     # ---- frees that are deferred ----
 
@@ -326,14 +322,14 @@ class KVCacheManager:
     @property
     def only_pins_hold(self) -> bool:
         """Whether no request and no load holds a block."""
-        return not self._requests and not self._loads
+        return not self._requests and not len(self.tiered)
 
     def reset_prefix_cache(self) -> bool:
         """Evict all cached blocks; False, and nothing is changed, while a request, pin or load holds any.
 
         Blocks that wait for a step to be freed come back empty.
         """
-        if self._requests or self.num_pins or self._loads:
+        if self._requests or self.num_pins or len(self.tiered):
             return False
         self.pool.evict_all()
         return True
@@ -354,7 +350,7 @@ class KVCacheManager:
         references: Counter[int] = Counter()
         for request_id in self._requests:
             references.update(block.block_id for block in self._coordinator.held_by(request_id))
-        for blocks in (*self.pinned.held(), *self._loads.values(), *self._deferred.values()):
+        for blocks in (*self.pinned.held(), *self.tiered.held(), *self._deferred.values()):
             references.update(block.block_id for block in blocks)
         assert self.num_pinned_blocks == sum(map(len, self.pinned.held()))
         self.pool.check_invariants(dict(references))

@@ -6,10 +6,11 @@ in its tables for every block that it does not need: skipped by a hit, or freed 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
+from itertools import chain
 
 from engine.core.kv_cache.block_hash import BlockHash
-from engine.core.kv_cache.block_pool import BlockPool, KVCacheBlock
+from engine.core.kv_cache.block_pool import TO_LOAD, BlockPool, KVCacheBlock
 from engine.kv_cache_groups import KVCacheGroup, num_window_blocks
 
 
@@ -28,10 +29,18 @@ class SingleTypeKVCacheManager:
     # ---- what its attention needs ----
 
     def find_longest_cache_hit(
-        self, block_hashes: Sequence[BlockHash], max_length: int
+        self, block_hashes: Sequence[BlockHash], max_length: int, copies: Container[BlockHash] = ()
     ) -> list[KVCacheBlock]:
-        """Cached blocks by which a prefix of at most ``max_length`` tokens need not be computed."""
+        """Cached blocks by which a prefix of at most ``max_length`` tokens need not be computed.
+
+        ``copies``: names of blocks that another tier has; ``TO_LOAD`` stands for those that are not cached.
+        """
         raise NotImplementedError
+
+    def to_store(self, request_id: str, start: int, end: int) -> Iterable[int]:
+        """Of the request's computed blocks [start, end) those that another tier should have, when all before
+        ``end`` are computed."""
+        return range(start, end)
 
     def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
         """The first tokens that none behind ``num_computed_tokens`` sees."""
@@ -64,10 +73,14 @@ class SingleTypeKVCacheManager:
 
     def add_hit(self, request_id: str, hit: Sequence[KVCacheBlock]) -> None:
         """Give a request that has no blocks yet the cached ones it hit."""
-        assert request_id not in self.req_to_blocks, "only a request without blocks can hit the cache"
         self._pool.touch(hit)
-        self.req_to_blocks[request_id] = list(hit)
-        self.num_cached_block[request_id] = len(hit)
+        self.adopt(request_id, hit, len(hit))
+
+    def adopt(self, request_id: str, table: Sequence[KVCacheBlock], num_cached: int) -> None:
+        """Give a request that has no blocks yet these, which are held for it already."""
+        assert request_id not in self.req_to_blocks, "only a request without blocks can hit the cache"
+        self.req_to_blocks[request_id] = list(table)
+        self.num_cached_block[request_id] = num_cached
 
     def allocate_new_blocks(self, request_id: str, num_tokens: int) -> list[KVCacheBlock]:
         """Allocate blocks until the request has enough for ``num_tokens``, and return the new ones."""
@@ -121,9 +134,16 @@ class FullAttentionManager(SingleTypeKVCacheManager):
     """Each token sees all before it: a hit has every block from the first on."""
 
     def find_longest_cache_hit(
-        self, block_hashes: Sequence[BlockHash], max_length: int
+        self, block_hashes: Sequence[BlockHash], max_length: int, copies: Container[BlockHash] = ()
     ) -> list[KVCacheBlock]:
-        return self._pool.get_cached_prefix(self.keys_of(block_hashes[: max_length // self.block_size]))
+        end = max_length // self.block_size
+        prefix = self._pool.get_cached_prefix(self.keys_of(block_hashes[:end]))
+        if copies != ():
+            for key in self.keys_of(block_hashes[len(prefix) : end]):
+                if key not in copies:
+                    break
+                prefix.append(TO_LOAD)
+        return prefix
 
 
 class LocalAttentionManager(SingleTypeKVCacheManager):
@@ -152,7 +172,7 @@ class LocalAttentionManager(SingleTypeKVCacheManager):
         return self._group.num_skipped_tokens(num_computed_tokens)
 
     def find_longest_cache_hit(
-        self, block_hashes: Sequence[BlockHash], max_length: int
+        self, block_hashes: Sequence[BlockHash], max_length: int, copies: Container[BlockHash] = ()
     ) -> list[KVCacheBlock]:
         """Search from the right for as many cached blocks in a row as the next token sees.
 
@@ -162,18 +182,21 @@ class LocalAttentionManager(SingleTypeKVCacheManager):
         end = min(max_length // self.block_size, len(block_hashes))
         while end > 0:
             start = self.num_skipped_blocks(end)
-            seen = self._cached_run(block_hashes, start, end)
+            seen = self._cached_run(block_hashes, start, end, copies)
             end = start + len(seen)
             if self.num_skipped_blocks(end) == start:
                 return [self._pool.null_block] * start + seen
         return []
 
-    def _cached_run(self, block_hashes: Sequence[BlockHash], start: int, end: int) -> list[KVCacheBlock]:
-        """The cached blocks from ``start`` on in a row, up to ``end``."""
+    def _cached_run(
+        self, block_hashes: Sequence[BlockHash], start: int, end: int, copies: Container[BlockHash]
+    ) -> list[KVCacheBlock]:
+        """The blocks from ``start`` on in a row, up to ``end``, that are cached or have copies."""
         pool, key_of = self._pool, self.key_of
         run: list[KVCacheBlock] = []
         for index in range(start, end):
-            block = pool.get_cached_block(key_of(block_hashes[index]))
+            key = key_of(block_hashes[index])
+            block = pool.get_cached_block(key) or (TO_LOAD if key in copies else None)
             if block is None:
                 break
             run.append(block)
@@ -189,14 +212,34 @@ class LocalAttentionManager(SingleTypeKVCacheManager):
         return max(num_new, 0) + [block.ref_cnt for block in held].count(0)
 
     def add_hit(self, request_id: str, hit: Sequence[KVCacheBlock]) -> None:
-        assert request_id not in self.req_to_blocks, "only a request without blocks can hit the cache"
         self._pool.touch(block for block in hit if block is not self._pool.null_block)
-        self.req_to_blocks[request_id] = list(hit)
-        self.num_cached_block[request_id] = len(hit)
+        self.adopt(request_id, hit, len(hit))
 
     def expect_branches(self, request_id: str, ends: tuple[int, ...]) -> None:
         """Others may continue behind so many of its blocks: what they would need is worth caching."""
         self._branch_ends[request_id] = ends
+
+    def _branches(self, request_id: str) -> list[range]:
+        """What others need that continue where they are expected to, or a block before that."""
+        ends = self._branch_ends.get(request_id, ())
+        return [range(max(0, self.num_skipped_blocks(end) - 1), end) for end in ends]
+
+    def to_store(self, request_id: str, start: int, end: int) -> Iterable[int]:
+        """What is in the window at ``end``, as the request may lose its blocks there, and what branches need.
+
+        All else would be copied for nothing, and evict what others come back for.
+        """
+        first = max(start, self.num_skipped_blocks(end))
+        of_branches = chain.from_iterable(
+            range(max(start, branch.start), min(first, branch.stop)) for branch in self._branches(request_id)
+        )
+        return [*sorted(set(of_branches)), *range(first, end)]
+
+    def left_behind(self, request_id: str, start: int, end: int) -> list[int]:
+        """Blocks that the window at ``start`` has and that at ``end`` has not, but for those of branches."""
+        branches = self._branches(request_id)
+        left = range(self.num_skipped_blocks(start), min(start, self.num_skipped_blocks(end)))
+        return [index for index in left if not any(index in branch for branch in branches)]
 
     def remove_skipped_blocks(self, request_id: str, num_computed_tokens: int) -> None:
         """Free the blocks that no token sees any more.
@@ -212,10 +255,7 @@ class LocalAttentionManager(SingleTypeKVCacheManager):
         if start == end:
             return
         passed, of_branches = list[KVCacheBlock](), list[KVCacheBlock]()
-        branches = [
-            range(self.num_skipped_blocks(branch) - 1, branch)
-            for branch in self._branch_ends.get(request_id, ())
-        ]
+        branches = self._branches(request_id)
         for index in range(end - 1, start - 1, -1):
             is_of_branch = any(index in branch for branch in branches)
             (of_branches if is_of_branch else passed).append(table[index])

@@ -40,7 +40,7 @@ class BlockTier:
         """How many contents are found here."""
         return len(self._idle) + len(self._busy)
 
-    def __contains__(self, block_hash: BlockHash) -> bool:
+    def __contains__(self, block_hash: object) -> bool:
         return block_hash in self._idle or block_hash in self._busy
 
     def count_held(self, block_hashes: Iterable[BlockHash]) -> int:

@@ -5,14 +5,19 @@ It keeps the index only: the worker makes the copies that a plan lists.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from engine.core.kv_cache.block_hash import BlockHash
+from engine.core.kv_cache.tiered_blocks import LoadablePrefix
 from engine.core.offload.disk_tier import NO_DISK_COUNTS, DiskLevel, DiskWriteCounts
 from engine.core.outputs import NO_COPIES, NO_DISK_WRITES, BlockCopies, DiskWrites, KVLoad
 from engine.core.request import Request
+
+FindPrefix = Callable[[Container[BlockHash]], LoadablePrefix]
+"""The longest prefix of a request that need not be computed, given the names of the blocks that can be
+loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,10 @@ class KVConnectorStatistics:
 
 
 class KVConnector(Protocol):
-    """Knows which block contents the other tier holds, in O(1) per block."""
+    """Knows which block contents the other tier holds, in O(1) per block.
+
+    A content has the name under which the device's pool caches it, which tells its KV cache group.
+    """
 
     has_tier: bool
     """Whether there is a second tier at all. Without one nothing is offered to it, request by request."""
@@ -43,23 +51,30 @@ class KVConnector(Protocol):
     """The fewest tokens that are loaded; fewer are computed instead."""
     disk_level: DiskLevel | None
     """The disk behind host memory, if there is one."""
+    copies: Container[BlockHash]
+    """Names of the blocks that it holds, on whichever level."""
 
-    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> int:
-        """Tokens right after the first ``num_computed_tokens`` that can be loaded, in full blocks.
+    def find_loadable(
+        self, request: Request, num_computed_tokens: int, find: FindPrefix
+    ) -> LoadablePrefix | None:
+        """The prefix to load blocks for, longer than the first ``num_computed_tokens``, in full blocks.
 
-        0 if there are none, or if loading them is not worth it. The last token is never among them.
+        None if there is none, or if loading is not worth it. The last token is never among it.
         """
 
     def update_state_after_alloc(
-        self, load_id: int, request: Request, block_ids: Sequence[int], num_computed_tokens: int
+        self, load_id: int, request: Request, keys: Sequence[BlockHash], block_ids: Sequence[int]
     ) -> int:
-        """Load the tokens that were matched into these blocks, with the next plan.
+        """Load the contents of these names, which were found, into these blocks, with the next plan.
 
-        Returns how many of the tokens are read from disk.
+        Returns how many of the blocks are read from disk.
         """
 
-    def store_blocks(self, block_hashes: Sequence[BlockHash], block_ids: Sequence[int]) -> None:
+    def store_blocks(self, keys: Sequence[BlockHash], block_ids: Sequence[int]) -> None:
         """Offload the blocks that are new to the tier: once the next plan has run it has their content."""
+
+    def passed(self, keys: Sequence[BlockHash]) -> None:
+        """Let contents be evicted first that the window of the request that stored them has left."""
 
     def build_connector_meta(self) -> KVConnectorMetadata:
         """Take the transfers that go with the plan being made, once per plan."""
@@ -73,13 +88,14 @@ class KVConnector(Protocol):
     def take_write_counts(self) -> DiskWriteCounts:
         """Counts of writes to disk since the last call."""
 
-    def request_finished(self, request: Request) -> None:
-        """Note that a request, ended or preempted, frees its blocks: they count as used just now."""
+    def request_finished(self, keys: Sequence[BlockHash]) -> None:
+        """Note that a request, ended or preempted, frees what its return would hit: it counts as used just
+        now."""
 
-    def superseded(self, block_hashes: Sequence[BlockHash]) -> None:
+    def superseded(self, keys: Sequence[BlockHash]) -> None:
         """Let the offloaded blocks of a stale prefix be evicted first."""
 
-    def evict(self, block_hashes: Sequence[BlockHash]) -> None:
+    def evict(self, keys: Sequence[BlockHash]) -> None:
         """Evict offloaded blocks whose content is of no use, except for those that are being loaded."""
 
     def reset_cache(self) -> bool:
@@ -98,16 +114,22 @@ class NoConnector:
     has_tier = False
     min_load_tokens = 0
     disk_level: DiskLevel | None = None
+    copies: Container[BlockHash] = ()
 
-    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> int:
-        return 0
+    def find_loadable(
+        self, request: Request, num_computed_tokens: int, find: FindPrefix
+    ) -> LoadablePrefix | None:
+        return None
 
     def update_state_after_alloc(
-        self, load_id: int, request: Request, block_ids: Sequence[int], num_computed_tokens: int
+        self, load_id: int, request: Request, keys: Sequence[BlockHash], block_ids: Sequence[int]
     ) -> int:
-        raise AssertionError("nothing was matched")
+        raise AssertionError("nothing was found")
 
-    def store_blocks(self, block_hashes: Sequence[BlockHash], block_ids: Sequence[int]) -> None:
+    def store_blocks(self, keys: Sequence[BlockHash], block_ids: Sequence[int]) -> None:
+        pass
+
+    def passed(self, keys: Sequence[BlockHash]) -> None:
         pass
 
     def build_connector_meta(self) -> KVConnectorMetadata:
@@ -122,13 +144,13 @@ class NoConnector:
     def take_write_counts(self) -> DiskWriteCounts:
         return NO_DISK_COUNTS
 
-    def request_finished(self, request: Request) -> None:
+    def request_finished(self, keys: Sequence[BlockHash]) -> None:
         pass
 
-    def superseded(self, block_hashes: Sequence[BlockHash]) -> None:
+    def superseded(self, keys: Sequence[BlockHash]) -> None:
         pass
 
-    def evict(self, block_hashes: Sequence[BlockHash]) -> None:
+    def evict(self, keys: Sequence[BlockHash]) -> None:
         pass
 
     def reset_cache(self) -> bool:

@@ -7,14 +7,15 @@ cost. What host memory evicts may go on to the disk.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from engine.core.kv_cache.block_hash import BlockHash
+from engine.core.kv_cache.tiered_blocks import LoadablePrefix
 from engine.core.offload.block_tier import BlockTier
 from engine.core.offload.disk_tier import NO_DISK_COUNTS, DiskLevel, DiskTier, DiskWriteCounts
-from engine.core.offload.kv_connector import KVConnectorMetadata, KVConnectorStatistics
+from engine.core.offload.kv_connector import FindPrefix, KVConnectorMetadata, KVConnectorStatistics
 from engine.core.outputs import NO_COPIES, NO_DISK_READS, NO_DISK_WRITES, BlockCopies, DiskReads, KVLoad
 from engine.core.request import Request
 
@@ -26,6 +27,17 @@ MIN_LOAD_TOKENS = 64
 A transfer costs about a millisecond before its first byte. In that time an 8B model on an H200 computes some
 43 tokens (13.96 GFLOP per token at 600 TFLOP/s effective).
 """
+
+
+@dataclass(frozen=True, slots=True)
+class _Levels:
+    """What host memory or the disk has."""
+
+    memory: BlockTier
+    disk: BlockTier
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.memory or key in self.disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +64,9 @@ class OffloadingConnector:
         self.disk = None if disk_level is None else DiskTier(disk_level)
         self.disk_level = disk_level
         self.tier = BlockTier(num_blocks, None if self.disk is None else self.disk.write)
+        self.copies: Container[BlockHash] = (
+            self.tier if self.disk is None else _Levels(self.tier, self.disk.tier)
+        )
         self.min_load_tokens = min_load_tokens
         self._block_size = block_size
         self._min_load_blocks = max(1, -(-min_load_tokens // block_size))
@@ -62,43 +77,35 @@ class OffloadingConnector:
         self._new_stores: dict[BlockHash, tuple[int, int]] = {}
         """Block and slot of each store that goes with the next plan."""
 
-    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> int:
+    def find_loadable(
+        self, request: Request, num_computed_tokens: int, find: FindPrefix
+    ) -> LoadablePrefix | None:
         size = self._block_size
-        start, end = num_computed_tokens // size, (request.num_tokens - 1) // size
-        if end - start < self._min_load_blocks:
-            return 0
-        num_held = self._num_worth_loading(request.block_hashes[start:end])
-        return num_held * size if num_held >= self._min_load_blocks else 0
+        if (request.num_tokens - 1) // size - num_computed_tokens // size < self._min_load_blocks:
+            return None
+        prefix = self._worth_loading(request, find)
+        is_longer = prefix.num_tokens - num_computed_tokens >= self._min_load_blocks * size
+        return prefix if is_longer else None
 
-    def _num_worth_loading(self, block_hashes: Sequence[BlockHash]) -> int:
-        """How many of these blocks, from the first on, are worth loading.
-
-        That is all up to the first that only the disk has, unless reading is faster than computing.
-        """
-        num_in_memory = self.tier.count_held(block_hashes)
-        disk = self.disk
-        if disk is None or num_in_memory == len(block_hashes):
-            return num_in_memory
-        num_held, num_on_disk = num_in_memory, 0
-        for block_hash in block_hashes[num_in_memory:]:
-            if block_hash not in self.tier:
-                if block_hash not in disk.tier:
-                    break
-                num_on_disk += 1
-            num_held += 1
-        size, num_to_read = self._block_size, num_on_disk + self._num_blocks_being_read
-        is_worth = disk.level.is_worth((num_held - num_in_memory) * size, num_to_read * size)
-        return num_held if num_on_disk and is_worth else num_in_memory
+    def _worth_loading(self, request: Request, find: FindPrefix) -> LoadablePrefix:
+        """All that host memory has, or more where the disk has that, and reading is faster than computing."""
+        in_memory = find(self.tier)
+        size, disk = self._block_size, self.disk
+        if disk is None or in_memory.num_tokens >= (request.num_tokens - 1) // size * size:
+            return in_memory
+        longer = find(self.copies)
+        num_to_read = self._num_blocks_being_read + sum(key not in self.tier for key in longer.keys)
+        num_more_tokens = longer.num_tokens - in_memory.num_tokens
+        is_worth = num_more_tokens > 0 and disk.level.is_worth(num_more_tokens, num_to_read * size)
+        return longer if is_worth else in_memory
 
     def update_state_after_alloc(
-        self, load_id: int, request: Request, block_ids: Sequence[int], num_computed_tokens: int
+        self, load_id: int, request: Request, keys: Sequence[BlockHash], block_ids: Sequence[int]
     ) -> int:
-        first = num_computed_tokens // self._block_size
-        hashes = request.block_hashes[first : first + len(block_ids)]
-        sources, copies, reads = _Sources(hashes, []), block_ids, NO_DISK_READS
-        if self.disk is not None and self.tier.count_held(hashes) < len(hashes):
-            on_disk = [block_hash not in self.tier for block_hash in hashes]
-            sources = _Sources(_where(on_disk, False, hashes), _where(on_disk, True, hashes))
+        sources, copies, reads = _Sources(list(keys), []), block_ids, NO_DISK_READS
+        if self.disk is not None and self.tier.count_held(keys) < len(keys):
+            on_disk = [key not in self.tier for key in keys]
+            sources = _Sources(_where(on_disk, False, keys), _where(on_disk, True, keys))
             copies = _where(on_disk, False, block_ids)
             slots = self.disk.tier.acquire(sources.on_disk)
             reads = DiskReads(_where(on_disk, True, block_ids), slots)
@@ -106,13 +113,16 @@ class OffloadingConnector:
         self._num_blocks_being_read += len(reads)
         from_memory = BlockCopies(copies, self.tier.acquire(sources.in_memory))
         self._new_loads.append(KVLoad(load_id, request.request_id, from_memory, reads))
-        return len(reads) * self._block_size
+        return len(reads)
 
-    def store_blocks(self, block_hashes: Sequence[BlockHash], block_ids: Sequence[int]) -> None:
-        for block_hash, block_id in zip(block_hashes, block_ids, strict=True):
-            slot = self.tier.add(block_hash)
+    def store_blocks(self, keys: Sequence[BlockHash], block_ids: Sequence[int]) -> None:
+        for key, block_id in zip(keys, block_ids, strict=True):
+            slot = self.tier.add(key)
             if slot is not None:
-                self._new_stores[block_hash] = (block_id, slot)
+                self._new_stores[key] = (block_id, slot)
+
+    def passed(self, keys: Sequence[BlockHash]) -> None:
+        self._evict_first(keys)
 
     def build_connector_meta(self) -> KVConnectorMetadata:
         loads, self._new_loads = self._new_loads, []
@@ -144,21 +154,23 @@ class OffloadingConnector:
     def take_write_counts(self) -> DiskWriteCounts:
         return NO_DISK_COUNTS if self.disk is None else self.disk.take_counts()
 
-    def request_finished(self, request: Request) -> None:
-        hashes = request.block_hashes[: request.num_computed_tokens // self._block_size]
-        self.tier.touch(hashes)
+    def request_finished(self, keys: Sequence[BlockHash]) -> None:
+        self.tier.touch(keys)
         if self.disk is not None:
-            self.disk.tier.touch(hashes)
+            self.disk.tier.touch(keys)
 
-    def superseded(self, block_hashes: Sequence[BlockHash]) -> None:
-        self.tier.evict_first(block_hashes)
-        if self.disk is not None:
-            self.disk.tier.evict_first(block_hashes)
+    def superseded(self, keys: Sequence[BlockHash]) -> None:
+        self._evict_first(keys)
 
-    def evict(self, block_hashes: Sequence[BlockHash]) -> None:
-        self.tier.discard(block_hashes)
+    def _evict_first(self, keys: Sequence[BlockHash]) -> None:
+        self.tier.evict_first(keys)
         if self.disk is not None:
-            self.disk.evict(block_hashes)
+            self.disk.tier.evict_first(keys)
+
+    def evict(self, keys: Sequence[BlockHash]) -> None:
+        self.tier.discard(keys)
+        if self.disk is not None:
+            self.disk.evict(keys)
 
     def reset_cache(self) -> bool:
         if self._loads:

@@ -3,6 +3,9 @@
 Such a request was admitted. It has blocks for all its tokens and a slot in the batch, so once its load has
 ended, only the step's budget can keep it from running. A load holds the blocks it writes, as a request or a
 pin does: they outlive a request that is aborted meanwhile.
+
+Where groups of layers have windows, a load brings of these only the window before its end, and the blocks of
+a request that waits for it are those of a first step behind it. If it fails there is nothing to go on from.
 """
 
 from __future__ import annotations
@@ -10,14 +13,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from engine.core.kv_cache.block_hash import BlockHash
-from engine.core.kv_cache.block_pool import KVCacheBlock
 from engine.core.kv_cache.kv_cache_manager import KVCacheManager
+from engine.core.kv_cache.tiered_blocks import LoadablePrefix
 from engine.core.offload.disk_tier import DiskLevel, DiskWriteCounts
 from engine.core.offload.kv_connector import KVConnector, KVConnectorStatistics
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.core.request import Request, RequestStatus
+
+NO_REQUESTS: list[Request] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +31,16 @@ class _Load:
     """A load in flight, and its request, which may have ended."""
 
     request: Request
-    num_tokens: int
+    prefix: LoadablePrefix
+    num_hit_tokens: int
+    """What the device had of the prefix."""
     num_disk_tokens: int
-    """How many of these are read from disk."""
+    """How many tokens are read from disk; where it reads some of a token's groups only, in proportion."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that need not be computed thanks to it."""
+        return self.prefix.num_tokens - self.num_hit_tokens
 
 
 @dataclass(slots=True)
@@ -47,8 +60,9 @@ class PendingKVLoads:
     """Starts and ends loads, and offers what was computed to the other tier."""
 
     def __init__(self, kv: KVCacheManager, connector: KVConnector) -> None:
-        assert not connector.has_tier or kv.enable_caching, "copies are found by the hashes of blocks"
-        assert not connector.has_tier or kv.is_unitary, "a hash does not tell copies of several groups apart"
+        if connector.has_tier:
+            assert kv.enable_caching, "copies are found by the hashes of blocks"
+            kv.join_tier(connector.copies)
         self._kv = kv
         self._connector = connector
         self._ids = itertools.count(1)
@@ -56,7 +70,9 @@ class PendingKVLoads:
         self._loading: dict[str, Request] = {}
         self._ready: dict[str, Request] = {}
         self._num_offered: dict[str, int] = {}
-        """How many blocks of each request the other tier was offered."""
+        """How many blocks of tokens of each request the other tier was offered."""
+        self._to_compute: set[str] = set()
+        """Requests whose load failed: what they need is computed, and not loaded once more."""
         self._counts = LoadCounts()
 
     @property
@@ -91,55 +107,75 @@ class PendingKVLoads:
 
     # ---- loads ----
 
-    def num_loadable_tokens(self, request: Request, num_hit_tokens: int) -> int:
-        """Tokens behind the device's hit that are worth loading."""
-        return self._connector.get_num_new_matched_tokens(request, num_hit_tokens)
+    def find_loadable(self, request: Request, num_hit_tokens: int) -> LoadablePrefix | None:
+        """The prefix, longer than the device's hit, that is worth loading."""
+        connector = self._connector
+        if not connector.has_tier or request.request_id in self._to_compute:
+            return None
+        find = partial(self._kv.tiered.find, request)
+        return connector.find_loadable(request, num_hit_tokens, find)
 
-    def start(self, request: Request, hit: Sequence[KVCacheBlock], num_tokens: int) -> None:
-        """Load ``num_tokens`` behind the hit with the next plan; the request fits with all its tokens."""
+    def start(self, request: Request, prefix: LoadablePrefix, num_hit_tokens: int) -> None:
+        """Load what the device lacks of this prefix with the next plan; the request fits with all its
+        tokens."""
         load_id = next(self._ids)
-        block_ids = self._kv.begin_load(load_id, request, hit, num_tokens)
-        request.num_computed_tokens = self._kv.num_tokens_of(hit)
+        block_ids = self._kv.begin_load(load_id, request, prefix)
+        request.num_computed_tokens = num_hit_tokens if self._kv.is_unitary else 0
         request.status = RequestStatus.WAITING_FOR_REMOTE_KVS
-        num_disk_tokens = self._connector.update_state_after_alloc(
-            load_id, request, block_ids, request.num_computed_tokens
-        )
-        self._in_flight[load_id] = _Load(request, num_tokens, num_disk_tokens)
+        num_read = self._connector.update_state_after_alloc(load_id, request, prefix.keys, block_ids)
+        num_tokens = prefix.num_tokens - num_hit_tokens
+        num_disk_tokens = num_tokens * num_read // len(block_ids)
+        self._in_flight[load_id] = _Load(request, prefix, num_hit_tokens, num_disk_tokens)
         self._loading[request.request_id] = request
 
-    def update_from_output(self, result: ModelRunnerOutput) -> None:
-        """Take in what the worker reports of loads and of writes to disk."""
+    def update_from_output(self, result: ModelRunnerOutput) -> list[Request]:
+        """Take in what the worker reports of loads and of writes to disk.
+
+        Returns requests that must be queued again, as their load failed.
+        """
         if result.finished_disk_writes or result.failed_disk_writes:
             self._connector.end_disk_writes(result.finished_disk_writes, result.failed_disk_writes)
+        if not result.finished_loads and not result.failed_loads:
+            return NO_REQUESTS
         self._end(result.finished_loads, loaded=True)
-        self._end(result.failed_loads, loaded=False)
+        return self._end(result.failed_loads, loaded=False)
 
-    def _end(self, load_ids: Iterable[int], *, loaded: bool) -> None:
-        """End loads: a request that waited for one runs next, and computes what could not be loaded."""
+    def _end(self, load_ids: Iterable[int], *, loaded: bool) -> list[Request]:
+        """End loads: a request that waited for one runs next, and computes what could not be loaded.
+
+        Returns those that cannot go on, as they lack the windows that they would compute from.
+        """
+        unfit: list[Request] = []
         for load_id in load_ids:
             load = self._in_flight.pop(load_id)
             if load.request.status is RequestStatus.WAITING_FOR_REMOTE_KVS:
+                if loaded:
+                    self._kv.tiered.cache_loaded(load_id, load.request, load.prefix)
                 self._settle(load, loaded)
+                if not loaded and not self._kv.is_unitary:
+                    unfit.append(load.request)
             self._connector.end_load(load_id, loaded)
-            self._kv.end_load(load_id)
+            self._kv.tiered.end_load(load_id)
+        return unfit
 
     def _settle(self, load: _Load, loaded: bool) -> None:
         request = load.request
         if loaded:
-            request.num_computed_tokens += load.num_tokens
+            request.num_computed_tokens = load.prefix.num_tokens
             request.num_external_computed_tokens = load.num_tokens
             request.num_disk_tokens = load.num_disk_tokens
-            self._kv.cache_computed(request)
             self._counts.num_tokens += load.num_tokens
             self._counts.num_disk_tokens += load.num_disk_tokens
         else:
             self._counts.num_failed += 1
             self._counts.num_failed_disk += load.num_disk_tokens > 0
+            self._to_compute.add(request.request_id)
             if request.first_scheduled_time is None:
-                request.num_cached_tokens = request.num_computed_tokens
+                request.num_cached_tokens = load.num_hit_tokens
         request.status = RequestStatus.PREEMPTED if request.num_preemptions else RequestStatus.WAITING
         del self._loading[request.request_id]
-        self._ready[request.request_id] = request
+        if loaded or self._kv.is_unitary:
+            self._ready[request.request_id] = request
 
     def remove(self, request: Request) -> bool:
         """Take out a request that starts or ends, while it is loaded or after; False if it is not here."""
@@ -167,24 +203,31 @@ class PendingKVLoads:
             end = min(request.num_computed_tokens, request.num_tokens) // size
             start = 0 if request_id in admitted else self._num_offered[request_id]
             if start < end:
-                block_ids = self._kv.block_ids(request_id, start, end)
-                connector.store_blocks(request.block_hashes[start:end], block_ids)
+                if self._kv.has_windows:
+                    connector.passed(self._kv.tiered.passed(request, start, end))
+                connector.store_blocks(*self._kv.tiered.worth_storing(request, start, end))
             self._num_offered[request_id] = end
         meta = connector.build_connector_meta()
         plan.kv_loads, plan.kv_stores, plan.kv_disk_writes = meta.loads, meta.stores, meta.disk_writes
 
     def release(self, request: Request) -> None:
         """Note for the other tier that the request frees its blocks, which were in use until now."""
+        if not self._connector.has_tier:
+            return
         self._num_offered.pop(request.request_id, None)
-        self._connector.request_finished(request)
+        self._to_compute.discard(request.request_id)
+        hashes = request.block_hashes[: request.num_computed_tokens // self._kv.block_size]
+        self._connector.request_finished(self._kv.tiered.names_of_hit(hashes))
 
     def evict(self, request: Request) -> None:
         """Evict the request's offloaded blocks, whose content is of no use."""
-        self._connector.evict(request.block_hashes)
+        if self._connector.has_tier:
+            self._connector.evict(self._kv.tiered.names_of(request.block_hashes))
 
     def superseded(self, block_hashes: Sequence[BlockHash]) -> None:
         """Let these offloaded blocks, which are stale, be evicted first."""
-        self._connector.superseded(block_hashes)
+        if self._connector.has_tier:
+            self._connector.superseded(self._kv.tiered.names_of(block_hashes))
 
     def reset_cache(self) -> bool:
         """Evict all offloaded blocks; False while a load reads any."""
@@ -214,5 +257,6 @@ class PendingKVLoads:
         for request in self.requests:
             assert request.num_computed_tokens < request.num_tokens
             num_slots = self._kv.num_slots_of(request.request_id)
-            assert num_slots >= request.num_tokens, "a loaded request could get stuck"
+            num_reserved = self._kv.tiered.num_reserved(request, request.num_computed_tokens)
+            assert num_slots >= num_reserved, "a loaded request could get stuck"
         self._connector.check_invariants(list(self._in_flight))

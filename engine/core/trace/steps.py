@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.core.outputs import SchedulerOutput
-from engine.core.request import Request, RequestStatus
+from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.core.step import Step
 from tracing.events import PrefixCacheEvent, StepDecision, StepSnapshot
@@ -64,7 +64,7 @@ class StepTrace:
                 disk_tokens=request.num_disk_tokens,
                 num_prompt_tokens=request.num_prompt_tokens,
                 num_tokens=request.num_tokens,
-                resumed=request.status is RequestStatus.PREEMPTED,
+                resumed=request.num_preemptions > 0,
             )
         )
 

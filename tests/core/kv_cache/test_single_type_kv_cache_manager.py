@@ -10,7 +10,6 @@ from engine.core.kv_cache.block_pool import BlockPool, KVCacheBlock
 from engine.core.kv_cache.kv_cache_coordinator import (
     HybridKVCacheCoordinator,
     KVCacheCoordinatorNoPrefixCache,
-    UnitaryKVCacheCoordinator,
     get_kv_cache_coordinator,
 )
 from engine.core.kv_cache.single_type_kv_cache_manager import (
@@ -18,6 +17,7 @@ from engine.core.kv_cache.single_type_kv_cache_manager import (
     SingleTypeKVCacheManager,
     SlidingWindowManager,
 )
+from engine.core.kv_cache.unitary_kv_cache_coordinator import UnitaryKVCacheCoordinator
 from engine.kv_cache_groups import KVCacheGroup
 
 SIZE = 2
