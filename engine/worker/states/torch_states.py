@@ -1,0 +1,240 @@
+"""What layers with states compute, in torch operations. Every other implementation is held to these.
+
+All sequences of a step are flattened into one axis. States are read from and written to a pool, whose first
+axis is the slot. Arithmetic is in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch.nn.functional import silu as silu_of
+from torch.nn.functional import softplus
+
+from engine.worker.attention.backend import IntArray
+from engine.worker.states.state_batch import StateBatch
+
+CHUNK = 64
+"""Tokens of a prompt that are computed at once, from one state to the next."""
+_Advance = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+"""From tokens and the state before them to the state behind them, and outputs."""
+_NO_ZERO = 1e-6
+"""What is added to a squared length before its root divides, as in flash-linear-attention."""
+
+
+def causal_conv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    pool: torch.Tensor,
+    batch: StateBatch,
+    *,
+    silu: bool = False,
+) -> torch.Tensor:
+    """Convolve each channel with its own kernel, over a token and those before it. The state is the last
+    inputs.
+
+    x [num_tokens, channels], weight [channels, width], bias [channels],
+    pool [num_slots, channels, width - 1] -> [num_tokens, channels], through SiLU if ``silu``
+    """
+    before = weight.shape[1] - 1
+    rows = _rows_with_history(batch, before)
+    inputs = x.new_empty(len(x) + before * len(batch.query_lens), x.shape[1])
+    own, history, last = (torch.from_numpy(each).to(x.device) for each in rows)
+    inputs[own] = x
+    inputs[history] = _read(pool, batch.sources).transpose(1, 2).flatten(0, 1).to(x.dtype)
+    pool[_on(pool, batch.targets)] = inputs[last].view(-1, before, x.shape[1]).transpose(1, 2).to(pool.dtype)
+    weights = weight.float().t()
+    total = sum(inputs[own - before + k].float() * weights[k] for k in range(before + 1))
+    assert isinstance(total, torch.Tensor)
+    if bias is not None:
+        total = total + bias.float()
+    return (silu_of(total) if silu else total).to(x.dtype)
+
+
+def _rows_with_history(batch: StateBatch, before: int) -> tuple[IntArray, IntArray, IntArray]:
+    """Rows of an array in which ``before`` rows come before each sequence's tokens: those of tokens
+    [num_tokens], of what comes before them and of each sequence's last ones, both [num_seqs * before]."""
+    places, sequences = np.arange(before), np.arange(len(batch.query_lens))
+    firsts = batch.starts + sequences * before
+    own = np.arange(batch.query_lens.sum()) + np.repeat((sequences + 1) * before, batch.query_lens)
+    history = (firsts[:, None] + places).ravel()
+    return own, history, ((firsts + batch.query_lens)[:, None] + places).ravel()
+
+
+def gated_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    pool: torch.Tensor,
+    batch: StateBatch,
+) -> torch.Tensor:
+    """Attend linearly: the state maps keys to values, and each token corrects what its key maps to
+    (Gated DeltaNet, arXiv:2412.06464, equation 10).
+
+    q, k [num_tokens, k_heads, k_size], normalized here, v [num_tokens, v_heads, v_size], g (the logarithm of
+    the decay) and beta [num_tokens, v_heads], pool [num_slots, v_heads, k_size, v_size] in fp32
+    -> [num_tokens, v_heads, v_size]
+    """
+    q, k = _normalized(q) * q.shape[-1] ** -0.5, _normalized(k)
+    heads_each = v.shape[1] // k.shape[1]
+    inputs = (
+        q.repeat_interleave(heads_each, dim=1),
+        k.repeat_interleave(heads_each, dim=1),
+        v.float(),
+        g.float(),
+        beta.float(),
+    )
+    output = torch.empty(v.shape, dtype=torch.float32, device=v.device)
+    _advance(inputs, output, pool, batch, _delta_step, _delta_chunk)
+    return output.to(v.dtype)
+
+
+def _normalized(x: torch.Tensor) -> torch.Tensor:
+    x = x.float()
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + _NO_ZERO)
+
+
+def _delta_step(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    states: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token of each sequence: states [num_seqs, v_heads, k_size, v_size] before -> after it, and outputs
+    [num_seqs, v_heads, v_size]."""
+    states = states * g.exp()[..., None, None]
+    recalled = (k[..., None, :] @ states)[..., 0, :]
+    correction = (v - recalled) * beta[..., None]
+    states = states + k[..., None] * correction[..., None, :]
+    return states, (q[..., None, :] @ states)[..., 0, :]
+
+
+def _delta_chunk(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Consecutive tokens of a sequence: state [v_heads, k_size, v_size] before -> behind them, and outputs
+    [num_tokens, v_heads, v_size].
+
+    The corrections of all tokens solve a triangular system, since each recalls what those before it wrote
+    (arXiv:2412.06464, section 3.3).
+    """
+    q, k, v = (each.transpose(0, 1) for each in (q, k, v))
+    g, beta = g.t(), beta.t()[..., None]
+    passed = g.cumsum(-1)
+    decay = _decay_between(passed)
+    weighted = k * beta
+    system = (weighted @ k.mT) * decay
+    recalled = (weighted * passed.exp()[..., None]) @ state
+    corrections = torch.linalg.solve_triangular(system, v * beta - recalled, upper=False, unitriangular=True)
+    output = (q * passed.exp()[..., None]) @ state + ((q @ k.mT) * decay) @ corrections
+    left = (passed[:, -1:] - passed).exp()[..., None]
+    state = state * passed[:, -1].exp()[:, None, None] + (k * left).mT @ corrections
+    return state, output.transpose(0, 1)
+
+
+def selective_scan(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    d: torch.Tensor,
+    dt_bias: torch.Tensor,
+    pool: torch.Tensor,
+    batch: StateBatch,
+) -> torch.Tensor:
+    """Mamba-2's state space model (arXiv:2405.21060, section 7): the state decays by exp(dt * a), takes in
+    dt * x ⊗ b, and is read by c.
+
+    x [num_tokens, heads, head_size], dt [num_tokens, heads] before its bias and softplus, a, d and dt_bias
+    [heads], b and c [num_tokens, groups, state_size], pool [num_slots, heads, head_size, state_size] in fp32
+    -> [num_tokens, heads, head_size]
+    """
+    heads_each = x.shape[1] // b.shape[1]
+    step = softplus(dt.float() + dt_bias.float())
+    inputs = (
+        x.float() * step[..., None],
+        step * a.float(),
+        b.float().repeat_interleave(heads_each, dim=1),
+        c.float().repeat_interleave(heads_each, dim=1),
+    )
+    output = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+    _advance(inputs, output, pool, batch, _scan_step, _scan_chunk)
+    return (output + x.float() * d.float()[:, None]).to(x.dtype)
+
+
+def _scan_step(
+    x: torch.Tensor, g: torch.Tensor, b: torch.Tensor, c: torch.Tensor, states: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token of each sequence: states [num_seqs, heads, head_size, state_size] before -> after it, and
+    outputs [num_seqs, heads, head_size]. g: the logarithm of the decay."""
+    states = states * g.exp()[..., None, None] + x[..., None] * b[..., None, :]
+    return states, (states @ c[..., None])[..., 0]
+
+
+def _scan_chunk(
+    x: torch.Tensor, g: torch.Tensor, b: torch.Tensor, c: torch.Tensor, state: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Consecutive tokens of a sequence: state [heads, head_size, state_size] before -> behind them, and
+    outputs [num_tokens, heads, head_size]."""
+    x, b, c = (each.transpose(0, 1) for each in (x, b, c))
+    passed = g.t().cumsum(-1)
+    output = ((c @ b.mT) * _decay_between(passed)) @ x + (c * passed.exp()[..., None]) @ state.mT
+    left = (passed[:, -1:] - passed).exp()[..., None]
+    state = state * passed[:, -1].exp()[:, None, None] + x.mT @ (b * left)
+    return state, output.transpose(0, 1)
+
+
+def _decay_between(passed: torch.Tensor) -> torch.Tensor:
+    """passed [heads, n], logarithms of the decay since the chunk began -> [heads, n, n]: the decay of what
+    the column's token wrote when the row's token reads it; 0 if that comes first."""
+    between = passed[..., :, None] - passed[..., None, :]
+    # Before exp, which may overflow above the diagonal.
+    above = torch.ones_like(between, dtype=torch.bool).triu(1)
+    return between.masked_fill(above, -torch.inf).exp()
+
+
+def _advance(
+    inputs: tuple[torch.Tensor, ...],
+    output: torch.Tensor,
+    pool: torch.Tensor,
+    batch: StateBatch,
+    by_token: _Advance,
+    by_chunk: _Advance,
+) -> None:
+    """Fill ``output`` and the targets: sequences of one token at once, the others one by one in chunks."""
+    single, longer = np.flatnonzero(batch.query_lens == 1), np.flatnonzero(batch.query_lens > 1)
+    starts = batch.starts
+    if len(single):
+        rows = _on(output, starts[single])
+        states, output[rows] = by_token(*(each[rows] for each in inputs), _read(pool, batch.sources[single]))
+        pool[_on(pool, batch.targets[single])] = states
+    for sequence in longer.tolist():
+        start, end = starts[sequence], starts[sequence] + batch.query_lens[sequence]
+        state = _read(pool, batch.sources[sequence : sequence + 1])[0]
+        for first in range(start, end, CHUNK):
+            chunk = slice(first, min(first + CHUNK, end))
+            state, output[chunk] = by_chunk(*(each[chunk] for each in inputs), state)
+        pool[int(batch.targets[sequence])] = state
+
+
+def _read(pool: torch.Tensor, sources: IntArray) -> torch.Tensor:
+    """The states [len(sources), ...] in slots; zeros for slot 0, whatever it holds."""
+    states, absent = pool[_on(pool, sources)], _on(pool, sources == 0)
+    return states.masked_fill_(absent.view(-1, *[1] * (pool.dim() - 1)), 0)
+
+
+def _on(like: torch.Tensor, array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(array).to(like.device)
