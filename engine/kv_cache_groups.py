@@ -1,7 +1,10 @@
 """The KV cache groups of a model: layers that need the same blocks of a sequence share a block table.
 
-All groups share one pool. A block has a slot for each layer of a group, so that any group can use any block:
-groups have equally many layers, but for one that leaves its last slots unused.
+All groups of attention layers share one pool. A block has a slot for each layer of a group, so that any group
+can use any block: groups have equally many layers, but for one that leaves its last slots unused.
+
+Layers that keep a state of fixed size instead (linear attention, Mamba) are one group, the last. Their states
+have a pool of their own, and where bytes are weighed a state counts as blocks.
 """
 
 from __future__ import annotations
@@ -21,16 +24,19 @@ _MANY = 1 << 60
 
 class KVCacheGroup(msgspec.Struct, frozen=True):
     """Layers with the same attention pattern, which share a block table: it has a window, or chunks, or
-    neither."""
+    neither. Or layers with states."""
 
     layers: tuple[int, ...]
-    """The indices of the layers. The layer at position i uses slot i of each block."""
+    """The indices of the layers, those with states numbered apart. The layer at position i uses slot i of
+    each block."""
     sliding_window: int | None = None
     """Tokens that a token sees, itself included, or None if it sees all tokens before it."""
-
     attention_chunk: int | None = None
     """Tokens of a chunk: a token sees itself and those before it in its chunk, the first of which begins with
     the sequence. None if there are no chunks."""
+    state_blocks: int | None = None
+    """Blocks that take as many bytes as one sequence's state of these layers; None: they are attention
+    layers."""
 
     def __post_init__(self) -> None:
         assert self.sliding_window is None or self.attention_chunk is None
@@ -38,7 +44,12 @@ class KVCacheGroup(msgspec.Struct, frozen=True):
     @property
     def is_full(self) -> bool:
         """Whether a token sees all tokens before it."""
-        return self.sliding_window is None and self.attention_chunk is None
+        return self.sliding_window is None and self.attention_chunk is None and self.state_blocks is None
+
+    @property
+    def is_state(self) -> bool:
+        """Whether the layers keep a state of fixed size, and no KV."""
+        return self.state_blocks is not None
 
     def num_skipped_tokens(self, position: int) -> int:
         """The first tokens that neither the token at a position nor any behind it sees."""
@@ -97,9 +108,25 @@ def one_group(num_layers: int) -> tuple[KVCacheGroup, ...]:
     return (KVCacheGroup(tuple(range(num_layers))),)
 
 
+def attention_groups(groups: Iterable[KVCacheGroup]) -> tuple[KVCacheGroup, ...]:
+    """The groups that have block tables."""
+    return tuple(group for group in groups if not group.is_state)
+
+
+def blocks_per_state(groups: Iterable[KVCacheGroup]) -> int:
+    """Blocks that a sequence's state counts as; 0 if the model has none."""
+    return sum(group.state_blocks or 0 for group in groups)
+
+
+def num_countable_blocks(num_blocks: int, groups: Iterable[KVCacheGroup], num_states: int) -> int:
+    """Of what pins, budget and price are shares: ``num_blocks`` usable blocks, and ``num_states`` usable
+    states, each of which counts as the blocks whose bytes it takes."""
+    return num_blocks + num_states * blocks_per_state(groups)
+
+
 def num_slots(groups: Iterable[KVCacheGroup]) -> int:
     """Layers whose KV one block holds."""
-    return max(len(group.layers) for group in groups)
+    return max(len(group.layers) for group in attention_groups(groups))
 
 
 def num_window_blocks(groups: Iterable[KVCacheGroup], block_size: int) -> int:
@@ -109,8 +136,9 @@ def num_window_blocks(groups: Iterable[KVCacheGroup], block_size: int) -> int:
 
 
 def num_blocks_held(groups: Iterable[KVCacheGroup], block_size: int, num_blocks: int) -> int:
-    """Blocks of the pool that a pin of so many blocks of tokens holds: what its return sees of them."""
-    return sum(group.num_blocks_held(block_size, num_blocks) for group in groups)
+    """Blocks that a pin of so many blocks of tokens counts as: what its return sees of them, and a state."""
+    held = sum(group.num_blocks_held(block_size, num_blocks) for group in attention_groups(groups))
+    return held + blocks_per_state(groups) if num_blocks else 0
 
 
 def max_blocks_held(
@@ -118,6 +146,7 @@ def max_blocks_held(
 ) -> int:
     """Blocks of the pool that a context takes at most while it is computed, ``step_tokens`` at once: a group
     with a window or chunks holds what the first of them sees, and what they write."""
+    groups = attention_groups(groups)
     num_blocks = -(-num_tokens // block_size)
     written = -(-step_tokens // block_size) + 1
     return sum(

@@ -51,6 +51,10 @@ class TraceHeader(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     kv_group_chunks: list[int] = []
     """Tokens of the chunks to which attention of each group is local, 0 for none. Empty: no group
     has any."""
+    num_states: int = 0
+    """Usable state slots of a model that has layers with states; 0: it has none."""
+    state_blocks: int = 0
+    """Blocks that a state counts as, by its bytes; 0 without states."""
     num_host_blocks: int = 0
     """Blocks that fit on the host tier; 0: there is none."""
     min_load_tokens: int = 0
@@ -307,6 +311,8 @@ class StepSnapshot(msgspec.Struct, tag_field="type", tag="step_snapshot", kw_onl
     """Usable blocks of the pool."""
     token_budget: int
     """Most tokens that this step may schedule; 0 while all is paused."""
+    free_states: int = 0
+    """State slots used by no request and no pin, including cached ones; 0 without states."""
     num_loading: int = 0
     """Requests that have their blocks and wait for a load to end, or for the next step after it."""
     host_blocks: int = 0

@@ -11,6 +11,8 @@ MAX_COPIES = 100_000_000
 MAX_COUNT = 2**31 - 1
 MAX_GROUPS = 1000
 """Most KV cache groups."""
+MIN_STATES = 3
+"""Fewest usable state slots of a model that has any."""
 MAX_SECONDS = 1e11
 """More than the calendar has years for."""
 
@@ -19,6 +21,8 @@ LIMITS: dict[str, tuple[float, float]] = {
     "monotonic_s": (-MAX_SECONDS, MAX_SECONDS),
     "block_size": (0, 1 << 20),
     "num_blocks": (0, MAX_BLOCKS),
+    "num_states": (0, MAX_BLOCKS),
+    "state_blocks": (0, MAX_BLOCKS),
     "num_host_blocks": (0, MAX_COPIES),
     "min_load_tokens": (0, MAX_COUNT),
     "num_disk_blocks": (0, MAX_COPIES),
@@ -56,6 +60,11 @@ def _groups_beyond_limits(header: TraceHeader) -> str | None:
                 return f"the header's {name} have {size:,}, but must be 0 to {MAX_COUNT:,}"
     if any(window and chunk for window, chunk in zip(windows, chunks, strict=False)):
         return "a group in the header has both a window and chunks"
+    if header.num_states and not (header.state_blocks and header.num_states >= MIN_STATES):
+        return (
+            f"the header's num_states are {header.num_states:,} of {header.state_blocks:,} blocks each, "
+            f"but must be at least {MIN_STATES:,} of at least 1"
+        )
     return None
 
 

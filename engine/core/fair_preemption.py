@@ -65,10 +65,11 @@ class FairPreemption:
             return []
         owed, victims, num_freed = self.owed_to(request, running, step), list[Request](), 0
         num_short = self._kv.num_blocks_short(request, num_tokens, hit)
+        num_victims = self._kv.num_states_short(request, hit)  # each frees at least one
         may_take = self._slots.held(giver) - self._slots.held(request.tenant) - 1
-        while owed and num_freed < num_short and len(victims) < may_take:
+        while owed and len(victims) < may_take and (num_freed < num_short or len(victims) < num_victims):
             victim = self._policy.victim(owed, request, step.now)
             owed.remove(victim)
             victims.append(victim)
             num_freed += self._kv.num_blocks_of(victim.request_id)
-        return victims if num_freed >= num_short else []
+        return victims if num_freed >= num_short and len(victims) >= num_victims else []

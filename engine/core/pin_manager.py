@@ -33,8 +33,12 @@ class PinManager:
 
     def hold(self, request: Request, pin: Pin, now: float) -> None:
         """Pin the blocks of a request that ends."""
-        pin.num_blocks = self._kv.pin(request, pin.pin_id, pin.num_prefix_blocks)
+        is_whole = self._kv.pin(request, pin.pin_id, pin.num_prefix_blocks)
+        pin.num_blocks = self._kv.pinned.num_blocks_of(pin.pin_id)
         self._held_since_s[pin.pin_id] = now
+        if not is_whole:
+            num_kept = self._kv.pinned.longest_cut(pin.held_hashes, pin.num_prefix_blocks)
+            self._cut_tail(pin, num_kept, PinEnd.REVOKED, now, request.request_id)
 
     def expire(self, now: float) -> None:
         """End the pins that are due, and unpin what jobs went on without."""
@@ -43,10 +47,10 @@ class PinManager:
         for pin, cause in self._policy.due(now):
             self._end(pin, cause, now)
 
-    def end_all(self, pins: Iterable[Pin], cause: PinEnd, now: float) -> None:
-        """End these pins for the same cause."""
+    def end_all(self, pins: Iterable[Pin], cause: PinEnd, now: float, by: str | None = None) -> None:
+        """End these pins for the same cause, for request ``by`` if they were revoked."""
         for pin in pins:
-            self._end(pin, cause, now)
+            self._end(pin, cause, now, by)
 
     def take_superseded(self) -> int:
         """Blocks superseded since the last call that were not referenced elsewhere."""
@@ -90,8 +94,12 @@ class PinManager:
         Two pins may share the blocks that are missing, so what is freed cannot be added up beforehand.
         """
         for pin in list(self._policy.revocable_for(request, now, last_resort=True)):
-            self._shrink(pin, self._kv.num_blocks_short(request, num_tokens, hit), now, request.request_id)
-            if self._kv.num_blocks_short(request, num_tokens, hit) <= 0:
+            if self._kv.num_states_short(request, hit) > 0:
+                self._end(pin, PinEnd.REVOKED, now, request.request_id)
+            else:
+                wanted = self._kv.num_blocks_short(request, num_tokens, hit)
+                self._shrink(pin, wanted, now, request.request_id)
+            if self._kv.fits(request, num_tokens, hit):
                 return True
         return False
 
@@ -99,6 +107,8 @@ class PinManager:
         self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], now: float
     ) -> bool:
         """Revoke only if that frees enough blocks: first add up what it would free."""
+        if self._kv.num_states_short(request, hit) > 0:
+            return self._revoke_for_states(request, num_tokens, hit, now)
         missing = self._kv.num_blocks_short(request, num_tokens, hit)
         revoked: list[tuple[Pin, int]] = []
         for pin in self._policy.revocable_for(request, now, last_resort=False):
@@ -114,6 +124,26 @@ class PinManager:
             self._shrink(pin, num_freed, now, request.request_id)
         # Blocks of a revoked pin that the request hit are free now, yet needed: measure, don't assume.
         return self._kv.num_blocks_short(request, num_tokens, hit) <= 0
+
+    def _revoke_for_states(
+        self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], now: float
+    ) -> bool:
+        """Revoke whole pins, each with its state, if that frees enough states and blocks."""
+        num_states = self._kv.num_states_short(request, hit)
+        num_blocks = self._kv.num_blocks_short(request, num_tokens, hit)
+        revoked: list[Pin] = []
+        for pin in self._policy.revocable_for(request, now, last_resort=False):
+            num_freed, frees_state = self._kv.pinned.freed_by_end(pin.pin_id)
+            if (frees_state and num_states > 0) or (num_freed and num_blocks > 0):
+                revoked.append(pin)
+                num_states -= frees_state
+                num_blocks -= num_freed
+            if num_states <= 0 >= num_blocks:
+                break
+        else:
+            return False
+        self.end_all(revoked, PinEnd.REVOKED, now, request.request_id)
+        return self._kv.fits(request, num_tokens, hit)
 
     def _evict_first(self, stale: StalePrefix, now: float) -> None:
         """Let blocks that are not referenced elsewhere, and all offloaded ones, be evicted first."""

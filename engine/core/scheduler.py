@@ -66,20 +66,18 @@ class Scheduler:
         enable_prefix_caching: bool = True,
         kv_connector: KVConnector | None = None,
         kv_cache_groups: Sequence[KVCacheGroup] = ONE_FULL_GROUP,
+        num_states: int = 0,
         on_request_ended: Callable[[Request, float], None] | None = None,
     ) -> None:
         """Make one over a pool of ``num_blocks`` blocks of any group, the null block counted.
 
-        ``kv_connector`` is a second tier of KV, which needs prefix caching. ``on_request_ended`` is called
+        ``kv_connector`` is a second tier of KV, which needs prefix caching and no states. ``num_states``:
+        state slots of a model whose last group has states, slot 0 counted. ``on_request_ended`` is called
         once for each request, with the time, and must not raise.
         """
-        self.config = config
-        self.policy = policy
-        self.max_model_len = max_model_len
-        step_tokens = max_tokens_under_way(config)
-        self.kv = KVCacheManager(
-            num_blocks, block_size, max_model_len, enable_prefix_caching, kv_cache_groups, step_tokens
-        )
+        self.config, self.policy, self.max_model_len = config, policy, max_model_len
+        limits = (max_model_len, enable_prefix_caching, kv_cache_groups, max_tokens_under_way(config))
+        self.kv = KVCacheManager(num_blocks, block_size, *limits, num_states)
         self.loads = PendingKVLoads(self.kv, NoConnector() if kv_connector is None else kv_connector)
         self.pins = PinManager(self.kv, self.loads, policy)
         self.request_block_hasher = BlockHasher(block_size) if enable_prefix_caching else None
@@ -218,6 +216,7 @@ class Scheduler:
             if num_new <= 0:
                 index += 1
                 continue
+            num_new = self.kv.aligned(request, num_new)
             blocks = self.kv.allocate_slots(request, num_new)
             while blocks is None:
                 num_needed = request.num_computed_tokens + num_new
@@ -292,6 +291,8 @@ class Scheduler:
         """Make the plan of a step that is decided, and count its tokens as computed."""
         plan = step.to_output(self.kv, self._finished_req_ids)
         self._finished_req_ids = set()
+        if self.kv.states is not None:
+            plan.state_slots = self.kv.states.plan_step(plan.num_scheduled_tokens, self.requests)
         if self.shares.is_shared:
             self.shares.planned(plan, step.now)
         for request_id, num_tokens in plan.num_scheduled_tokens.items():
@@ -317,6 +318,7 @@ class Scheduler:
         num_new = step.allowed_of(request, min(num_new, step.budget))
         if not num_new:
             return False
+        num_new = self.kv.aligned(request, num_new, hit)
         num_reserved = (
             request.num_tokens if self.config.scheduler_reserve_full_isl else num_hit_tokens + num_new
         )
@@ -391,7 +393,7 @@ class Scheduler:
 
         Preempted are only requests of a tenant that has more slots.
         """
-        if self.kv.num_blocks_short(request, num_tokens, hit) <= 0:
+        if self.kv.fits(request, num_tokens, hit):
             return True
         if self._will_fit_after_inflight(request, num_tokens, hit):
             return False
@@ -409,10 +411,9 @@ class Scheduler:
 
         A request that runs alone waits for them in any case.
         """
-        if not self.kv.has_deferred:
-            return False
-        num_short = self.kv.num_blocks_short(request, num_tokens, hit)
-        return self._runs_alone(request) or num_short <= self.kv.num_deferred_blocks
+        return self.kv.has_deferred and (
+            self._runs_alone(request) or self.kv.fits_after_deferred(request, num_tokens, hit)
+        )
 
     def _revoke_pins_for(
         self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], now: float
@@ -431,7 +432,7 @@ class Scheduler:
         victims = self._fairness.victims_for(request, num_tokens, hit, self.running, step)
         for victim in victims:
             self._preempt(victim, step, 0)
-        return bool(victims) and self.kv.num_blocks_short(request, num_tokens, hit) <= 0
+        return bool(victims) and self.kv.fits(request, num_tokens, hit)
 
     def _runs_alone(self, request: Request) -> bool:
         """Whether nothing runs, or only this request."""

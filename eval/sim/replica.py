@@ -42,6 +42,8 @@ class ReplicaConfig:
     num_disk_blocks: int = 0
     """Copies that fit on the disk behind it; 0: there is none."""
     kv_cache_groups: tuple[KVCacheGroup, ...] = ONE_FULL_GROUP
+    num_states: int = 0
+    """Usable state slots, for a model that has layers with states."""
     max_model_len: int
     enable_prefix_caching: bool = True
     stalled_retry_s: float = STALLED_RETRY_S
@@ -77,6 +79,7 @@ class Replica:
                 else None
             ),
             kv_cache_groups=config.kv_cache_groups,
+            num_states=config.num_states + 1 if config.num_states else 0,
         )
         self.scheduler = scheduler if config.tracer is None else TracedScheduler(scheduler, config.tracer)
         self.policy = policy

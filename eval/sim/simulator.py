@@ -8,25 +8,29 @@ from dataclasses import dataclass, field
 
 from engine.config import SchedulerConfig
 from engine.core.policy import PolicyContext
-from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup, max_blocks_held, num_slots
+from engine.kv_cache_groups import (
+    ONE_FULL_GROUP,
+    KVCacheGroup,
+    attention_groups,
+    num_countable_blocks,
+    num_slots,
+)
 from engine.messages import EngineCoreOutput, FinishReason, JobFinished, JobRef, ToolCall, ToolGapStarted
 from eval.baselines.knowledge import NamedPolicy
-from eval.errors import UsageError, WorkloadError
+from eval.errors import UsageError
 from eval.load.records import EngineCounters, JobRecord, Occupancy, TurnRecord, recomputed_tokens
 from eval.sim.block_chains import BlockNames, JobChain
 from eval.sim.cost_model import StepCost
 from eval.sim.event_heap import EventHeap
 from eval.sim.foresight import Foresight
 from eval.sim.occupancy import OccupancySampler
+from eval.sim.pool_checks import check_fit, check_pool
 from eval.sim.replica import Replica, ReplicaConfig
 from eval.sim.router import make_router
 from eval.sim.sim_request import SimRequest
 from eval.workloads.families import roots
 from eval.workloads.job import GapKind, Job, Turn
 from tracing.tracer import Tracer
-
-MAX_BLOCKS = 10_000_000
-"""Most blocks on each tier, of all replicas together: about 1 GB of our own memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +45,9 @@ class SimConfig:
     disk_kv_tokens: int = 0
     """Disk of one replica for KV evicted from host memory, in tokens; 0: no disk tier."""
     kv_cache_groups: tuple[KVCacheGroup, ...] = ONE_FULL_GROUP
-    """Layers of the model that share a block table."""
+    """Layers of the model that share a block table, or have states."""
+    num_states: int = 0
+    """State slots of one replica's pool, for a model that has layers with states."""
     block_size: int = 16
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     num_replicas: int = 1
@@ -52,16 +58,16 @@ class SimConfig:
     """Whether jobs with the same system prompt and tools begin with the same blocks."""
 
     def __post_init__(self) -> None:
-        _check_pool("--kv-tokens", self.kv_tokens, self)
+        check_pool("--kv-tokens", self.kv_tokens, self)
         if self.host_kv_tokens:
-            _check_pool("--host-kv-tokens", self.host_kv_tokens, self)
+            check_pool("--host-kv-tokens", self.host_kv_tokens, self)
             if self.has_windows:
                 raise UsageError(
                     "--host-kv-tokens needs a model whose layers all attend to everything; "
                     "--disable-hybrid-kv-cache-manager makes them hold as much."
                 )
         if self.disk_kv_tokens:
-            _check_pool("--disk-kv-tokens", self.disk_kv_tokens, self)
+            check_pool("--disk-kv-tokens", self.disk_kv_tokens, self)
             if not self.host_kv_tokens:
                 raise UsageError(
                     "--disk-kv-tokens needs --host-kv-tokens: the disk takes what host memory evicts."
@@ -75,7 +81,7 @@ class SimConfig:
     @property
     def num_blocks(self) -> int:
         """Blocks of one replica's pool, each of which has the KV of one group's layers."""
-        groups = self.kv_cache_groups
+        groups = attention_groups(self.kv_cache_groups)
         num_layers = sum(len(group.layers) for group in groups)
         return self.kv_tokens * num_layers // (num_slots(groups) * self.block_size)
 
@@ -126,7 +132,7 @@ class Simulator:
     ) -> None:
         """``jobs``: with the sub-agents that they start. ``tracer``: for a single replica. WorkloadError if a
         job can never fit."""
-        _check_fit(config, jobs)
+        check_fit(config, jobs)
         self._config = config
         self._jobs = {job.job_id: job for job in jobs}
         self._events = EventHeap()
@@ -135,7 +141,7 @@ class Simulator:
         self._foresight = Foresight(self._jobs, config.cost, host_tier=config.host_kv_tokens > 0)
         context = PolicyContext(
             config.block_size,
-            config.num_blocks,
+            num_countable_blocks(config.num_blocks, config.kv_cache_groups, config.num_states),
             tracer,
             num_host_blocks=config.host_kv_tokens // config.block_size,
             kv_cache_groups=config.kv_cache_groups,
@@ -148,6 +154,7 @@ class Simulator:
             num_host_blocks=config.host_kv_tokens // config.block_size,
             num_disk_blocks=config.disk_kv_tokens // config.block_size,
             kv_cache_groups=config.kv_cache_groups,
+            num_states=config.num_states,
             max_model_len=max(job.max_context_tokens for job in jobs) + 1,
             tracer=tracer,
         )
@@ -374,25 +381,3 @@ def _recomputed(last: TurnRecord | None, record: TurnRecord, turn: Turn) -> int:
     return max(
         0, min(turn.prefix_tokens, recomputed_tokens(last, record.prompt_tokens, 0)) - record.cached_tokens
     )
-
-
-def _check_pool(flag: str, num_tokens: int, config: SimConfig) -> None:
-    if num_tokens < config.block_size:
-        raise UsageError(f"{flag} is {num_tokens:,} tokens, less than one block of {config.block_size:,}.")
-    num_blocks = num_tokens // config.block_size * config.num_replicas
-    if num_blocks > MAX_BLOCKS:
-        raise UsageError(
-            f"{flag} makes {num_blocks:,} blocks in all replicas; a simulation keeps track of {MAX_BLOCKS:,}."
-        )
-
-
-def _check_fit(config: SimConfig, jobs: Sequence[Job]) -> None:
-    groups = config.kv_cache_groups
-    for job in jobs:
-        step_tokens = config.scheduler.max_num_batched_tokens
-        num_blocks = max_blocks_held(groups, config.block_size, job.max_context_tokens, step_tokens)
-        if num_blocks > config.num_blocks:
-            raise WorkloadError(
-                f"Job {job.job_id} needs {job.max_context_tokens:,} tokens of KV at once; the pool holds "
-                f"{config.num_blocks * config.block_size:,}. Raise --kv-tokens or lower --max-context-tokens."
-            )

@@ -10,10 +10,13 @@ def recorded_groups(header: TraceHeader) -> tuple[KVCacheGroup, ...]:
     """The groups, with a layer each: no decision rests on their number."""
     windows = header.kv_group_windows
     chunks = header.kv_group_chunks or [0] * len(windows)
-    return (
+    groups = (
         tuple(
             KVCacheGroup((i,), window or None, chunk or None)
             for i, (window, chunk) in enumerate(zip(windows, chunks, strict=True))
         )
         or ONE_FULL_GROUP
     )
+    if not header.num_states:
+        return groups
+    return (*groups, KVCacheGroup((0,), state_blocks=header.state_blocks))

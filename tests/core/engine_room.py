@@ -86,6 +86,7 @@ class EngineRoom:
         on_request_ended: Callable[[Request, float], None] | None = None,
         async_scheduling: bool = False,
         kv_cache_groups: tuple[KVCacheGroup, ...] = ONE_FULL_GROUP,
+        num_states: int = 0,
         **limits: int | bool,
     ) -> None:
         limits["async_scheduling"] = async_scheduling
@@ -107,6 +108,7 @@ class EngineRoom:
             enable_prefix_caching=enable_prefix_caching,
             kv_connector=self.connector,
             kv_cache_groups=kv_cache_groups,
+            num_states=num_states,
             on_request_ended=on_request_ended,
         )
         self._traced = TracedScheduler(self._untraced, self._tracer)
@@ -235,6 +237,8 @@ class EngineRoom:
         on_disk = connector.disk.tier.contents() if connector and connector.disk else {}
         memory = self.memory.after([each.work for each in self.under_way])
         memory.check_claims(cached, in_memory, on_disk)
+        if (states := self.scheduler.kv.states) is not None:
+            memory.check_states({s.block_id: s.block_hash for s in states.pool.blocks if s.block_hash})
 
     def run(self, max_steps: int = 1000) -> None:
         """Step until nothing is left; an engine that makes no progress fails here."""

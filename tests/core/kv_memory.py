@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.outputs import KVLoad, SchedulerOutput
 from engine.core.request import Request
-from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
+from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup, attention_groups
 
 LoadFate = Callable[[], tuple[int, bool]]
 """Steps until a load ends (0: it ends in its own), and whether it succeeds."""
@@ -125,7 +125,10 @@ class KvMemory:
         write_fate: LoadFate = at_once,
         kv_cache_groups: tuple[KVCacheGroup, ...] = ONE_FULL_GROUP,
     ) -> None:
-        self._layout = Layout(block_size, kv_cache_groups)
+        self._layout = Layout(block_size, attention_groups(kv_cache_groups))
+        self._has_states = any(group.is_state for group in kv_cache_groups)
+        self.states: dict[int, tuple[Request, int]] = {}
+        """State slot to the request that wrote it, and behind how many of its tokens its state is."""
         self._load_fate = load_fate
         self._write_fate = write_fate
         self.device: dict[int, BlockHash | None] = {}
@@ -168,6 +171,8 @@ class KvMemory:
             self._write(span)
         for span in work.spans:
             self._read(span)
+        if self._has_states:
+            self._compute_states(work)
         self._store(work.plan)
         return Reports(*self._end(), *self._end_writes())
 
@@ -176,6 +181,7 @@ class KvMemory:
         later = copy(self)
         later._load_fate = later._write_fate = lambda: (1000, True)
         later.device, later.host, later.disk = dict(self.device), dict(self.host), dict(self.disk)
+        later.states = dict(self.states)
         later._copying = [copy(copying) for copying in self._copying]
         later._writing = {slot: copy(writing) for slot, writing in self._writing.items()}
         for copying in later._copying:
@@ -246,6 +252,36 @@ class KvMemory:
                 continue  # without prefix caching nothing has a hash
             content = self._layout.content(hashes[index], group)
             assert self.device[block_id] == content, f"{span.request} would read what is not its own"
+
+    def _compute_states(self, work: Work) -> None:
+        """Each sequence reads its state from one slot and writes it to another, all at once."""
+        slots = work.plan.state_slots
+        assert slots.keys() == work.plan.num_scheduled_tokens.keys()
+        sources = {i: source for i, (source, _) in slots.items()}
+        targets = [target for _, target in slots.values()]
+        assert 0 not in targets
+        assert len(set(targets)) == len(targets), "two sequences write one state"
+        for request_id, (_, target) in slots.items():
+            readers = [i for i, source in sources.items() if source == target]
+            assert readers in ([], [request_id]), "a state is written that another sequence reads"
+        for span in work.spans:
+            source = sources[span.request.request_id]
+            assert bool(source) == bool(span.start), "a state is read that nothing wrote"
+            if source:
+                writer, num_tokens = self.states[source]
+                assert num_tokens == span.start, f"{span.request} would go on from another place"
+                same = writer.all_token_ids[:num_tokens] == span.request.all_token_ids[:num_tokens]
+                assert same, f"{span.request} would go on from another's state"
+        for span in work.spans:
+            self.states[slots[span.request.request_id][1]] = span.request, span.end
+
+    def check_states(self, cached: Mapping[int, BlockHash]) -> None:
+        """Raise AssertionError unless every cached state is the one that it is found for."""
+        for slot, block_hash in cached.items():
+            writer, num_tokens = self.states[slot]
+            num_blocks, rest = divmod(num_tokens, self._layout.block_size)
+            assert not rest
+            assert writer.block_hashes[num_blocks - 1] == block_hash, "a state is taken for another"
 
     def _store(self, plan: SchedulerOutput) -> None:
         stores = plan.kv_stores

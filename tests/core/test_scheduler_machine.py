@@ -17,7 +17,7 @@ from engine.core.offload.disk_tier import DiskLevel
 from engine.core.policy import Pin, PinEnd, PolicyContext, PriorityPolicy, SchedulingPolicy
 from engine.core.request import Request, RequestStatus
 from engine.core.scheduler_report import PauseState
-from engine.kv_cache_groups import KVCacheGroup
+from engine.kv_cache_groups import KVCacheGroup, num_countable_blocks
 from engine.messages import JobFinished, JobRef, ToolCall, ToolGapStarted, ToolSignal, ToolState
 from eval.baselines.catalog import parse_policy
 from eval.baselines.gate import GatePolicy
@@ -56,6 +56,7 @@ DISKS = [
     DiskLevel(num_blocks=40, max_writes=20),
     DiskLevel(num_blocks=5, max_writes=2, fixed_tokens=3.0, read_share=0.4),
 ]
+STATES = KVCacheGroup((0,), state_blocks=3)
 SAID = st.builds(
     JobRef,
     st.sampled_from(["named", "named", None]),
@@ -191,6 +192,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         async_scheduling=st.booleans(),
         groups=st.sampled_from([(FULL,), (FULL,), *LOCAL]),
         disk=st.sampled_from([None, None, *DISKS]),
+        num_states=st.sampled_from([0, 0, 0, 4, 6, 30]),
     )
     def start(
         self,
@@ -204,13 +206,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         async_scheduling: bool,
         groups: tuple[KVCacheGroup, ...],
         disk: DiskLevel | None,
+        num_states: int,
     ) -> None:
         fates = cycle(load_fates)
-        num_host_blocks = num_host_blocks if caching else 0
+        num_host_blocks = num_host_blocks if caching and not num_states else 0
         self.num_blocks = NUM_BLOCKS if groups == (FULL,) else 1 + 16 * len(groups)
+        groups = (*groups, STATES) if num_states else groups
         context = PolicyContext(
             BLOCK_SIZE,
-            self.num_blocks - 1,
+            num_countable_blocks(self.num_blocks - 1, groups, max(0, num_states - 1)),
             self.tracer,
             num_host_blocks=num_host_blocks,
             kv_cache_groups=groups,
@@ -223,6 +227,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_prefix_caching=caching,
             tracer=self.tracer,
             kv_cache_groups=groups,
+            num_states=num_states,
             num_host_blocks=num_host_blocks,
             load_fate=lambda: next(fates),
             disk_level=disk,
@@ -452,6 +457,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         room.check_invariants()
         assert room.scheduler.reset_prefix_cache(room.clock.now())
         assert room.scheduler.kv.num_free_blocks == self.num_blocks - 1
+        if (states := room.scheduler.kv.states) is not None:
+            assert states.pool.num_free_blocks == states.pool.num_usable_blocks
 
 
 TestScheduler = SchedulerMachine.TestCase

@@ -10,41 +10,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
 
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.kv_cache.block_pool import TO_LOAD, BlockPool, KVCacheBlock
 from engine.core.kv_cache.kv_cache_coordinator import get_kv_cache_coordinator
+from engine.core.kv_cache.kv_cache_statistics import KVCacheStatistics
 from engine.core.kv_cache.pinned_blocks import PinnedBlocks
+from engine.core.kv_cache.shortages import Shortage
+from engine.core.kv_cache.state_manager import StateManager
 from engine.core.kv_cache.tiered_blocks import LoadablePrefix, TieredBlocks
 from engine.core.request import Request
-from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup, num_window_blocks
-
-
-@dataclass(frozen=True, slots=True)
-class KVCacheStatistics:
-    """How many usable blocks there are in each state. A block of a request and a pin counts as running."""
-
-    num_blocks: int
-    num_free_blocks: int
-    num_cached_blocks: int
-    """Blocks, free or not, that are cached: the prefix cache finds them."""
-    num_pinned_blocks: int
-    """Blocks in pins, where a block in two pins counts twice."""
-    num_pins: int
-
+from engine.kv_cache_groups import (
+    ONE_FULL_GROUP,
+    KVCacheGroup,
+    attention_groups,
+    blocks_per_state,
+    num_window_blocks,
+)
 
 NO_BLOCKS: list[KVCacheBlock] = []
-
-
-@dataclass(frozen=True, slots=True)
-class _Shortage:
-    """Why a waiting request did not fit."""
-
-    num_hit_blocks: int
-    num_missing: int
-    num_freed: int
-    """What ``BlockPool.num_freed`` was at that time."""
 
 
 class KVCacheManager:
@@ -58,9 +42,11 @@ class KVCacheManager:
         enable_caching: bool = True,
         kv_cache_groups: Sequence[KVCacheGroup] = ONE_FULL_GROUP,
         max_step_tokens: int | None = None,
+        num_states: int = 0,
     ) -> None:
         """Make one over ``num_blocks`` blocks of any group, the null block counted.
 
+        ``num_states``: state slots, slot 0 counted, for a model with a group of states.
         ``max_step_tokens`` bounds what is computed of a request before its windows move on, so that a long
         prompt is known to need few blocks in a group with a window; None: nothing is known.
         """
@@ -73,18 +59,23 @@ class KVCacheManager:
         self._coordinator = get_kv_cache_coordinator(
             self.pool,
             block_size,
-            self.kv_cache_groups,
+            attention_groups(self.kv_cache_groups),
             enable_caching=enable_caching,
             max_step_tokens=max_step_tokens,
         )
+        state_blocks = blocks_per_state(self.kv_cache_groups)
+        self.states = (
+            StateManager(num_states, block_size, state_blocks, enable_caching) if state_blocks else None
+        )
+        """The states of a model that has layers with states."""
         self.num_groups = self._coordinator.num_groups
         self.has_windows = self._coordinator.has_windows
-        self.is_unitary = self.num_groups == 1 and not self.has_windows
-        self._shortage_slack = num_window_blocks(self.kv_cache_groups, block_size)
+        self.is_unitary = self.num_groups == 1 and not self.has_windows and self.states is None
+        self._shortage_slack = num_window_blocks(attention_groups(self.kv_cache_groups), block_size)
         self._max_step_blocks = -(-max_step_tokens // block_size) + 1
         self._requests: set[str] = set()
-        self._shortages: dict[str, _Shortage] = {}
-        self.pinned = PinnedBlocks(self.pool, self._coordinator, self.kv_cache_groups)
+        self._shortages: dict[str, Shortage] = {}
+        self.pinned = PinnedBlocks(self.pool, self._coordinator, self.kv_cache_groups, self.states)
         self.tiered = TieredBlocks(
             self.pool, self._coordinator, is_unitary=self.is_unitary, max_step_tokens=max_step_tokens
         )
@@ -103,7 +94,7 @@ class KVCacheManager:
         """
         if not self.enable_caching:
             return NO_BLOCKS, 0
-        hit = self._coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
+        hit = self.pinned.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
         return hit, self.num_tokens_of(hit)
 
     def num_tokens_of(self, hit: Sequence[KVCacheBlock]) -> int:
@@ -118,6 +109,19 @@ class KVCacheManager:
             request.request_id, min(num_tokens, self._max_model_len), hit
         )
         return needed - self.pool.num_free_blocks
+
+    def num_states_short(self, request: Request, hit: Sequence[KVCacheBlock] = NO_BLOCKS) -> int:
+        """Free state slots that the request lacks; 0 or less if it fits, or needs none."""
+        return 0 if self.states is None else self.states.num_short(request, len(hit) // self.num_groups)
+
+    def fits(self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock] = NO_BLOCKS) -> bool:
+        """Whether there are blocks for ``num_tokens`` of the request in all, and states."""
+        return self.num_blocks_short(request, num_tokens, hit) <= 0 >= self.num_states_short(request, hit)
+
+    def fits_after_deferred(self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock]) -> bool:
+        """Whether the request fits once the steps under way are back."""
+        num_short = self.num_blocks_short(request, num_tokens, hit)
+        return num_short <= self.num_deferred_blocks and self.num_states_short(request, hit) <= 0
 
     def are_shared(self, request: Request, num_new_tokens: int) -> bool:
         """Whether anybody else holds a block that the request fills with its next ``num_new_tokens``.
@@ -140,7 +144,7 @@ class KVCacheManager:
         missing = self.num_blocks_short(request, request.num_tokens, hit) - self._shortage_slack
         num_cached = hit.index(TO_LOAD) if TO_LOAD in hit else len(hit)
         num_hit_blocks = num_cached // self.num_groups
-        self._shortages[request.request_id] = _Shortage(num_hit_blocks, missing, self.pool.num_freed)
+        self._shortages[request.request_id] = Shortage(num_hit_blocks, missing, self.pool.num_freed)
 
     def min_missing_blocks(self, request: Request) -> int:
         """Blocks that a request with a recorded shortage lacks at least; 0 if nothing is known.
@@ -181,6 +185,10 @@ class KVCacheManager:
         if coordinator.num_blocks_to_allocate(request_id, num_tokens, hit) > self.pool.num_free_blocks:
             return None
         if request_id not in self._requests:
+            if self.states is not None:
+                if self.num_states_short(request, hit) > 0:
+                    return None
+                self.states.start(request, len(hit) // self.num_groups, self._num_shared_blocks(request))
             self._requests.add(request_id)
             self._shortages.pop(request_id, None)
             coordinator.add_hit(request_id, hit)
@@ -190,6 +198,30 @@ class KVCacheManager:
         if self.enable_caching:
             coordinator.cache_blocks(request_id, request.block_hashes, min(num_tokens, request.num_tokens))
         return blocks
+
+    # ---- states ----
+
+    def aligned(
+        self, request: Request, num_new_tokens: int, hit: Sequence[KVCacheBlock] | None = None
+    ) -> int:
+        """How many of these tokens a step may compute: it ends where a state is to be kept.
+
+        ``hit`` is given for a request that is about to start.
+        """
+        if self.states is None or not self.enable_caching or num_new_tokens <= 1:
+            return num_new_tokens
+        if hit is None:
+            ends = self.states.branch_ends_of(request) or ()
+            return self.states.aligned(request, request.num_computed_tokens, num_new_tokens, ends)
+        ends = self.states.branch_ends(request, self._num_shared_blocks(request))
+        return self.states.aligned(request, self.num_tokens_of(hit), num_new_tokens, ends)
+
+    def _num_shared_blocks(self, request: Request) -> int:
+        """Blocks of the request's prefix that are cached, whether there is a state behind them or not."""
+        if not self.enable_caching:
+            return 0
+        found = self._coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
+        return len(found) // self.num_groups
 
     def cache_computed(self, request: Request) -> None:
         """Cache the full blocks of the request's computed tokens, all of which are known."""
@@ -205,6 +237,8 @@ class KVCacheManager:
     def evict(self, request: Request) -> None:
         """Evict the blocks that the request holds from the prefix cache: their content is of no use."""
         self._coordinator.evict_blocks(request.request_id)
+        if self.states is not None:
+            self.states.evict(request)
 
     def block_ids(self, request_id: str, start: int = 0, end: int | None = None) -> list[int]:
         """The request's block table, or a part of it: by block and within it by group, 0 for none."""
@@ -222,7 +256,7 @@ class KVCacheManager:
         return self.pinned.blocks_of(pin_id)
 
     def num_blocks_of(self, request_id: str) -> int:
-        """How many blocks the request holds, over all groups."""
+        """How many blocks the request holds, over all groups of attention layers."""
         return len(self._coordinator.held_by(request_id))
 
     def num_slots_of(self, request_id: str) -> int:
@@ -242,6 +276,8 @@ class KVCacheManager:
         if num_computed_tokens is not None and self.enable_caching:
             self._coordinator.uncache_blocks(request_id, num_computed_tokens)
         self._requests.discard(request_id)
+        if self.states is not None:
+            self.states.free(request)
         self.pool.free_blocks(reversed(self._coordinator.take(request_id)))
 
     # ---- pins ----
@@ -254,22 +290,24 @@ class KVCacheManager:
     def num_pins(self) -> int:
         return len(self.pinned)
 
-    def pin(self, request: Request, pin_id: int, num_blocks: int) -> int:
+    def pin(self, request: Request, pin_id: int, num_blocks: int) -> bool:
         """End a request: a pin holds what a hit of its first ``num_blocks`` full blocks has.
 
-        The rest is freed. Returns how many blocks the pin holds, over all groups.
+        The rest is freed. False if a return would hit less of it: then the pin must be cut.
         """
         self._requests.discard(request.request_id)
         held, others = self._coordinator.take_prefix(request.request_id, num_blocks)
         self.pinned.hold(pin_id, held)
         self.pool.free_blocks(reversed(others))
-        return len(held)
+        return self.states is None or self.states.pin(request, pin_id, num_blocks)
 
     def evict_first(self, block_hashes: Sequence[BlockHash]) -> int:
         """Let the end of a chain be evicted before all else, its last block first, if nobody holds it.
 
         Nobody is expected to ask for it. Returns how many blocks that is.
         """
+        if self.states is not None:
+            self.states.pool.evict_first(reversed(block_hashes))
         return self.pool.evict_first(reversed(self._coordinator.keys_of(block_hashes)))
 
     # ---- loads ----
@@ -332,6 +370,8 @@ class KVCacheManager:
         if self._requests or self.num_pins or len(self.tiered):
             return False
         self.pool.evict_all()
+        if self.states is not None:
+            self.states.pool.evict_all()
         return True
 
     def statistics(self) -> KVCacheStatistics:
@@ -352,5 +392,7 @@ class KVCacheManager:
             references.update(block.block_id for block in self._coordinator.held_by(request_id))
         for blocks in (*self.pinned.held(), *self.tiered.held(), *self._deferred.values()):
             references.update(block.block_id for block in blocks)
-        assert self.num_pinned_blocks == sum(map(len, self.pinned.held()))
+        self.pinned.check_invariants()
         self.pool.check_invariants(dict(references))
+        if self.states is not None:
+            self.states.check_invariants(self._requests)

@@ -7,23 +7,30 @@ from collections.abc import Iterable, Sequence
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.kv_cache.block_pool import BlockPool, KVCacheBlock
 from engine.core.kv_cache.kv_cache_coordinator import KVCacheCoordinator
-from engine.kv_cache_groups import KVCacheGroup, num_window_blocks
+from engine.core.kv_cache.state_manager import StateManager
+from engine.kv_cache_groups import KVCacheGroup, attention_groups, num_window_blocks
 
 
 class PinnedBlocks:
     """Holds blocks by the id of their pin, and knows where a pin may be cut."""
 
     def __init__(
-        self, pool: BlockPool, coordinator: KVCacheCoordinator, groups: Sequence[KVCacheGroup]
+        self,
+        pool: BlockPool,
+        coordinator: KVCacheCoordinator,
+        groups: Sequence[KVCacheGroup],
+        states: StateManager | None = None,
     ) -> None:
         self._pool = pool
         self._coordinator = coordinator
+        self._states = states
         self._num_full = sum(group.is_full for group in groups)
-        self._num_window_blocks = num_window_blocks(groups, coordinator.block_size)
+        self._num_window_blocks = num_window_blocks(attention_groups(groups), coordinator.block_size)
         self._is_unitary = len(groups) == 1 and groups[0].is_full
         self._blocks: dict[int, list[KVCacheBlock]] = {}
+        self._blocks_per_state = 0 if states is None else states.blocks_per_state
         self.num_blocks = 0
-        """Blocks of all pins, where one that two pins hold counts twice."""
+        """Blocks of all pins, where one that two pins hold counts twice, and a state as so many."""
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -36,17 +43,41 @@ class PinnedBlocks:
         """A copy of the list of blocks that a pin holds now."""
         return list(self._blocks[pin_id])
 
+    def num_blocks_of(self, pin_id: int) -> int:
+        """As how many blocks a pin counts, its state among them."""
+        return len(self._blocks[pin_id]) + self._blocks_per_state
+
     def hold(self, pin_id: int, blocks: list[KVCacheBlock]) -> None:
         """Begin a pin: it takes the place of the holder that these blocks have had."""
         assert pin_id not in self._blocks
         self._blocks[pin_id] = blocks
-        self.num_blocks += len(blocks)
+        self.num_blocks += self.num_blocks_of(pin_id)
 
     def end(self, pin_id: int) -> None:
         """End a pin: blocks that nobody else holds become ordinary cached blocks."""
-        blocks = self._blocks.pop(pin_id)
-        self.num_blocks -= len(blocks)
-        self._pool.free_blocks(reversed(blocks))
+        self.num_blocks -= self.num_blocks_of(pin_id)
+        self._pool.free_blocks(reversed(self._blocks.pop(pin_id)))
+        if self._states is not None:
+            self._states.end_pin(pin_id)
+
+    # ---- what a return would hit ----
+
+    def find_longest_cache_hit(
+        self, block_hashes: Sequence[BlockHash], max_tokens: int
+    ) -> list[KVCacheBlock]:
+        """Cached blocks that cover a prefix of at most ``max_tokens`` tokens, as a block table.
+
+        Where layers have states it ends where a state is cached: the longest prefix that all groups have.
+        """
+        coordinator, states = self._coordinator, self._states
+        hit = coordinator.find_longest_cache_hit(block_hashes, max_tokens)
+        while states is not None:
+            num_blocks = len(hit) // coordinator.num_groups
+            num_hit = states.longest_hit(block_hashes, num_blocks)
+            if num_hit == num_blocks:
+                break
+            hit = coordinator.find_longest_cache_hit(block_hashes, num_hit * coordinator.block_size)
+        return hit
 
     # ---- cuts ----
 
@@ -54,15 +85,15 @@ class PinnedBlocks:
         """How many of its first blocks, at most ``num_blocks``, a pin of these can be cut to.
 
         Where a group has a window, the blocks before the new end must still be cached: they were freed when
-        the window moved on. 0 if a turn that comes back would find nothing, wherever the pin is cut.
+        the window moved on; and where layers have states, the state there. 0 if a turn that comes back would
+        find nothing, wherever the pin is cut.
         """
         if self._is_unitary:
             return num_blocks
-        coordinator = self._coordinator
         num_before = self._num_held(len(block_hashes))
         while num_blocks > 0:
-            hit = coordinator.find_longest_cache_hit(block_hashes, num_blocks * coordinator.block_size)
-            num_blocks = num_hit = len(hit) // coordinator.num_groups
+            hit = self.find_longest_cache_hit(block_hashes, num_blocks * self._coordinator.block_size)
+            num_blocks = num_hit = len(hit) // self._coordinator.num_groups
             # In the middle of a chunk more may be held than where the next one has begun.
             while num_blocks and self._num_held(num_blocks) >= num_before:
                 num_blocks -= 1
@@ -89,10 +120,17 @@ class PinnedBlocks:
             lost = blocks
             blocks = self._blocks[pin_id] = self._blocks_of_cut(block_hashes, num_kept)
             self._pool.touch(blocks)
+        if self._states is not None:
+            self._states.move_pin(pin_id, block_hashes, num_kept)
         assert 0 < len(blocks) < num_before
         self.num_blocks -= num_before - len(blocks)
         self._pool.free_blocks(reversed(lost))
         return num_before - len(blocks)
+
+    def freed_by_end(self, pin_id: int) -> tuple[int, bool]:
+        """How many blocks become free if a pin ends, and whether a state slot does."""
+        num_freed = [block.ref_cnt for block in self._blocks[pin_id]].count(1)
+        return num_freed, self._states is not None and self._states.frees(pin_id)
 
     def cut_to_free(self, pin_id: int, block_hashes: Sequence[BlockHash], wanted: int) -> tuple[int, int]:
         """Where to cut a pin to free ``wanted`` blocks: how many blocks of its tokens it keeps, and how many
@@ -132,3 +170,10 @@ class PinnedBlocks:
         null = self._pool.null_block
         hit = self._coordinator.find_longest_cache_hit(block_hashes, num_kept * self._coordinator.block_size)
         return [block for block in hit if block is not null]
+
+    # ---- all ----
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError unless what is counted is what is held."""
+        assert self.num_blocks == sum(map(self.num_blocks_of, self._blocks))
+        assert self._states is None or self._states.num_pinned == len(self._blocks)

@@ -62,6 +62,7 @@ class PendingKVLoads:
     def __init__(self, kv: KVCacheManager, connector: KVConnector) -> None:
         if connector.has_tier:
             assert kv.enable_caching, "copies are found by the hashes of blocks"
+            assert kv.states is None, "no tier holds states"
             kv.join_tier(connector.copies)
         self._kv = kv
         self._connector = connector

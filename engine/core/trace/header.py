@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from engine.core.offload.disk_tier import NO_DISK
 from engine.core.scheduler import Scheduler
-from engine.kv_cache_groups import KVCacheGroup
+from engine.kv_cache_groups import KVCacheGroup, attention_groups
 from engine.process.machine import describe_machine
 from engine.version import package_version
 from tracing.events import TraceHeader
@@ -18,7 +18,7 @@ def trace_header(scheduler: Scheduler, wall_time_s: float, now: float, *, from_s
 
     ``from_start``: nothing has come in yet, so what the policy had learned before is written, too.
     """
-    policy, config = scheduler.policy.describe(), scheduler.config
+    policy, config, states = scheduler.policy.describe(), scheduler.config, scheduler.kv.states
     disk = scheduler.loads.disk_level or NO_DISK
     return TraceHeader(
         wall_time_s=wall_time_s,
@@ -31,8 +31,10 @@ def trace_header(scheduler: Scheduler, wall_time_s: float, now: float, *, from_s
         estimator_state=policy.estimator_state if from_start else None,
         block_size=scheduler.kv.block_size,
         num_blocks=scheduler.kv.pool.num_usable_blocks,
-        kv_group_windows=_windows(scheduler.kv.kv_cache_groups),
-        kv_group_chunks=_chunks(scheduler.kv.kv_cache_groups),
+        kv_group_windows=_windows(attention_groups(scheduler.kv.kv_cache_groups)),
+        kv_group_chunks=_chunks(attention_groups(scheduler.kv.kv_cache_groups)),
+        num_states=0 if states is None else states.pool.num_usable_blocks,
+        state_blocks=0 if states is None else states.blocks_per_state,
         num_host_blocks=scheduler.loads.tier_statistics().num_blocks,
         min_load_tokens=scheduler.loads.min_load_tokens,
         num_disk_blocks=disk.num_blocks,

@@ -45,6 +45,7 @@ class StepTrace:
                 num_pins=kv.num_pins,
                 total_blocks=kv.pool.num_usable_blocks,
                 token_budget=step.budget,
+                free_states=0 if kv.states is None else kv.states.pool.num_free_blocks,
                 num_loading=scheduler.loads.num_requests,
                 host_blocks=tier.num_used_blocks,
                 disk_blocks=tier.num_used_disk_blocks,

@@ -109,7 +109,7 @@ def _with_returns(tables: TraceTables) -> pl.DataFrame:
     lost_tokens = pl.col("recomputed_tokens") + pl.col("loaded_tokens")
     returns = tables.turns.select(next_req_id="req_id", again_tokens=lost_tokens)
     held_tokens = (pl.col("num_blocks") * header.block_size).clip(lower_bound=1)
-    if header.kv_group_windows:
+    if header.kv_group_windows or header.num_states:
         num_tokens = pl.col("num_blocks").map_elements(
             lambda num_blocks: pinned_tokens(header, num_blocks), return_dtype=pl.Int64
         )

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from engine.kv_cache_groups import num_blocks_held
+from engine.kv_cache_groups import ONE_FULL_GROUP, num_blocks_held
 from eval.trace.recorded_groups import recorded_groups
 from tracing.events import TraceHeader
 
 
 def pinned_tokens(header: TraceHeader, num_blocks: int) -> int:
     """Tokens of the longest turn that a pin of so many blocks, over all groups, holds for its return."""
-    size = header.block_size
-    if not header.kv_group_windows:
+    groups, size = recorded_groups(header), header.block_size
+    if groups == ONE_FULL_GROUP:
         return num_blocks * size
-    groups = recorded_groups(header)
     steady = [group for group in groups if group.attention_chunk is None]
     longest = bisect_right(
         range(1, num_blocks + 1), num_blocks, key=lambda n: num_blocks_held(steady, size, n)

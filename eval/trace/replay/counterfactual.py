@@ -12,6 +12,7 @@ from tqdm import tqdm
 from continuum.policy import ContinuumPolicy
 from engine.config import SchedulerConfig
 from engine.core.policy import PolicyContext, SchedulingPolicy
+from engine.kv_cache_groups import attention_groups
 from eval.baselines.catalog import parse_policy
 from eval.baselines.knowledge import Knowledge, NamedPolicy
 from eval.errors import CostModelError
@@ -105,8 +106,9 @@ def _simulated(run: RecordedRun, policy: NamedPolicy, cost: StepCost, setting: R
     header = run.header
     config = SimConfig(
         cost=cost,
-        kv_tokens=header.num_blocks * header.block_size // len(recorded_groups(header)),
+        kv_tokens=header.num_blocks * header.block_size // len(attention_groups(recorded_groups(header))),
         kv_cache_groups=recorded_groups(header),
+        num_states=header.num_states,
         host_kv_tokens=header.num_host_blocks * header.block_size,
         disk_kv_tokens=header.num_disk_blocks * header.block_size,
         block_size=header.block_size,

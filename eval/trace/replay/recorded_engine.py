@@ -11,6 +11,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.scheduler_report import PauseState
 from engine.core.trace.inputs import ENDINGS
 from engine.core.traced_scheduler import TracedScheduler
+from engine.kv_cache_groups import num_countable_blocks
 from engine.messages import JobFinished, Signal, ToolCall, ToolGapStarted, ToolSignal, ToolState
 from engine.row_failures import NOT_NUMBERS
 from eval.trace.recorded_groups import recorded_groups
@@ -57,12 +58,13 @@ class RecordedEngine:
         """Plans by step; those whose output has come are forgotten with the next one's."""
         self._events: list[TraceEvent] = []
         tracer = Tracer(self)
+        groups = recorded_groups(header)
         context = PolicyContext(
             header.block_size,
-            header.num_blocks,
+            num_countable_blocks(header.num_blocks, groups, header.num_states),
             tracer,
             num_host_blocks=header.num_host_blocks,
-            kv_cache_groups=recorded_groups(header),
+            kv_cache_groups=groups,
         )
         scheduler = Scheduler(
             _scheduler_config(header),
@@ -72,7 +74,8 @@ class RecordedEngine:
             policy=(policy or recorded_policy(header))(context),
             enable_prefix_caching=header.enable_prefix_caching,
             kv_connector=_second_tier(header),
-            kv_cache_groups=recorded_groups(header),
+            kv_cache_groups=groups,
+            num_states=header.num_states + 1 if header.num_states else 0,
         )
         self.scheduler = TracedScheduler(scheduler, tracer)
         self.header = self.scheduler.begin_trace(header.wall_time_s, header.monotonic_s, from_start=True)

@@ -1,0 +1,18 @@
+"""How much of the KV cache is in use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheStatistics:
+    """How many usable blocks there are in each state. A block of a request and a pin counts as running."""
+
+    num_blocks: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    """Blocks, free or not, that are cached: the prefix cache finds them."""
+    num_pinned_blocks: int
+    """Blocks in pins, where a block in two pins counts twice."""
+    num_pins: int

@@ -1,0 +1,314 @@
+"""The states of requests and pins, for layers that keep one of fixed size instead of KV per token.
+
+A state slot has the state of all such layers for one sequence at one position. A step reads a request's state
+from one slot and writes it to another, or to the same; what it reads and does not write is a checkpoint, so
+that to take one costs no copy. Checkpoints lie at block boundaries and are cached by the hash of the block
+that ends there. They are taken where a turn is expected to come back: at the end of the prompt, where another
+prompt was seen to leave this one, and at the last full block, which moves on with the output.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from engine.core.kv_cache.block_hash import BlockHash
+from engine.core.kv_cache.block_pool import BlockPool, KVCacheBlock
+from engine.core.request import Request
+
+MIN_STATES = 4
+"""Slots of the smallest pool: slot 0, and of one request its hit, its state and a spare one."""
+
+
+class _Fate(Enum):
+    """What becomes of a checkpoint when its request has a later one."""
+
+    EVICTED = "evicted"
+    """Nobody is expected to ask for it."""
+    PASSED = "passed"
+    """It was hit, so its job has gone on: it is evicted before others."""
+    CACHED = "cached"
+
+
+@dataclass(frozen=True, slots=True)
+class _Checkpoint:
+    """A state that a request has left behind at a block boundary."""
+
+    num_tokens: int
+    slot: KVCacheBlock
+    fate: _Fate
+
+
+@dataclass(slots=True)
+class _RequestStates:
+    """The slots of one request."""
+
+    spare: list[KVCacheBlock]
+    """Slots that hold nothing yet."""
+    branch_ends: tuple[int, ...]
+    """Tokens, ascending, behind which others may continue."""
+    fork: int
+    """That of them which others have left before; 0: none."""
+    current: KVCacheBlock | None = None
+    """The slot with the state behind all tokens that are planned; None: there are none."""
+    checkpoints: list[_Checkpoint] = field(default_factory=list)
+    """Ascending. The last may be ``current``, too."""
+
+    @property
+    def must_keep_current(self) -> bool:
+        """Whether the next step may not overwrite the state that it reads."""
+        return bool(self.checkpoints) and self.checkpoints[-1].slot is self.current
+
+    def held(self) -> list[KVCacheBlock]:
+        """All its slots, checkpoints from the last to the first."""
+        slots = [checkpoint.slot for checkpoint in reversed(self.checkpoints)]
+        if self.current is not None and not self.must_keep_current:
+            slots.append(self.current)
+        return slots + self.spare
+
+
+class StateManager:
+    """Finds, allocates and frees state slots. Slot 0 is never handed out."""
+
+    def __init__(self, num_states: int, block_size: int, blocks_per_state: int, enable_caching: bool) -> None:
+        """``num_states``: slots, slot 0 counted. ``blocks_per_state``: blocks that one counts as."""
+        assert num_states >= MIN_STATES, "a request that hits a state does not fit"
+        self.pool = BlockPool(num_states)
+        self.blocks_per_state = blocks_per_state
+        self._block_size = block_size
+        self._enable_caching = enable_caching
+        self._num_reserved = 2 if enable_caching else 1
+        self._requests: dict[str, _RequestStates] = {}
+        self._pins: dict[int, KVCacheBlock] = {}
+        self._forks: set[int] = set()
+        """Slots of cached states behind which several sequences have gone on."""
+
+    # ---- hits ----
+
+    def longest_hit(self, block_hashes: Sequence[BlockHash], num_blocks: int) -> int:
+        """Blocks, at most ``num_blocks``, of the longest prefix that has a cached state at its end."""
+        get = self.pool.get_cached_block
+        return next((end for end in range(num_blocks, 0, -1) if get(block_hashes[end - 1]) is not None), 0)
+
+    def _cached_at(self, block_hashes: Sequence[BlockHash], num_blocks: int) -> KVCacheBlock | None:
+        """The cached state behind so many blocks; None behind none."""
+        return self.pool.get_cached_block(block_hashes[num_blocks - 1]) if num_blocks else None
+
+    # ---- requests ----
+
+    def num_short(self, request: Request, num_hit_blocks: int) -> int:
+        """Free slots that the request lacks to start or go on; 0 or less if it has enough."""
+        if request.request_id in self._requests:
+            return 0
+        hit = self._cached_at(request.block_hashes, num_hit_blocks)
+        return self._num_reserved + (hit is not None and hit.ref_cnt == 0) - self.pool.num_free_blocks
+
+    def start(self, request: Request, num_hit_blocks: int, num_shared_blocks: int) -> None:
+        """Allocate slots for a request, which fits.
+
+        ``num_shared_blocks``: how many of its blocks were cached, with a state or without one.
+        """
+        assert request.request_id not in self._requests
+        checkpoints, hashes = list[_Checkpoint](), request.block_hashes
+        hit = self._cached_at(hashes, num_hit_blocks)
+        assert hit is not None or not num_hit_blocks, "a hit without a state"
+        if hit is not None:
+            self.pool.touch([hit])
+            fate = _Fate.CACHED if hit.block_id in self._forks else _Fate.PASSED
+            checkpoints.append(_Checkpoint(num_hit_blocks * self._block_size, hit, fate))
+            self._evict_passed_first(hashes[: num_hit_blocks - 1])
+        self._requests[request.request_id] = _RequestStates(
+            self._new_slots(self._num_reserved),
+            self.branch_ends(request, num_shared_blocks),
+            num_shared_blocks * self._block_size,
+            hit,
+            checkpoints,
+        )
+
+    def _evict_passed_first(self, block_hashes: Sequence[BlockHash]) -> None:
+        """Let the states of a path whose job has gone on be evicted before others, but for forks."""
+        get, forks = self.pool.get_cached_block, self._forks
+        passed = (h for h in block_hashes if (slot := get(h)) is not None and slot.block_id not in forks)
+        self.pool.evict_first(passed)
+
+    def _new_slots(self, count: int) -> list[KVCacheBlock]:
+        slots = self.pool.get_new_blocks(count)
+        self._forks.difference_update(slot.block_id for slot in slots)
+        return slots
+
+    def branch_ends(self, request: Request, num_shared_blocks: int) -> tuple[int, ...]:
+        """Tokens, ascending, behind which others are expected to leave the request.
+
+        These are: the last full block of its prompt, and the ``num_shared_blocks`` that others had before it.
+        """
+        prompt_end = (request.num_prompt_tokens - 1) // self._block_size
+        return tuple(sorted({num_shared_blocks * self._block_size, prompt_end * self._block_size} - {0}))
+
+    def branch_ends_of(self, request: Request) -> tuple[int, ...] | None:
+        """The branch ends of a request that has slots."""
+        states = self._requests.get(request.request_id)
+        return None if states is None else states.branch_ends
+
+    def aligned(
+        self, request: Request, num_computed: int, num_new_tokens: int, branch_ends: Iterable[int]
+    ) -> int:
+        """How many of so many tokens behind the computed ones a step may compute, to end at a checkpoint.
+
+        It ends at the next branch end, and else with a full block if it does not reach the last known token.
+        """
+        end, size = num_computed + num_new_tokens, self._block_size
+        for branch_end in branch_ends:
+            if num_computed < branch_end < end:
+                return branch_end - num_computed
+        boundary = end // size * size
+        if end < request.num_tokens and boundary > num_computed:
+            return boundary - num_computed
+        return num_new_tokens
+
+    def plan_step(
+        self, num_scheduled: Mapping[str, int], requests: Mapping[str, Request]
+    ) -> dict[str, tuple[int, int]]:
+        """Choose the slots of a step whose tokens do not count as computed yet.
+
+        Returns, by request id, the slot that it reads, 0 for none, and the one that it writes. What it writes
+        can be hit from the next step on.
+        """
+        slots = {i: self._advance(requests[i], num_tokens) for i, num_tokens in num_scheduled.items()}
+        if self._enable_caching:
+            for request_id in num_scheduled:
+                self._cache(requests[request_id], self._requests[request_id])
+        return slots
+
+    def _advance(self, request: Request, num_tokens: int) -> tuple[int, int]:
+        states = self._requests[request.request_id]
+        source = states.current
+        if source is None or states.must_keep_current:
+            target = states.current = states.spare.pop()
+        else:
+            target = source
+        end = request.num_computed_tokens + num_tokens
+        if self._enable_caching:
+            self._retire(request, states)
+            if end % self._block_size == 0:
+                self._take_checkpoint(states, end, target)
+        return (0 if source is None else source.block_id), target.block_id
+
+    def _take_checkpoint(self, states: _RequestStates, num_tokens: int, slot: KVCacheBlock) -> None:
+        """Keep the state behind so many tokens, if there is another slot for the next step to write to."""
+        if not states.spare:
+            if not self.pool.num_free_blocks:
+                return
+            states.spare = self._new_slots(1)
+        if num_tokens == states.fork:
+            self._forks.add(slot.block_id)
+        fate = _Fate.CACHED if num_tokens in states.branch_ends else _Fate.EVICTED
+        states.checkpoints.append(_Checkpoint(num_tokens, slot, fate))
+
+    def _retire(self, request: Request, states: _RequestStates) -> None:
+        """Give up the checkpoints before the last one whose tokens are all known."""
+        checkpoints = states.checkpoints
+        num_known = bisect_right(checkpoints, request.num_tokens, key=lambda each: each.num_tokens)
+        for checkpoint in checkpoints[: max(0, num_known - 1)]:
+            slot = checkpoint.slot
+            if checkpoint.fate is _Fate.CACHED:
+                self.pool.free_blocks([slot])
+            elif checkpoint.fate is _Fate.PASSED:
+                self.pool.free_stale([slot])
+            elif slot.ref_cnt > 1 or states.spare:
+                self._give_back(slot)
+            else:
+                self._evict(slot)
+                states.spare.append(slot)
+        del checkpoints[: max(0, num_known - 1)]
+
+    def _give_back(self, slot: KVCacheBlock) -> None:
+        """Remove a holder; a state that has no other is evicted."""
+        if slot.ref_cnt == 1:
+            self._evict(slot)
+        self.pool.free_blocks([slot])
+
+    def _evict(self, slot: KVCacheBlock) -> None:
+        self._forks.discard(slot.block_id)
+        if slot.block_hash is not None:
+            self.pool.evict(slot)
+
+    def _cache(self, request: Request, states: _RequestStates) -> None:
+        """Name the checkpoints whose last block is full of known tokens."""
+        hashes = request.block_hashes
+        for checkpoint in states.checkpoints:
+            num_blocks = checkpoint.num_tokens // self._block_size
+            if checkpoint.slot.block_hash is None and num_blocks <= len(hashes):
+                self.pool.cache_full_blocks([checkpoint.slot], [hashes[num_blocks - 1]], 0, 1)
+
+    def evict(self, request: Request) -> None:
+        """Evict the request's states: their content is of no use."""
+        states = self._requests.get(request.request_id)
+        for slot in [] if states is None else states.held():
+            self._evict(slot)
+
+    def free(self, request: Request) -> None:
+        """Free a request's slots. Its checkpoints stay cached, the last one for the longest."""
+        states = self._requests.pop(request.request_id, None)
+        if states is not None:
+            self._cache(request, states)
+            self.pool.free_blocks(reversed(states.held()))
+
+    # ---- pins ----
+
+    def pin(self, request: Request, pin_id: int, num_blocks: int) -> bool:
+        """End a request: a pin holds the state behind its first ``num_blocks`` blocks.
+
+        False, and it holds none, if no slot was free to keep that state.
+        """
+        self.free(request)
+        slot = self._cached_at(request.block_hashes, num_blocks)
+        if slot is None:
+            return False
+        self.pool.touch([slot])
+        self._pins[pin_id] = slot
+        return True
+
+    def end_pin(self, pin_id: int) -> None:
+        """End a pin: its state stays cached."""
+        slot = self._pins.pop(pin_id, None)
+        if slot is not None:
+            self.pool.free_blocks([slot])
+
+    def move_pin(self, pin_id: int, block_hashes: Sequence[BlockHash], num_blocks: int) -> None:
+        """Let a pin hold the state behind its first ``num_blocks`` blocks, which is cached."""
+        slot = self._cached_at(block_hashes, num_blocks)
+        assert slot is not None, "a pin is cut to where a return would hit"
+        self.pool.touch([slot])
+        self.end_pin(pin_id)
+        self._pins[pin_id] = slot
+
+    def frees(self, pin_id: int) -> bool:
+        """Whether a slot becomes free if the pin ends."""
+        slot = self._pins.get(pin_id)
+        return slot is not None and slot.ref_cnt == 1
+
+    # ---- all ----
+
+    def num_held(self, request_id: str) -> int:
+        """How many slots the request holds."""
+        states = self._requests.get(request_id)
+        return 0 if states is None else len(states.held())
+
+    @property
+    def num_pinned(self) -> int:
+        """States in pins; one in two pins counts twice."""
+        return len(self._pins)
+
+    def check_invariants(self, request_ids: Iterable[str]) -> None:
+        """Raise AssertionError unless each slot is held by exactly those that list it."""
+        assert set(self._requests) == set(request_ids)
+        references = Counter(slot.block_id for slot in self._pins.values())
+        for states in self._requests.values():
+            references.update(slot.block_id for slot in states.held())
+            needs_spare = states.current is None or states.must_keep_current
+            assert not needs_spare or states.spare, "the next step has nowhere to write"
+            assert all(slot.ref_cnt == 1 and slot.block_hash is None for slot in states.spare)
+        self.pool.check_invariants(dict(references))
