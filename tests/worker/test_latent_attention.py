@@ -6,11 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
 from engine.config import CacheConfig, EngineConfig, ModelConfig
 from engine.kv_cache_groups import one_group
+from engine.sampling_params import SamplingParams
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.selection import select_attention
@@ -24,6 +26,7 @@ from tests.worker.attention_reference import (
     reference_output,
 )
 from tests.worker.conftest import ModelFolders
+from tests.worker.generation import Reference, SmallEngine, random_tokens
 
 VALUE_SIZE = 48
 LONG = (*MIXED_LENGTHS[:4], (1, 700), (40, 40), (33, 600), (300, 900))
@@ -42,6 +45,7 @@ def latent_case(
     num_heads: int = 6,
     latent_size: int = 64,
     block_size: int = 8,
+    seed: int = 0,
 ) -> AttentionCase:
     """A case whose pool holds latents; what is in no sequence is NaN."""
     case = make_case(
@@ -51,14 +55,14 @@ def latent_case(
         num_heads=num_heads,
         head_dim=latent_size,
         block_size=block_size,
+        seed=seed,
     )
     pool = torch.full_like(case.pool[:, :, :1], torch.nan)
     pool[0] = 0  # the null block
     for row, (query_len, seq_len) in enumerate(lengths):
-        for position in range(seq_len - query_len):
-            block = int(case.batch.block_tables[row, position // block_size])
-            place = block, slice(None), 0, position % block_size
-            pool[place] = case.pool[place]
+        positions = np.arange(seq_len - query_len)
+        blocks, offsets = case.batch.block_tables[row, positions // block_size], positions % block_size
+        pool[blocks, LAYER, 0, offsets] = case.pool[blocks, LAYER, 0, offsets]
     return replace(case, pool=pool)
 
 
@@ -129,3 +133,20 @@ def test_a_pool_of_so_many_bytes_holds_that_many_latents(model_folders: ModelFol
     assert group.is_full, "to the core, latents are full attention"
     all_heads = 4 * 4 * (12 + 16 + 20) * 4 * 16
     assert per_block / all_heads == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("name", ["deepseek-v2", "deepseek-v3-halves"])
+def test_in_bf16_the_best_tokens_are_as_probable(name: str, model_folders: ModelFolders) -> None:
+    """As transformers finds them in fp32, but for the rounding of the type: in a prompt of two chunks and in
+    decodes, by compiled code where there is any."""
+    folder = model_folders(name)
+    prompt = random_tokens(40, seed=2)
+    engine = SmallEngine(folder, dtype="bfloat16", max_num_batched_tokens=32)
+    answer = engine.generate(
+        prompt, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=4)
+    )
+    (told,) = engine.logprobs.values()
+    with torch.inference_mode():
+        logits = Reference(folder).model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+    for wanted, found in zip(logits.log_softmax(dim=-1), told, strict=True):
+        assert found.logprobs == pytest.approx(wanted[found.token_ids].tolist(), abs=0.2)

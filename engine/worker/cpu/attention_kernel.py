@@ -39,7 +39,8 @@ class SequenceAddresses(ctypes.Structure):
 
 class HeadAddresses(ctypes.Structure):
     """One layer's query, key, value and output, [heads, head_dim] per token. Strides are in elements; window
-    and chunk 0 mean full attention, soft_cap 0 none; sinks: fp32 [num_heads], or null."""
+    and chunk 0 mean full attention, soft_cap 0 none; sinks: fp32 [num_heads], or null; value_size: numbers of
+    a latent that are its value."""
 
     _fields_ = (
         ("query", ctypes.c_void_p),
@@ -56,6 +57,7 @@ class HeadAddresses(ctypes.Structure):
         ("scale", ctypes.c_double),
         ("soft_cap", ctypes.c_double),
         ("sinks", ctypes.c_void_p),
+        ("value_size", ctypes.c_int64),
     )
 
 
@@ -65,11 +67,9 @@ class CpuKernel:
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
         self._attend_decode = _attending(library.continuum_attend_decode)
-        self._attend_prefill = (
-            _attending(library.continuum_attend_prefill)
-            if hasattr(library, "continuum_attend_prefill")
-            else None
-        )
+        has_prefill = hasattr(library, "continuum_attend_prefill")
+        self._attend_prefill = _attending(library.continuum_attend_prefill) if has_prefill else None
+        self._attend_latent = _attending(library.continuum_attend_latent) if has_prefill else None
 
     @classmethod
     def load(cls, head_dim: int, dtype: torch.dtype) -> CpuKernel:
@@ -82,7 +82,8 @@ class CpuKernel:
 
     @property
     def has_prefill(self) -> bool:
-        """Whether ``attend_prefill`` can be called: it needs a CPU with AVX512_BF16."""
+        """Whether ``attend_prefill`` and ``attend_latent`` can be called: they need a CPU with
+        AVX512_BF16."""
         return self._attend_prefill is not None
 
     def attend_decode(
@@ -98,6 +99,14 @@ class CpuKernel:
         """Attend with several new tokens per sequence: as ``attend_decode``, for prefill."""
         assert self._attend_prefill is not None
         self._attend_prefill(pool, prompts, slot, heads, threads)
+
+    def attend_latent(
+        self, pool: PoolAddress, sequences: SequenceAddresses, slot: int, heads: HeadAddresses, threads: int
+    ) -> None:
+        """Attend to latents, with any number of new tokens per sequence. Keys and values of ``heads`` are the
+        latents; its value_size is a multiple of 32."""
+        assert self._attend_latent is not None
+        self._attend_latent(pool, sequences, slot, heads, threads)
 
 
 def _attending(function: Any) -> Callable[..., None]:

@@ -12,6 +12,7 @@ from engine.worker.attention.layer_places import LayerPlaces, num_groups, one_ta
 from engine.worker.attention.torch_paged import TorchPagedAttention
 from engine.worker.cpu.attention_kernel import CpuKernel, HeadAddresses, PoolAddress, SequenceAddresses
 
+LATENT_UNIT = 32
 SequencesByGroup = ctypes.Array[SequenceAddresses]
 """The same sequences with the block tables of each KV cache group."""
 
@@ -111,9 +112,21 @@ class CpuPagedAttention:
     def attend_latent(
         self, layer: int, query: torch.Tensor, latent: torch.Tensor, *, value_size: int, scale: float
     ) -> torch.Tensor:
-        """See AttentionBackend."""
-        heads = latent[:, None]
-        return self.attend(layer, query, heads, heads, scale=scale, window=None)[..., :value_size]
+        """See AttentionBackend. The kernel's values are ``LATENT_UNIT`` numbers at a time."""
+        assert self._batch is not None, "a step begins first"
+        group, slot = self.places[layer]
+        query, key = self._rows(query), self._rows(latent[:, None])
+        padded = -(-value_size // LATENT_UNIT) * LATENT_UNIT
+        output = torch.empty((*query.shape[:2], padded), dtype=self._pool.dtype)
+        heads = self._heads
+        heads.num_heads, heads.scale, heads.value_size = query.shape[1], scale, padded
+        heads.window = heads.chunk = 0
+        heads.soft_cap, heads.sinks = 0.0, None
+        self._point_to(query, key, key, output, 0)
+        of_group = self._batch.by_group[group]
+        sequences = _addresses(of_group, 0, len(of_group.query_lens))
+        self._kernel.attend_latent(self._address, sequences, slot, heads, self._num_threads)
+        return output[..., :value_size]
 
     def _rows(self, x: torch.Tensor) -> torch.Tensor:
         """Return x [num_tokens, heads, head_dim] in the pool's dtype, each row [heads, head_dim]

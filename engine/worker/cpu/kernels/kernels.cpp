@@ -4,6 +4,7 @@
 
 #include "decode.h"
 #include "experts.h"
+#include "latent.h"
 #include "pool.h"
 #include "prefill.h"
 #include "step.h"
@@ -74,6 +75,13 @@ extern "C" void continuum_mix_experts(
 extern "C" void continuum_attend_prefill(
     const Pool* pool, const Sequences* prefills, std::int64_t slot, const Heads* heads, std::int64_t num_threads) {
     PrefillAttention<CONTINUUM_HEAD_DIM>(*pool, *prefills, slot, *heads).run(static_cast<int>(num_threads));
+}
+
+// Attention over latents, of any number of new tokens per sequence: writes each new latent to the pool, which
+// is key and value at once.
+extern "C" void continuum_attend_latent(
+    const Pool* pool, const Sequences* sequences, std::int64_t slot, const Heads* heads, std::int64_t num_threads) {
+    LatentAttention<CONTINUUM_HEAD_DIM>(*pool, *sequences, slot, *heads).run(static_cast<int>(num_threads));
 }
 
 // A whole decoder step, from token ids to logits. The sequences are those of each KV cache group, which differ

@@ -9,7 +9,8 @@
 
 extern "C" {
 
-// The KV pool [num_blocks, num_slots, 2, block_size, num_kv_heads, head_dim]; strides in elements.
+// The KV pool [num_blocks, num_slots, 2, block_size, num_kv_heads, head_dim]; strides in elements. Of latents
+// there is one vector, and the value_offset is 0.
 struct Pool {
     void* data;
     std::int64_t block_stride, slot_stride, value_offset, token_stride;
@@ -42,6 +43,7 @@ struct Heads {
     Reach reach;
     double scale, soft_cap;
     const float* sinks;  // [num_heads], the score of one more key without a value; or null
+    std::int64_t value_size;  // of latents: their first numbers, which are the values and the output's heads
 };
 
 }  // extern "C"

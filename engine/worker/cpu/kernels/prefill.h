@@ -58,7 +58,7 @@ struct TokenRows {
 
 // Prefetches the tokens of the next block little by little between the GEMMs: many at once would slow down
 // the GEMMs' own reads, and one by one within them would cost registers.
-template <int HEAD_DIM>
+template <int HEAD_DIM, bool LATENT>
 class TokenPrefetcher {
   public:
     TokenPrefetcher(const TokenRows& rows, int num_calls) : rows_(rows), share_((rows.num_tokens + num_calls - 1) / num_calls) {}
@@ -66,7 +66,7 @@ class TokenPrefetcher {
     void operator()() {
         for (const int last = std::min(next_ + share_, rows_.num_tokens); next_ < last; ++next_) {
             prefetch_row<Bf16, HEAD_DIM>(rows_.keys[next_]);
-            prefetch_row<Bf16, HEAD_DIM>(rows_.values[next_]);
+            if (!LATENT) prefetch_row<Bf16, HEAD_DIM>(rows_.values[next_]);
         }
     }
 
@@ -100,7 +100,8 @@ struct PrefillScratch {
     }
 };
 
-template <int HEAD_DIM>
+// LATENT: the first numbers of keys are the values; see latent.h.
+template <int HEAD_DIM, bool LATENT = false>
 class PrefillAttention {
   public:
     PrefillAttention(const Pool& pool, const Sequences& prefills, std::int64_t slot, const Heads& heads)
@@ -149,17 +150,22 @@ class PrefillAttention {
     // requested.
     void work(const std::vector<QueryBlock>& items) const {
         const auto num_items = static_cast<std::int64_t>(items.size());
+        write_tokens();
+#pragma omp for schedule(dynamic, 1)
+        for (std::int64_t i = 0; i < num_items; ++i) attend(items[i]);
+    }
+
+  protected:
+    // Run by all threads of a team, which wait for each other.
+    void write_tokens() const {
         for (std::int64_t seq = 0; seq < prefills_.num_seqs; ++seq) {
 #pragma omp for schedule(static) nowait
             for (std::int64_t i = 0; i < prefills_.query_lens[seq]; ++i)
                 pages_.write(seq, context_of(seq) + i, first_tokens_[seq] + i, heads_);
         }
 #pragma omp barrier
-#pragma omp for schedule(dynamic, 1)
-        for (std::int64_t i = 0; i < num_items; ++i) attend(items[i]);
     }
 
-  private:
     static constexpr int WORDS = HEAD_DIM / 2;
     // Strides of the packed values, in words: to the next pair of keys, and to the next column.
 #if defined(__AMX_BF16__)
@@ -169,7 +175,9 @@ class PrefillAttention {
 #endif
     static constexpr int GEMMS = BLOCK / TOGETHER + HEAD_DIM / TOGETHER;  // per panel and block, approximately
 
-    using Prefetcher = TokenPrefetcher<HEAD_DIM>;
+    using Prefetcher = TokenPrefetcher<HEAD_DIM, LATENT>;
+
+    int value_dim() const { return LATENT ? static_cast<int>(heads_.value_size) : HEAD_DIM; }
 
     // A panel, and the keys [first, end) of the block from `start` on that it attends to.
     struct View {
@@ -196,12 +204,19 @@ class PrefillAttention {
     void attend(const QueryBlock& item) const {
         static thread_local PrefillScratch scratch;
         const int num_rows = item.num_queries * group_;
+        accumulate(item, 0, seen_by(item, num_rows - 1).end, scratch);
+        store_rows(item, scratch);
+    }
+
+    // The sums of the item's rows over the tokens [first, end) that they attend to; `first` is a multiple of
+    // BLOCK.
+    void accumulate(const QueryBlock& item, std::int64_t first, std::int64_t end, PrefillScratch& scratch) const {
+        const int num_rows = item.num_queries * group_;
         const int num_panels = (num_rows + PANEL - 1) / PANEL;
         scratch.begin(num_panels * PANEL, HEAD_DIM);
         load_queries(item, num_rows, scratch);
         TokenRows *now = &scratch.tokens[0], *next = &scratch.tokens[1];
-        const std::int64_t end = seen_by(item, num_rows - 1).end;
-        std::int64_t start = seen_by(item, 0).first / BLOCK * BLOCK;
+        std::int64_t start = std::max(first, seen_by(item, 0).first / BLOCK * BLOCK);
         for (find_tokens(item, start, end, *next); start < end; start += BLOCK) {
             std::swap(now, next);
             find_tokens(item, start + BLOCK, end, *next);
@@ -210,6 +225,10 @@ class PrefillAttention {
             for (int row = 0; row < num_rows; row += PANEL)
                 attend_panel(item, start, row, std::min(row + PANEL, num_rows) - 1, *now, scratch, ahead);
         }
+    }
+
+    void store_rows(const QueryBlock& item, PrefillScratch& scratch) const {
+        const int num_rows = item.num_queries * group_;
         for (int row = 0; row < num_rows; row += 16) store_queries(item, row, std::min(16, num_rows - row), scratch);
     }
 
@@ -218,10 +237,10 @@ class PrefillAttention {
         return numbers;
     }
 
-    // The offset of a row's token and head in the queries or in the output.
-    std::int64_t offset_of(const QueryBlock& item, int row, std::int64_t stride) const {
+    // The offset of a row's token and head in the queries or in the output, whose heads have `size` numbers.
+    std::int64_t offset_of(const QueryBlock& item, int row, std::int64_t stride, int size) const {
         const std::int64_t token = first_tokens_[item.seq] + item.first_query + row / group_;
-        return token * stride + (item.kv_head * group_ + row % group_) * HEAD_DIM;
+        return token * stride + (item.kv_head * group_ + row % group_) * size;
     }
 
     // Loads and transposes the queries; rows after the last one, up to 16, are zeros.
@@ -231,7 +250,7 @@ class PrefillAttention {
             const std::uint32_t* rows[16];
             for (int i = 0; i < 16; ++i) {
                 const bool exists = first + i < num_rows;
-                const Bf16* query = exists ? queries + offset_of(item, first + i, heads_.query_stride) : zeros();
+                const Bf16* query = exists ? queries + offset_of(item, first + i, heads_.query_stride, HEAD_DIM) : zeros();
                 rows[i] = reinterpret_cast<const std::uint32_t*>(query);
             }
             std::uint32_t* panel = scratch.queries.data() + first / PANEL * PANEL * WORDS + first % PANEL;
@@ -264,9 +283,12 @@ class PrefillAttention {
     }
 
     void pack_values(const TokenRows& rows, PrefillScratch& scratch) const {
-        for (int i = 0; i < rows.num_tokens; ++i) touch(rows.keys[i]), touch(rows.values[i]);
+        for (int i = 0; i < rows.num_tokens; ++i) {
+            touch(rows.keys[i]);
+            if (!LATENT) touch(rows.values[i]);
+        }
         for (int key = 0; key < rows.num_tokens; key += KEYS_EACH)
-            for (int column = 0; column < HEAD_DIM; column += 16)
+            for (int column = 0; column < value_dim(); column += 16)
                 pack_columns(rows.values + key, column, scratch.values.data() + key / 2 * NEXT_PAIR + column * NEXT_COLUMN);
     }
 
@@ -381,7 +403,7 @@ class PrefillAttention {
         const int num_pairs = (view.end - view.first) / 2;
 #if defined(__AMX_BF16__)
         if (has_amx()) {
-            for (int column = 0; column < HEAD_DIM; column += 2 * TILE_ROWS, ahead())
+            for (int column = 0; column < value_dim(); column += 2 * TILE_ROWS, ahead())
                 multiply_amx<VECTORS>(values + column * NEXT_COLUMN, values + (column + TILE_ROWS) * NEXT_COLUMN,
                                            NEXT_COLUMN, weights, num_pairs, corrections, output + column * PANEL);
             return;
@@ -396,8 +418,8 @@ class PrefillAttention {
             return column + count;
         };
         int column = 0;
-        while ((HEAD_DIM - column) % COUNT != 0) column = add(column, std::integral_constant<int, COUNT - 1>());
-        while (column < HEAD_DIM) column = add(column, std::integral_constant<int, COUNT>());
+        while ((value_dim() - column) % COUNT != 0) column = add(column, std::integral_constant<int, COUNT - 1>());
+        while (column < value_dim()) column = add(column, std::integral_constant<int, COUNT>());
     }
 
     // Adds the weights of the sinks to the sums of rows; maxima are to base 2.
@@ -413,7 +435,7 @@ class PrefillAttention {
         const float* output = scratch.output.data() + first_row / PANEL * PANEL * HEAD_DIM + first_row % PANEL;
         if (heads_.sinks != nullptr) add_sinks(item, first_row, num_rows, scratch);
         const __m512 factor = _mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_loadu_ps(scratch.sums.data() + first_row));
-        for (int column = 0; column < HEAD_DIM; column += 16) {
+        for (int column = 0; column < value_dim(); column += 16) {
             alignas(64) std::uint32_t scaled[16][16], rows[16][16];
             const std::uint32_t* columns[16];
             for (int i = 0; i < 16; ++i) {
@@ -422,7 +444,7 @@ class PrefillAttention {
             }
             transpose_words(columns, rows[0], 16);
             for (int i = 0; i < num_rows; ++i) {
-                Bf16* to = static_cast<Bf16*>(heads_.output) + offset_of(item, first_row + i, heads_.output_stride);
+                Bf16* to = static_cast<Bf16*>(heads_.output) + offset_of(item, first_row + i, heads_.output_stride, value_dim());
                 store(to + column, _mm512_cvtneps_pbh(load<__m512>(rows[i])));
             }
         }
