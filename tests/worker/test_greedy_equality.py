@@ -13,7 +13,7 @@ from tests.worker.generation import Reference, SmallEngine, random_tokens
 SCARCE = {
     "mistral-window": (13, 16),
     "mixtral-window": (13, 16),
-    **dict.fromkeys(("qwen2-window", "gemma2", "gemma3"), (32, 24)),
+    **dict.fromkeys(("qwen2-window", "gemma2", "gemma3", "gpt-oss"), (32, 24)),
 }
 """Blocks that are too few for the requests of a test, and a token budget by which some are preempted: with a
 window they need fewer blocks, with two block tables more."""
@@ -73,7 +73,7 @@ def test_next_turn_hits_the_whole_previous_turn(folder: Path) -> None:
 def test_native_and_transformers_agree(model_folders: ModelFolders) -> None:
     """The same folder served by our decoder and through transformers gives the same tokens."""
     prompt = random_tokens(50, seed=5)
-    for name in ("llama", "mistral-window", "qwen2-window", "gemma2", "gemma3", "qwen3"):
+    for name in ("llama", "mistral-window", "qwen2-window", "gemma2", "gemma3", "gpt-oss", "qwen3"):
         native = SmallEngine(model_folders(name), model_impl="native")
         other = SmallEngine(model_folders(name), model_impl="transformers", max_num_batched_tokens=16)
         assert native.generate(prompt) == other.generate(prompt)

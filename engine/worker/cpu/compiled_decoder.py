@@ -74,6 +74,7 @@ class _Layer(ctypes.Structure):
         ("post_attention_norm", ctypes.c_void_p),
         ("q_norm", ctypes.c_void_p),
         ("k_norm", ctypes.c_void_p),
+        ("sinks", ctypes.c_void_p),
         ("window", ctypes.c_int64),
         ("chunk", ctypes.c_int64),
         ("group", ctypes.c_int64),
@@ -196,7 +197,7 @@ class CompiledDecoder:
         self._cores = _cores(cores_for(num_threads))
         self._logits = torch.empty(0)
         gemm = CompiledGemm(attention.library)
-        self._routers = {mlp: Weight16(mlp.router.weight, gemm) for mlp in _sparse_mlps(model)}
+        self._routers = {mlp: _router(mlp, gemm) for mlp in _sparse_mlps(model)}
         layers = (_layer(model, index, place, self._routers) for index, place in enumerate(attention.places))
         self._model = _model(model, (_Layer * model.num_layers)(*layers))
         sequences = ctypes.POINTER(SequenceAddresses)
@@ -265,16 +266,22 @@ def _model(model: Decoder, layers: ctypes.Array[_Layer]) -> _Model:
 
 
 def _layer(
-    model: Decoder, index: int, place: LayerPlace, routers: Mapping[MixtureOfExperts, Weight16]
+    model: Decoder, index: int, place: LayerPlace, routers: Mapping[MixtureOfExperts, PackedWeightLinear]
 ) -> _Layer:
     layer = model.layers[index]
     assert isinstance(layer, DecoderLayer)
     attention = layer.attention
     assert isinstance(attention, SelfAttention)
-    norms = (layer.input_norm, layer.post_attention_norm, attention.q_norm, attention.k_norm)
+    vectors = (
+        layer.input_norm,
+        layer.post_attention_norm,
+        attention.q_norm,
+        attention.k_norm,
+        attention.sinks,
+    )
     return _Layer(
         *(_weight(linear) for linear in _linears(layer)),
-        *(None if norm is None else norm.data_ptr() for norm in norms),
+        *(None if vector is None else vector.data_ptr() for vector in vectors),
         model.windows[index] or 0,
         model.chunks[index] or 0,
         *place,
@@ -284,12 +291,16 @@ def _layer(
     )
 
 
-def _sparse(mlp: MixtureOfExperts, router: Weight16) -> _Sparse:
+def _router(mlp: MixtureOfExperts, gemm: CompiledGemm) -> PackedWeightLinear:
+    return PackedWeightLinear(Weight16(mlp.router.weight, gemm), mlp.router.bias, gemm)
+
+
+def _sparse(mlp: MixtureOfExperts, router: PackedWeightLinear) -> _Sparse:
     routing, correction = mlp.shape.routing, mlp.router.correction
     assert isinstance(mlp.experts, PackedExperts)
     return _Sparse(
         _Router(
-            router.address(None),
+            router.address(),
             None if correction is None else correction.data_ptr(),
             routing.experts_per_token,
             routing.normalized,

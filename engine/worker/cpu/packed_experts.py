@@ -30,18 +30,24 @@ class PackedExperts(nn.Module):
         self._gemm = gemm
         self._gate_up, self._down = gate_up, down
         self._shape, self._first = plain.shape, plain.first
+        bias, in_turn = plain.gate_up_bias, plain.shape.clamped is not None
+        self._gate_up_bias = None if bias is None else _paired(bias, in_turn=in_turn).contiguous()
+        self._down_bias = plain.added_bias
         self.register_buffer("gate_up", self._gate_up.numbers, persistent=False)
         self.register_buffer("down", self._down.numbers, persistent=False)
 
     def address(self) -> ExpertsAddress:
         """The addresses for the kernels, valid as long as this object is referenced."""
+        clamped = self._shape.clamped
         return ExpertsAddress(
-            self._gate_up.address(None),
-            self._down.address(None),
+            self._gate_up.address(self._gate_up_bias),
+            self._down.address(self._down_bias),
             self._first,
             self._shape.num_local_experts,
             self._shape.routing.experts_per_token,
             self._shape.routing.rounded,
+            0.0 if clamped is None else clamped.alpha,
+            0.0 if clamped is None else clamped.limit,
         )
 
     def forward(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -70,7 +76,8 @@ def kept_experts(
     """Experts over weights that came quantized, each with those of all experts one after the other, of sizes
     that ``fits_kernels`` passes."""
     pack = Weight4 if bits == 4 else Weight8
-    order = _paired(torch.arange(len(gate_up.numbers)).view(len(plain.gate_up), -1)).flatten()
+    rows = torch.arange(len(gate_up.numbers)).view(len(plain.gate_up), -1)
+    order = _paired(rows, in_turn=plain.shape.clamped is not None).flatten()
     return PackedExperts(
         plain, pack(Quantized(gate_up.numbers[order], gate_up.grid[order])), pack(down), gemm
     )
@@ -103,12 +110,14 @@ def _packed(
 ) -> PackedExperts:
     """Pack the weights of ``plain``, which are overwritten."""
     for expert in plain.gate_up:
-        expert.copy_(_paired(expert[None])[0].clone())
+        expert.copy_(_paired(expert[None], in_turn=plain.shape.clamped is not None)[0].clone())
     return PackedExperts(plain, pack(plain.gate_up.flatten(0, 1)), pack(plain.down.flatten(0, 1)), gemm)
 
 
-def _paired(gate_up: torch.Tensor) -> torch.Tensor:
-    """gate_up [experts, 2 * size, ...]: each expert's gates, then its ups -> the same with INTERLEAVED gates,
-    their ups, the next gates, and so on"""
-    paired = gate_up.view(len(gate_up), 2, -1, INTERLEAVED, *gate_up.shape[2:])
-    return paired.transpose(1, 2).flatten(1, 3)
+def _paired(gate_up: torch.Tensor, *, in_turn: bool) -> torch.Tensor:
+    """gate_up [experts, 2 * size, ...]: each expert's gates, then its ups, or a gate and its up in turn ->
+    the same with INTERLEAVED gates, their ups, the next gates, and so on"""
+    num_experts, *inputs = len(gate_up), *gate_up.shape[2:]
+    if in_turn:
+        return gate_up.view(num_experts, -1, INTERLEAVED, 2, *inputs).transpose(2, 3).flatten(1, 3)
+    return gate_up.view(num_experts, 2, -1, INTERLEAVED, *inputs).transpose(1, 2).flatten(1, 3)

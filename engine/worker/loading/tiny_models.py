@@ -30,7 +30,7 @@ MAX_TRAINED_TOKENS = 32_000
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS) + len(TOOL_TOKENS)
 
 _GEMMA = ("gemma2", "gemma3_text")
-_SPARSE = ("qwen3_moe", "mixtral", "glm4_moe")
+_SPARSE = ("qwen3_moe", "mixtral", "glm4_moe", "gpt_oss")
 _LATENT = ("deepseek_v2", "deepseek_v3")
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", *_GEMMA, *_SPARSE, *_LATENT, "gpt_neox", "phi", "olmo2")
 _GROUPED_QUERY = frozenset({"llama", "mistral", "qwen2", "qwen3", "phi", "olmo2", *_GEMMA, *_SPARSE})
@@ -138,12 +138,13 @@ def _write_weights(folder: Path, model: PreTrainedModel, dtype: torch.dtype, see
 
 
 def _as_published(name: str, tensor: torch.Tensor, model_type: str) -> dict[str, torch.Tensor]:
-    """A tensor under its published names: transformers 5 holds the experts of a layer in one."""
+    """A tensor under its published names: transformers 5 holds the experts of a layer in one, as only
+    gpt-oss is published."""
     gate, up, down = ("w1", "w3", "w2") if model_type == "mixtral" else ("gate_proj", "up_proj", "down_proj")
     if model_type == "mixtral":
         name = name.replace(".mlp.", ".block_sparse_moe.")
     prefix, _, kind = name.rpartition(".")
-    if not prefix.endswith(".experts") or tensor.dim() != 3:
+    if not prefix.endswith(".experts") or tensor.dim() != 3 or model_type == "gpt_oss":
         return {name: tensor}
     tensors: dict[str, torch.Tensor] = {}
     for index, expert in enumerate(tensor):

@@ -26,6 +26,7 @@ class SelfAttention(nn.Module):
         self.qkv = build.linear(hidden, shape.query_size + 2 * shape.kv_size, shape.qkv_bias)
         self.q_norm = build.parameter(shape.head_dim) if shape.qk_norm else None
         self.k_norm = build.parameter(shape.head_dim) if shape.qk_norm else None
+        self.sinks = build.parameter(shape.num_heads, dtype=torch.float32) if shape.sinks else None
         self.output = build.row_parallel(shape.query_size, hidden, shape.output_bias)
 
     def forward(
@@ -47,6 +48,7 @@ class SelfAttention(nn.Module):
             scale=shape.attention_scale or shape.head_dim**-0.5,
             window=shape.windows[self._index],
             soft_cap=shape.attention_cap,
+            sinks=self.sinks,
         )
         output: torch.Tensor = self.output(attended.flatten(1))
         return output
@@ -67,6 +69,8 @@ class SelfAttention(nn.Module):
             parts[f"q_proj.{kind}"] = TensorPart(q, 0, rank, size)
             parts[f"k_proj.{kind}"] = TensorPart(k, 0, kv_index, kv_count)
             parts[f"v_proj.{kind}"] = TensorPart(v, 0, kv_index, kv_count)
+        if self.sinks is not None:
+            parts["sinks"] = TensorPart(self.sinks, 0, rank, size)
         parts["o_proj.weight"] = TensorPart(self.output.weight, 1, rank, size)
         if self.output.bias is not None:
             parts["o_proj.bias"] = TensorPart(self.output.bias)

@@ -14,7 +14,7 @@ from engine.worker.loading.tensor_part import TensorPart
 from engine.worker.models.builder import Builder
 from engine.worker.models.mlp import GatedMLP
 from engine.worker.models.routing import Router
-from engine.worker.models.shape import DenseShape, SparseShape
+from engine.worker.models.shape import ClampedGate, DenseShape, SparseShape
 
 
 class Experts(nn.Module):
@@ -27,11 +27,20 @@ class Experts(nn.Module):
         inner = shape.expert_size
         self.gate_up = build.parameter(shape.num_local_experts, 2 * inner, hidden_size)
         self.down = build.parameter(shape.num_local_experts, hidden_size, inner)
+        is_biased = shape.clamped is not None
+        self.gate_up_bias = build.parameter(shape.num_local_experts, 2 * inner) if is_biased else None
+        self.down_bias = build.parameter(shape.num_local_experts, hidden_size) if is_biased else None
 
     @property
     def first(self) -> int:
         """The number of this rank's first expert."""
         return self._group.rank * self.shape.num_local_experts if self.shape.by_rank else 0
+
+    @property
+    def added_bias(self) -> torch.Tensor | None:
+        """The bias of ``down``; None where there is none, or another rank adds it, which has a part of the
+        same experts."""
+        return self.down_bias if self.shape.by_rank or self._group.rank == 0 else None
 
     def forward(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The weighted sum of each token's experts that this rank has. x [num_tokens, hidden_size]; experts,
@@ -57,8 +66,14 @@ class Experts(nn.Module):
         return [(expert, begin, end) for expert, (begin, end) in ranges if begin < end]
 
     def _expert(self, expert: int, x: torch.Tensor) -> torch.Tensor:
-        gate, up = linear(x, self.gate_up[expert]).chunk(2, dim=-1)
-        return linear(silu(gate).mul_(up), self.down[expert])
+        if self.shape.clamped is None:
+            gate, up = linear(x, self.gate_up[expert]).chunk(2, dim=-1)
+            return linear(silu(gate).mul_(up), self.down[expert])
+        assert self.gate_up_bias is not None
+        gate_up = linear(x, self.gate_up[expert], self.gate_up_bias[expert])
+        bias = self.added_bias
+        inner = clamped_gate(gate_up, self.shape.clamped)
+        return linear(inner, self.down[expert], None if bias is None else bias[expert])
 
     def published_parts(self) -> dict[str, TensorPart]:
         """The tensors of a checkpoint with three for each expert: its names, each with its part and the
@@ -76,11 +91,33 @@ class Experts(nn.Module):
         """The same of a checkpoint with two tensors for all experts, as transformers 5 holds them in
         memory."""
         rank, size = self._group.rank, self._group.size
+        if self.shape.clamped is not None:
+            return self._transposed_parts()
         if self.shape.by_rank:
             gate_up = TensorPart(self.gate_up, 0, rank, size)
             return {"gate_up_proj": gate_up, "down_proj": TensorPart(self.down, 0, rank, size)}
         gate_up = TensorPart(self.gate_up, 1, rank, size, num_pieces=2)
         return {"gate_up_proj": gate_up, "down_proj": TensorPart(self.down, 2, rank, size)}
+
+    def _transposed_parts(self) -> dict[str, TensorPart]:
+        """The same where the checkpoint has inputs before outputs, and biases."""
+        assert self.gate_up_bias is not None
+        assert self.down_bias is not None
+        rank, size, by_rank = self._group.rank, self._group.size, self.shape.by_rank
+        down_bias = TensorPart(self.down_bias, 0, rank, size) if by_rank else TensorPart(self.down_bias)
+        return {
+            "gate_up_proj": TensorPart(self.gate_up.transpose(1, 2), 0 if by_rank else 2, rank, size),
+            "gate_up_proj_bias": TensorPart(self.gate_up_bias, 0 if by_rank else 1, rank, size),
+            "down_proj": TensorPart(self.down.transpose(1, 2), 0 if by_rank else 1, rank, size),
+            "down_proj_bias": down_bias,
+        }
+
+
+def clamped_gate(gate_up: torch.Tensor, clamped: ClampedGate) -> torch.Tensor:
+    """gate_up [n, 2 * size] -> [n, size], rounded as transformers' gpt-oss rounds"""
+    gate = gate_up[..., ::2].clamp(max=clamped.limit)
+    up = gate_up[..., 1::2].clamp(-clamped.limit, clamped.limit)
+    return (up + 1).mul_(gate * torch.sigmoid(gate * clamped.alpha))
 
 
 class MixtureOfExperts(nn.Module):
@@ -120,10 +157,13 @@ class MixtureOfExperts(nn.Module):
         """The checkpoint's tensor names within a layer, each with its part and the parameter that it fills.
         ``fused``: see ``Experts.fused_parts``."""
         assert isinstance(self.experts, Experts), "no parts after load()"
+        fused = fused or self.shape.clamped is not None
         experts = self.experts.fused_parts() if fused else self.experts.published_parts()
-        prefix = "mlp." if fused else self.shape.names.prefix
+        names = self.shape.names
+        prefix = "mlp." if fused else names.prefix
         parts = {f"{prefix}experts.{name}": part for name, part in experts.items()}
-        parts |= {f"{prefix}gate.{name}": part for name, part in self.router.checkpoint_parts().items()}
+        router = self.router.checkpoint_parts()
+        parts |= {f"{prefix}{names.router}.{name}": part for name, part in router.items()}
         if self.shared is not None:
             shared = self.shared.checkpoint_parts()
             parts |= {f"{prefix}shared_experts.{name}": part for name, part in shared.items()}

@@ -25,6 +25,7 @@ class Router(nn.Module):
         super().__init__()
         self.routing = routing
         self.weight = build.parameter(routing.num_experts, hidden_size)
+        self.bias = build.parameter(routing.num_experts) if routing.biased else None
         self.correction = (
             build.parameter(routing.num_experts, dtype=torch.float32) if routing.by_sigmoid else None
         )
@@ -33,13 +34,15 @@ class Router(nn.Module):
         """x [num_tokens, hidden_size] -> experts and their weights, both [num_tokens, experts_per_token]"""
         if self.correction is None:
             in_fp32 = self.routing.in_fp32
-            logits = linear(x.float(), self.weight.float()) if in_fp32 else linear(x, self.weight)
+            logits = linear(x.float(), self.weight.float()) if in_fp32 else linear(x, self.weight, self.bias)
             return by_softmax(logits, self.routing)
         return by_sigmoid(linear(x.float(), self.weight.float()), self.correction, self.routing)
 
     def checkpoint_parts(self) -> dict[str, TensorPart]:
         """The checkpoint's tensor names, each with its part and the parameter that it fills."""
         parts = {"weight": TensorPart(self.weight)}
+        if self.bias is not None:
+            parts["bias"] = TensorPart(self.bias)
         if self.correction is not None:
             parts["e_score_correction_bias"] = TensorPart(self.correction)
         return parts

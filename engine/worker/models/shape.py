@@ -37,6 +37,8 @@ class Routing:
     are a softmax over all experts, of logits in the model's dtype."""
     in_fp32: bool = False
     """Whether a router by softmax computes its logits in fp32, too."""
+    biased: bool = False
+    """Whether a router by softmax adds a bias to its logits."""
     rounded: bool = False
     """Whether weights are rounded to the model's dtype; else they are fp32."""
     num_groups: int = 1
@@ -54,6 +56,16 @@ class ExpertNames:
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    router: str = "gate"
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedGate:
+    """Experts with biases, whose gates and ups come in turn: ``(up + 1) * gate * sigmoid(alpha * gate)``."""
+
+    alpha: float
+    limit: float
+    """What neither a gate nor the size of an up exceeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +78,8 @@ class SparseShape:
     shared_size: int = 0
     """The intermediate size of the expert that all tokens go through; 0 if there is none."""
     names: ExpertNames = ExpertNames()
+    clamped: ClampedGate | None = None
+    """None: experts without biases, ``silu(gate) * up``, all gates before all ups."""
     by_rank: bool = False
     """Whether each rank has some of the experts whole; else it has a part of each."""
     num_ranks: int = 1
@@ -151,6 +165,8 @@ class DecoderShape:
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: bool = False
+    sinks: bool = False
+    """Whether each head has a sink; see ``AttentionBackend.attend``."""
     rotary_dim: int = 0
     """How many numbers of each head are rotated, the first ones; 0 means all."""
     rope_kinds: tuple[str, ...] = ()
@@ -205,7 +221,7 @@ class DecoderShape:
     @property
     def is_plain(self) -> bool:
         """Whether fused and compiled steps know it: layers compute what Llama's do, but for biases, head
-        norms, windows and experts."""
+        norms, windows, sinks and experts."""
         gemma = self.attention_scale, self.attention_cap, self.logit_cap
         by_gelu = any(isinstance(mlp, DenseShape) and mlp.by_gelu for mlp in self.mlps)
         switches = self.rope_kinds, self.centered_norms, self.output_norms, by_gelu

@@ -108,6 +108,20 @@ VARIANTS |= {
         },
     },
 }
+VARIANTS |= {
+    "sinks, windows, all experts with biases and clamped gates": {
+        "family": "gpt_oss",
+        "head_dim": 64,
+        "num_kv_heads": 2,
+        "intermediate_size": 96,
+        "extra_config": {
+            "num_local_experts": 3,
+            "num_experts_per_tok": 3,
+            "sliding_window": 12,
+            "swiglu_limit": 0.5,
+        },
+    },
+}
 """Rounding may change which experts are chosen, and with that all that follows: these take all of them."""
 CHOOSING: dict[str, dict[str, Any]] = {
     "softmax, not normalized": {
@@ -119,6 +133,12 @@ CHOOSING: dict[str, dict[str, Any]] = {
         "family": "mixtral",
         "head_dim": 64,
         "extra_config": {"num_local_experts": 6, "num_experts_per_tok": 2},
+    },
+    "softmax of the chosen, with a bias": {
+        "family": "gpt_oss",
+        "head_dim": 64,
+        "intermediate_size": 64,
+        "extra_config": {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 12},
     },
     "groups": {
         "family": "glm4_moe",

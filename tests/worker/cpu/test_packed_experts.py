@@ -13,26 +13,36 @@ from engine.worker.cpu.packed_weights import Weight4, Weight8, compiled_gemm
 from engine.worker.cpu.quantization import to_int4, to_int8
 from engine.worker.models.builder import Builder
 from engine.worker.models.moe import Experts
-from engine.worker.models.shape import Routing, SparseShape
+from engine.worker.models.shape import ClampedGate, Routing, SparseShape
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
 from tests.worker.parallel.ranks import LoneRank
 
 HIDDEN_SIZE, EXPERT_SIZE, NUM_EXPERTS, PER_TOKEN = 320, 96, 10, 3
+CLAMPED = ClampedGate(1.702, 1.0)
+"""gpt-oss's, with a limit that many numbers exceed."""
 
 
 def experts_of(
-    group: TensorParallelGroup = ALONE, *, rounded: bool = False, expert_size: int = EXPERT_SIZE
+    group: TensorParallelGroup = ALONE,
+    *,
+    rounded: bool = False,
+    expert_size: int = EXPERT_SIZE,
+    clamped: ClampedGate | None = None,
 ) -> Experts:
     """Random experts, or those of a rank."""
     routing = Routing(NUM_EXPERTS, PER_TOKEN, rounded=rounded)
-    shape = SparseShape(expert_size, routing).of_rank(group.size, experts_by_rank=group.size > 1)
+    whole = SparseShape(expert_size, routing, clamped=clamped)
+    shape = whole.of_rank(group.size, experts_by_rank=group.size > 1)
     experts = Experts(HIDDEN_SIZE, shape, Builder(torch.bfloat16, group)).to_empty(device="cpu")
     generator = torch.Generator().manual_seed(0)
-    whole = SparseShape(expert_size, routing)
     for weight, size in ((experts.gate_up, HIDDEN_SIZE), (experts.down, expert_size)):
         numbers = torch.randn(whole.num_local_experts, *weight.shape[1:], generator=generator)
         first = experts.first
         weight.data.copy_(numbers[first : first + len(weight)] / size**0.5)
+    for bias in (experts.gate_up_bias, experts.down_bias):
+        if bias is not None:
+            numbers = torch.randn(whole.num_local_experts, bias.shape[1], generator=generator)
+            bias.data.copy_(numbers[experts.first : experts.first + len(bias)])
     return experts.requires_grad_(False)
 
 
@@ -55,13 +65,16 @@ def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
     seed=st.integers(0, 1000),
     skewed=st.booleans(),
     rounded=st.booleans(),
+    clamped=st.sampled_from((None, CLAMPED)),
 )
-def test_sums_are_those_of_torch(num_rows: int, seed: int, skewed: bool, rounded: bool) -> None:
+def test_sums_are_those_of_torch(
+    num_rows: int, seed: int, skewed: bool, rounded: bool, clamped: ClampedGate | None
+) -> None:
     """For few rows and for many, spread over all experts or crowded on some: nearer to torch in fp32 than
     bf16 rounds."""
     gemm = gemm_or_skip()
-    plain = experts_of(rounded=rounded)
-    wide = experts_of(rounded=rounded).float()
+    plain = experts_of(rounded=rounded, clamped=clamped)
+    wide = experts_of(rounded=rounded, clamped=clamped).float()
     packed = packed_experts(plain, gemm)
     assert isinstance(packed, PackedExperts)
     x, experts, weights = rows_of(num_rows, seed, skewed=skewed)
@@ -89,15 +102,16 @@ def test_a_row_alone_is_as_in_company(num_threads: int, compiled: CompiledGemm) 
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("num_rows", [1, 5, 90])
+@pytest.mark.parametrize("clamped", [None, CLAMPED])
 def test_quantized_experts_are_those_that_were_quantized(
-    bits: int, num_rows: int, compiled: CompiledGemm
+    clamped: ClampedGate | None, bits: int, num_rows: int, compiled: CompiledGemm
 ) -> None:
     """Against torch in fp32, with weights that were quantized alike."""
-    wide = experts_of().float()
+    wide = experts_of(clamped=clamped).float()
     for weight in (wide.gate_up, wide.down):
         rows = weight.data.bfloat16().flatten(0, 1)
         weight.data.copy_(dequantized(rows, bits).view_as(weight))
-    packed = quantized_experts(experts_of(), Weight8 if bits == 8 else Weight4, compiled)
+    packed = quantized_experts(experts_of(clamped=clamped), Weight8 if bits == 8 else Weight4, compiled)
     x, experts, weights = rows_of(num_rows, seed=2)
     assert distance(packed(x, experts, weights), wide(x.float(), experts, weights)) < 0.01
 
@@ -113,14 +127,18 @@ def dequantized(rows: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("num_rows", [1, 4, 60])
-def test_ranks_with_some_experts_each_add_up(num_rows: int, compiled: CompiledGemm) -> None:
+@pytest.mark.parametrize("clamped", [None, CLAMPED])
+def test_ranks_with_some_experts_each_add_up(
+    clamped: ClampedGate | None, num_rows: int, compiled: CompiledGemm
+) -> None:
     """By torch and by compiled code: a token none of whose experts a rank has gets zeros there."""
     x, experts, weights = rows_of(num_rows, seed=3)
-    wanted = experts_of().float()(x.float(), experts, weights)
+    wanted = experts_of(clamped=clamped).float()(x.float(), experts, weights)
     ranks = [LoneRank(rank, 2) for rank in range(2)]
-    plain = [experts_of(rank).float()(x.float(), experts, weights) for rank in ranks]
+    plain = [experts_of(rank, clamped=clamped).float()(x.float(), experts, weights) for rank in ranks]
     assert distance(sum(plain, torch.zeros(())), wanted) < 1e-5
-    packed = [packed_experts(experts_of(rank), compiled)(x, experts, weights).float() for rank in ranks]
+    parts = [packed_experts(experts_of(rank, clamped=clamped), compiled) for rank in ranks]
+    packed = [part(x, experts, weights).float() for part in parts]
     assert distance(sum(packed, torch.zeros(())), wanted) < 0.01
 
 

@@ -25,10 +25,11 @@ from tests.worker.loading.conftest import generated
 from tests.worker.loading.quantized_folders import (
     KEPT,
     WRITERS,
+    QuantizedFolder,
     mxfp4,
     write_quantized,
 )
-from tests.worker.parallel.ranks import LoneRank
+from tests.worker.parallel.ranks import LoneRank, two_ranks
 
 
 def sparse_folder(path: Path, family: str, **fields: object) -> Path:
@@ -48,19 +49,34 @@ def sparse_folder(path: Path, family: str, **fields: object) -> Path:
     return folder
 
 
-def test_gpt_oss_in_mxfp4_gives_the_same_tokens(tmp_path: Path) -> None:
+def gpt_oss_in_mxfp4(path: Path) -> QuantizedFolder:
     source = sparse_folder(
-        tmp_path / "source",
+        path / "source",
         "gpt_oss",
         num_local_experts=4,
         num_experts_per_tok=2,
         sliding_window=16,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     )
-    folder = write_quantized(source, tmp_path / "mxfp4", mxfp4())
+    return write_quantized(source, path / "mxfp4", mxfp4())
+
+
+@pytest.mark.parametrize("model_impl", ["native", "transformers"])
+def test_gpt_oss_in_mxfp4_gives_the_same_tokens(model_impl: str, tmp_path: Path) -> None:
+    folder = gpt_oss_in_mxfp4(tmp_path)
     assert len(folder.names) == 4
     prompt = random_tokens(40, seed=8)
-    assert generated(folder.path, prompt) == Reference(folder.dequantized).greedy(prompt, 16)
+    wanted = Reference(folder.dequantized).greedy(prompt, 16)
+    assert generated(folder.path, prompt, model_impl=model_impl) == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by_rank", [False, True])
+def test_two_ranks_read_their_part_of_mxfp4(by_rank: bool, tmp_path: Path) -> None:
+    folder = gpt_oss_in_mxfp4(tmp_path)
+    prompt = random_tokens(40, seed=8)
+    with two_ranks(folder.path, enable_expert_parallel=by_rank) as engine:
+        assert engine.generate(prompt)[:16] == Reference(folder.dequantized).greedy(prompt, 16)
 
 
 @pytest.mark.parametrize("name", ["fp8-blocks", "awq", "gptq-order", "compressed-int4"])

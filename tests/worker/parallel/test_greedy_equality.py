@@ -30,6 +30,7 @@ SAMPLED = (
         "qwen3-moe",
         "mixtral",
         "glm4-moe",
+        "gpt-oss",
         "deepseek-v2-groups",
         "deepseek-v3",
         "deepseek-v3-halves",
@@ -37,14 +38,14 @@ SAMPLED = (
 )
 def test_two_ranks_give_the_tokens_of_one_process(name: str, model_folders: ModelFolders) -> None:
     """One key-value head for both ranks, biases everywhere, a tied head, QK norms, two block tables,
-    Gemma's norms, halves of experts, latents that both ranks have: with prompts longer than the budget,
-    prefix hits and preemption the greedy tokens are those of transformers; sampled ones, those of a single
-    process."""
+    Gemma's norms, halves of experts, sinks and biases of experts, latents that both ranks have: with
+    prompts longer than the budget, prefix hits and preemption the greedy tokens are those of transformers;
+    sampled ones, those of a single process."""
     folder = model_folders(name)
     shared = random_tokens(27, seed=1)
     prompts = [shared[: 9 * (i % 4)] + random_tokens(7 + 5 * i, seed=10 + i) for i in range(6)]
     reference, single = Reference(folder), SmallEngine(folder)
-    num_blocks = 30 if name in ("qwen2-window", "gemma3") else 22
+    num_blocks = 30 if name in ("qwen2-window", "gemma3", "gpt-oss") else 22
     with two_ranks(folder, num_blocks=num_blocks, max_num_batched_tokens=24) as engine:
         for index, prompt in enumerate(prompts):
             greedy = SamplingParams(temperature=0.0, max_tokens=20 + index, ignore_eos=True)
@@ -64,7 +65,7 @@ def test_two_ranks_give_the_tokens_of_one_process(name: str, model_folders: Mode
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen3-moe", "mixtral", "glm4-moe-groups", "deepseek-v2"])
+@pytest.mark.parametrize("name", ["qwen3-moe", "mixtral", "glm4-moe-groups", "gpt-oss", "deepseek-v2"])
 def test_experts_by_rank_give_the_tokens_of_transformers(name: str, model_folders: ModelFolders) -> None:
     """With half of the experts, whole, at each rank: for prompts in one step and in chunks, a shared expert
     and routers by group."""

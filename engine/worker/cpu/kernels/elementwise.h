@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <limits>
 
 #include "gemm.h"
 
@@ -35,18 +36,39 @@ inline void add_half(Bf16* to, const HalfRow& added) {
     store_half(to, {_mm512_add_ps(before.low, added.low), _mm512_add_ps(before.high, added.high)});
 }
 
-inline __m512 silu(__m512 x) {
+inline __m512 sigmoid(__m512 x) {
     const __m512 positive = _mm512_abs_ps(x), one = _mm512_set1_ps(1.0f);
     const __m512 e = bits_as<__m512>(exp_negative<16>(bits_as<Floats<16>>(_mm512_sub_ps(_mm512_setzero_ps(), positive))));
     const __m512 share = _mm512_div_ps(one, _mm512_add_ps(one, e));  // sigmoid(|x|)
     const __mmask16 negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
-    return _mm512_mul_ps(x, _mm512_mask_mul_ps(share, negative, share, e));
+    return _mm512_mask_mul_ps(share, negative, share, e);
 }
+
+inline __m512 silu(__m512 x) { return _mm512_mul_ps(x, sigmoid(x)); }
 
 // silu(gate) * up, silu rounded first
 inline HalfRow gated(const HalfRow& gate, const HalfRow& up) {
     const HalfRow opened = rounded({silu(gate.low), silu(gate.high)});
     return {_mm512_mul_ps(opened.low, up.low), _mm512_mul_ps(opened.high, up.high)};
+}
+
+inline HalfRow product(const HalfRow& a, const HalfRow& b) {
+    return {_mm512_mul_ps(a.low, b.low), _mm512_mul_ps(a.high, b.high)};
+}
+
+inline HalfRow clamped(const HalfRow& x, float lowest, float highest) {
+    const __m512 low = _mm512_set1_ps(lowest), high = _mm512_set1_ps(highest);
+    return {_mm512_min_ps(_mm512_max_ps(x.low, low), high), _mm512_min_ps(_mm512_max_ps(x.high, low), high)};
+}
+
+// (up + 1) * gate * sigmoid(alpha * gate): up is at most `limit` in size, gate at most `limit`
+inline HalfRow gated_clamped(const HalfRow& gate, const HalfRow& up, float alpha, float limit) {
+    const __m512 one = _mm512_set1_ps(1.0f), factor = _mm512_set1_ps(alpha);
+    const HalfRow gates = rounded(clamped(gate, -std::numeric_limits<float>::infinity(), limit));
+    const HalfRow ups = rounded(clamped(up, -limit, limit));
+    const HalfRow scaled = rounded(product(gates, {factor, factor}));
+    const HalfRow opened = rounded(product(gates, rounded({sigmoid(scaled.low), sigmoid(scaled.high)})));
+    return product(rounded({_mm512_add_ps(ups.low, one), _mm512_add_ps(ups.high, one)}), opened);
 }
 
 }  // namespace

@@ -26,6 +26,7 @@ struct Experts {
     std::int64_t first, num_experts;  // those of this rank
     std::int64_t per_token;
     std::int64_t rounded;  // whether outputs are rounded once weighted, as torch does where weights are bf16
+    double alpha, limit;   // of a clamped gate; alpha 0: silu(gate) * up
 };
 
 // How experts are chosen; see engine/worker/models/routing.py.
@@ -234,16 +235,21 @@ class ExpertStep {
 
     Rows inner() const { return {buffers_.inner.data(), Layout::tiled(expert_size())}; }
 
-    // inner = silu(gate) * up
+    // inner = silu(gate) * up, or (up + 1) * gate * sigmoid(alpha * gate), clamped
     void compute_inner() const {
         const Layout layout = inner().layout;
         share_units(expert_size() / HALF_UNIT, [&](const ExpertRows& group, std::int64_t unit, std::int64_t own_unit) {
             multiply(experts_.gate_up, unit, gathered(), group, [&](std::int64_t row, const float* sums) {
                 const HalfRow gate = rounded(result_of(experts_.gate_up, unit * UNIT, sums));
                 const HalfRow up = rounded(result_of(experts_.gate_up, unit * UNIT + HALF_UNIT, sums + HALF_UNIT));
-                store_half(buffers_.inner.data() + layout.of(group.begin + row, own_unit * HALF_UNIT), gated(gate, up));
+                store_half(buffers_.inner.data() + layout.of(group.begin + row, own_unit * HALF_UNIT), gated_inner(gate, up));
             });
         });
+    }
+
+    HalfRow gated_inner(const HalfRow& gate, const HalfRow& up) const {
+        if (experts_.alpha == 0) return gated(gate, up);
+        return gated_clamped(gate, up, static_cast<float>(experts_.alpha), static_cast<float>(experts_.limit));
     }
 
     void compute_outputs() const {

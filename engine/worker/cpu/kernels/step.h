@@ -30,6 +30,7 @@ struct Layer {
     Weight qkv, output, gate_up, down;
     const void *input_norm, *post_attention_norm;  // [hidden_size]
     const void *q_norm, *k_norm;                   // [head_dim] or null
+    const float* sinks;                            // [num_heads] or null
     Reach reach;
     std::int64_t group, slot;                      // its KV cache group, and its part of each block
     const Sparse* sparse;                          // null: a dense layer
@@ -247,7 +248,7 @@ class DecoderStep {
         }
         for (RowBlock& row_block : row_blocks_)
             if (row_block.prefills.num_seqs > 0) {
-                const PrefillAttention<HEAD_DIM> prompter(pool_, row_block.prefills, 0, heads_of({}, 0));
+                const PrefillAttention<HEAD_DIM> prompter(pool_, row_block.prefills, 0, heads_of(Layer{}, 0));
                 row_block.plan = prompter.plan(prompter.all_queries(), num_threads);
                 row_block.last_plan = prompter.plan(sampled_queries(row_block), num_threads);
             }
@@ -456,12 +457,12 @@ class DecoderStep {
 
     void attend(const Layer& layer, const RowBlock& row_block, const std::vector<QueryBlock>& plan) const {
         if (row_block.decodes.num_seqs > 0) {
-            const Heads heads = heads_of(layer.reach, 0);
+            const Heads heads = heads_of(layer, 0);
             DecodeAttention<Bf16, HEAD_DIM>(pool_, decodes_[layer.group], layer.slot, heads)
                 .work(*plan_for(layer), buffers_->partials.data());
         }
         if (row_block.prefills.num_seqs > 0) {
-            const Heads heads = heads_of(layer.reach, row_block.decodes.num_seqs);
+            const Heads heads = heads_of(layer, row_block.decodes.num_seqs);
             const Sequences prefills = prefills_of(row_block, layer.group);
             PrefillAttention<HEAD_DIM>(pool_, prefills, layer.slot, heads).work(plan);
         }
@@ -475,13 +476,13 @@ class DecoderStep {
     }
 
     // The heads of a block, from one of its rows on.
-    Heads heads_of(Reach reach, std::int64_t first_row) const {
+    Heads heads_of(const Layer& layer, std::int64_t first_row) const {
         const Bf16* query = heads() + first_row * heads_size_;
         const Bf16* key = query + query_size_;
         return {query,       key,         key + pool_.num_kv_heads * HEAD_DIM,
                 attended() + first_row * query_size_,
                 heads_size_, heads_size_, heads_size_, query_size_,
-                model_.num_heads, reach, 1.0 / std::sqrt(static_cast<double>(HEAD_DIM)), 0.0, nullptr};
+                model_.num_heads, layer.reach, 1.0 / std::sqrt(static_cast<double>(HEAD_DIM)), 0.0, layer.sinks};
     }
 
     const Model& model_;

@@ -40,6 +40,8 @@ class ExpertsAddress(ctypes.Structure):
         ("num_experts", ctypes.c_int64),
         ("per_token", ctypes.c_int64),
         ("rounded", ctypes.c_int64),
+        ("alpha", ctypes.c_double),
+        ("limit", ctypes.c_double),
     )
 
 

@@ -14,6 +14,7 @@ from engine.worker.models.families.deepseek_v3 import deepseek_v3_shape
 from engine.worker.models.families.gemma2 import gemma2_shape, is_known_gemma
 from engine.worker.models.families.gemma3 import gemma3_shape
 from engine.worker.models.families.glm4_moe import glm4_moe_shape
+from engine.worker.models.families.gpt_oss import gpt_oss_shape
 from engine.worker.models.families.llama import llama_shape
 from engine.worker.models.families.mistral import mistral_shape
 from engine.worker.models.families.mixtral import mixtral_shape
@@ -34,6 +35,7 @@ _SHAPES: Mapping[str, Callable[[PreTrainedConfig], DecoderShape]] = {
     "qwen3_moe": qwen3_moe_shape,
     "mixtral": mixtral_shape,
     "glm4_moe": glm4_moe_shape,
+    "gpt_oss": gpt_oss_shape,
     "gemma2": gemma2_shape,
     "gemma3_text": gemma3_shape,
     "deepseek_v2": deepseek_v2_shape,

@@ -1,0 +1,31 @@
+"""gpt-oss: a sink per head, a window in every other layer, biases everywhere, and experts whose gates and ups
+are clamped (arXiv:2508.10925)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from engine.worker.models.base import layer_windows
+from engine.worker.models.families.plain import has_attention_bias, plain_shape
+from engine.worker.models.shape import ClampedGate, DecoderShape, ExpertNames, Routing, SparseShape
+
+
+def gpt_oss_shape(config: Any) -> DecoderShape:
+    plain, biased = plain_shape(config), has_attention_bias(config)
+    # Its softmax is over the chosen experts only: the same as one over all, normalized.
+    routing = Routing(config.num_local_experts, config.num_experts_per_tok, biased=True, rounded=True)
+    sparse = SparseShape(
+        config.intermediate_size,
+        routing,
+        names=ExpertNames(router="router"),
+        clamped=ClampedGate(config.swiglu_alpha, config.swiglu_limit),
+    )
+    return replace(
+        plain,
+        qkv_bias=biased,
+        output_bias=biased,
+        sinks=True,
+        windows=tuple(layer_windows(config)),
+        mlps=(sparse,) * plain.num_layers,
+    )
