@@ -419,6 +419,11 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     """Spans that did not reach the collector."""
     superseded_blocks: int = 0
     """Device blocks released to be evicted first, since their jobs continued without them."""
+    num_states: int = 0
+    """State slots; 0 for a model whose layers have none."""
+    num_free_states: int = 0
+    tokens_without_state: int = 0
+    """Tokens computed again although their KV was cached: there was no state behind them."""
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):

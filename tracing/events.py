@@ -369,6 +369,8 @@ class PrefixCacheEvent(msgspec.Struct, tag_field="type", tag="prefix_cache_event
     """How many of the hit tokens were loaded from the host tier or from disk."""
     disk_tokens: int = 0
     """How many of the loaded tokens were read from disk."""
+    without_state_tokens: int = 0
+    """Tokens behind the hit whose KV was cached, too, but without a state of the layers that keep one."""
 
 
 class PinEvent(msgspec.Struct, tag_field="type", tag="pin_event", kw_only=True, omit_defaults=True):

@@ -80,6 +80,7 @@ class SchedulerView(Protocol):
 def stats_of(scheduler: SchedulerView, counts: StepCounts) -> SchedulerStats:
     """Gauges as they are now, and these counts; what the scheduler's parts have counted is taken."""
     pool, tier = scheduler.kv.pool, scheduler.loads.tier_statistics()
+    states = scheduler.kv.states
     loads, writes = scheduler.loads.take_counts(), scheduler.loads.take_write_counts()
     return SchedulerStats(
         num_running_reqs=len(scheduler.running),
@@ -109,6 +110,9 @@ def stats_of(scheduler: SchedulerView, counts: StepCounts) -> SchedulerStats:
         disk_written_blocks=writes.num_written,
         disk_failed_writes=writes.num_failed,
         disk_dropped_writes=writes.num_dropped,
+        num_states=0 if states is None else states.pool.num_usable_blocks,
+        num_free_states=0 if states is None else states.pool.num_free_blocks,
+        tokens_without_state=0 if states is None else states.take_num_lacking_tokens(),
     )
 
 

@@ -97,7 +97,9 @@ class TracedScheduler:
         return plan
 
     def _on_prefix_cache_hit(self, request: Request) -> None:
-        self._steps.prefix_cache(request, self._scheduler.policy.job_of(request))
+        states = self._scheduler.kv.states
+        num_without_state = 0 if states is None else states.num_lacking_tokens_of(request.request_id)
+        self._steps.prefix_cache(request, self._scheduler.policy.job_of(request), num_without_state)
 
     def update_from_output(
         self, plan: SchedulerOutput, result: ModelRunnerOutput, now: float

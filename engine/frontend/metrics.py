@@ -176,6 +176,7 @@ class Metrics:
         self._telemetry_dropped.inc(stats.telemetry_dropped)
         self._cache_queries.inc(stats.prefix_cache_queries)
         self._cache_hits.inc(stats.prefix_cache_hits)
+        self._without_state_tokens.inc(stats.tokens_without_state)
         self._preemptions.inc(stats.num_preemptions)
         if stats.step_tokens:
             self._iteration_tokens.observe(stats.step_tokens)
@@ -218,6 +219,8 @@ class Metrics:
             self._host_usage.set(stats.num_used_host_blocks / stats.num_host_blocks, timestamp)
         if stats.num_disk_blocks:
             self._disk_usage.set(stats.num_used_disk_blocks / stats.num_disk_blocks, timestamp)
+        if stats.num_states:
+            self._state_usage.set(1 - stats.num_free_states / stats.num_states, timestamp)
 
     def _record_finished(self, stats: FinishedRequestStats) -> None:
         self._success.labels(*self._values, stats.finish_reason).inc()
@@ -251,6 +254,8 @@ class Metrics:
             "continuum:disk_kv_usage_perc", "Slots of the disk tier that hold KV; 1 is all of them."
         )
 
+        self._state_usage = self._gauge("continuum:state_usage_perc", "State slots in use; 1 is all of them.")
+
     def _make_disk_counters(self) -> None:
         self._disk_loaded_tokens = self._counter(
             "continuum:disk_kv_loaded_tokens", "Tokens whose KV came back from the disk tier."
@@ -275,6 +280,10 @@ class Metrics:
             "vllm:prefix_cache_queries", "Tokens looked up in the prefix cache."
         )
         self._cache_hits = self._counter("vllm:prefix_cache_hits", "Tokens found in the prefix cache.")
+        self._without_state_tokens = self._counter(
+            "continuum:tokens_without_state",
+            "Tokens computed again although their KV was cached: there was no state behind them.",
+        )
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens processed.")
         self._cached_prompt_tokens = self._counter("vllm:prompt_tokens_cached", "Prompt tokens found cached.")
         self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated.")

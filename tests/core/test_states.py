@@ -9,6 +9,19 @@ from engine.core.policy import PinEnd, PolicyContext, StalePrefix
 from engine.kv_cache_groups import KVCacheGroup, num_countable_blocks
 from tests.core.engine_room import EngineRoom
 from tests.core.test_windows import PinningPolicy
+from tracing.events import PrefixCacheEvent, TraceEvent
+from tracing.tracer import Tracer
+
+
+class Seen:
+    """Keeps the events of a trace."""
+
+    def __init__(self) -> None:
+        self.events: list[TraceEvent] = []
+
+    def emit(self, event: TraceEvent) -> None:
+        self.events.append(event)
+
 
 GROUPS = (KVCacheGroup((0,)), KVCacheGroup((0, 1, 2), state_blocks=10))
 
@@ -82,6 +95,18 @@ def test_prompts_that_share_a_beginning_find_it_from_the_third_on() -> None:
     assert cached_tokens(room, "b", [*shared, *[2] * 9]) == 0
     assert cached_tokens(room, "c", [*shared, *[3] * 9]) == 12
     assert cached_tokens(room, "d", [*shared, *[4] * 9]) == 12
+
+
+def test_what_is_computed_for_want_of_a_state_is_told() -> None:
+    """The second prompt shares 12 tokens whose KV is cached, behind which there is no state yet."""
+    seen = Seen()
+    room = room_of(tracer=Tracer(seen))
+    shared = list(range(15))
+    cached_tokens(room, "a", [*shared, *[1] * 9])
+    cached_tokens(room, "b", [*shared, *[2] * 9])
+    hits = [event for event in seen.events if isinstance(event, PrefixCacheEvent)]
+    assert [event.without_state_tokens for event in hits] == [0, 12]
+    assert room.scheduler.make_stats().tokens_without_state == 12
 
 
 def test_a_short_prompt_is_hit() -> None:

@@ -56,6 +56,8 @@ class _RequestStates:
     """The slot with the state behind all tokens that are planned; None: there are none."""
     checkpoints: list[_Checkpoint] = field(default_factory=list)
     """Ascending. The last may be ``current``, too."""
+    num_lacking_tokens: int = 0
+    """Tokens whose KV was cached and that are computed again, since there was no state behind them."""
 
     @property
     def must_keep_current(self) -> bool:
@@ -85,6 +87,7 @@ class StateManager:
         self._pins: dict[int, KVCacheBlock] = {}
         self._forks: set[int] = set()
         """Slots of cached states behind which several sequences have gone on."""
+        self._num_lacking_tokens = 0
 
     # ---- hits ----
 
@@ -120,12 +123,15 @@ class StateManager:
             fate = _Fate.CACHED if hit.block_id in self._forks else _Fate.PASSED
             checkpoints.append(_Checkpoint(num_hit_blocks * self._block_size, hit, fate))
             self._evict_passed_first(hashes[: num_hit_blocks - 1])
+        num_lacking = (num_shared_blocks - num_hit_blocks) * self._block_size
+        self._num_lacking_tokens += num_lacking
         self._requests[request.request_id] = _RequestStates(
             self._new_slots(self._num_reserved),
             self.branch_ends(request, num_shared_blocks),
             num_shared_blocks * self._block_size,
             hit,
             checkpoints,
+            num_lacking,
         )
 
     def _evict_passed_first(self, block_hashes: Sequence[BlockHash]) -> None:
@@ -291,6 +297,15 @@ class StateManager:
         return slot is not None and slot.ref_cnt == 1
 
     # ---- all ----
+
+    def num_lacking_tokens_of(self, request_id: str) -> int:
+        """Tokens of a running request whose KV was cached without a state behind them."""
+        return self._requests[request_id].num_lacking_tokens
+
+    def take_num_lacking_tokens(self) -> int:
+        """The same of all requests that started since the last call."""
+        num_tokens, self._num_lacking_tokens = self._num_lacking_tokens, 0
+        return num_tokens
 
     def num_held(self, request_id: str) -> int:
         """How many slots the request holds."""

@@ -52,8 +52,9 @@ class StepTrace:
             )
         )
 
-    def prefix_cache(self, request: Request, job_id: str | None) -> None:
-        """Record how much of a request that joins the batch was cached."""
+    def prefix_cache(self, request: Request, job_id: str | None, num_without_state: int) -> None:
+        """Record how much of a request that joins the batch was cached, and how many tokens more would have
+        been with a state behind them."""
         self._tracer.emit(
             PrefixCacheEvent(
                 step=self._step,
@@ -63,6 +64,7 @@ class StepTrace:
                 hit_tokens=request.num_computed_tokens,
                 loaded_tokens=request.num_external_computed_tokens,
                 disk_tokens=request.num_disk_tokens,
+                without_state_tokens=num_without_state,
                 num_prompt_tokens=request.num_prompt_tokens,
                 num_tokens=request.num_tokens,
                 resumed=request.num_preemptions > 0,
