@@ -32,7 +32,7 @@ LONGER_FILES = {
     "eval/cli/serve_flags.py": (510, "A table: the flags of one command."),
     "eval/load/planner.py": (480, "From a workload to what is sent when: one pass."),
     "eval/trace/analysis/tables.py": (460, "Tables of a trace, one after another."),
-    "tracing/events.py": (490, "The schema: each event, each field explained."),
+    "tracing/events.py": (500, "The schema: each event, each field explained."),
     "tracing/job_spans.py": (420, "Events of a job, paired into spans."),
     "tests/api/test_messages.py": (760, "One protocol, a test for each of its fields."),
     "tests/api/test_responses.py": (860, "One protocol, a test for each of its fields."),
