@@ -133,11 +133,14 @@ class HandPlans:
         return SchedulerOutput(new, cached, counts, sum(counts.values()), finished, set())
 
     def _allocate(self, request: _Request, count: int) -> list[int]:
-        """Free what windows have left behind; the new blocks, interleaved."""
+        """Free what windows and chunks have left behind; the new blocks, interleaved."""
         num_blocks = -(-(request.num_computed + count) // BLOCK_SIZE)
         for group, table in zip(self.groups, request.tables, strict=True):
             if group.sliding_window is not None:
                 seen = max(0, request.num_computed - group.sliding_window + 1)
+                self._give_back(table, seen // BLOCK_SIZE)
+            if group.attention_chunk is not None:
+                seen = request.num_computed // group.attention_chunk * group.attention_chunk
                 self._give_back(table, seen // BLOCK_SIZE)
         news = []
         for _ in range(len(request.tables[0]), num_blocks):

@@ -13,6 +13,8 @@ from tests.worker.generation import Reference, SmallEngine, random_tokens
 SCARCE = {
     "mistral-window": (13, 16),
     "mixtral-window": (13, 16),
+    "llama4": (26, 24),
+    "llama4-other-switches": (34, 24),
     **dict.fromkeys(("qwen2-window", "gemma2", "gemma3", "gpt-oss"), (32, 24)),
 }
 """Blocks that are too few for the requests of a test, and a token budget by which some are preempted: with a

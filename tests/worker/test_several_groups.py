@@ -27,6 +27,18 @@ NATIVE: dict[str, dict[str, Any]] = {
         "num_layers": 4,
         "extra_config": {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 2},
     },
+    "llama4": {
+        "family": "llama4_text",
+        "num_layers": 8,
+        "intermediate_size": 48,
+        "extra_config": {
+            "attention_chunk_size": 20,
+            "floor_scale": 16,
+            "intermediate_size_mlp": 96,
+            "interleave_moe_layer_step": 2,
+            "num_local_experts": 4,
+        },
+    },
 }
 OTHERS: dict[str, dict[str, Any]] = {
     "gemma2": {"sliding_window": 12, "head_dim": 16, "num_hidden_layers": 4, "attn_logit_softcapping": 2.0},
@@ -38,11 +50,11 @@ OTHERS: dict[str, dict[str, Any]] = {
     },
     "gpt_oss": {"sliding_window": 12, "head_dim": 16, "num_hidden_layers": 4, "num_local_experts": 4},
 }
-NUM_GROUPS = {"mistral": 1, "qwen2": 2, "gemma2": 2, "gemma3_text": 4, "gpt_oss": 2}
+NUM_GROUPS = {"mistral": 1, "qwen2": 2, "llama4": 4, "gemma2": 2, "gemma3_text": 4, "gpt_oss": 2}
 
 
 def groups_by_window(model: CausalModel) -> tuple[KVCacheGroup, ...]:
-    return groups_of(model.windows)
+    return groups_of(model.windows, model.chunks)
 
 
 def greedy(max_tokens: int) -> SamplingParams:
@@ -143,7 +155,7 @@ def test_mixed_batch_with_chunks_hits_preemption_and_resumption(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("async_scheduling", [False, True])
-@pytest.mark.parametrize("name", ["qwen2", "gemma3_text", "gpt_oss"])
+@pytest.mark.parametrize("name", ["qwen2", "llama4", "gemma3_text", "gpt_oss"])
 def test_a_jobs_turns_hit_what_its_windows_left(name: str, async_scheduling: bool, tmp_path: Path) -> None:
     """Through ``LLM``: a second turn finds all of the first, whose window moved on long ago, and continues as
     transformers does."""

@@ -30,7 +30,9 @@ MAX_TRAINED_TOKENS = 32_000
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS) + len(TOOL_TOKENS)
 
 _GEMMA = ("gemma2", "gemma3_text")
-_SPARSE = ("qwen3_moe", "mixtral", "glm4_moe", "gpt_oss")
+_SPARSE = ("qwen3_moe", "mixtral", "glm4_moe", "gpt_oss", "llama4_text")
+_FUSED = ("gpt_oss", "llama4_text")
+"""Families published with the experts of a layer in one tensor, too."""
 _LATENT = ("deepseek_v2", "deepseek_v3")
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", *_GEMMA, *_SPARSE, *_LATENT, "gpt_neox", "phi", "olmo2")
 _GROUPED_QUERY = frozenset({"llama", "mistral", "qwen2", "qwen3", "phi", "olmo2", *_GEMMA, *_SPARSE})
@@ -144,7 +146,7 @@ def _as_published(name: str, tensor: torch.Tensor, model_type: str) -> dict[str,
     if model_type == "mixtral":
         name = name.replace(".mlp.", ".block_sparse_moe.")
     prefix, _, kind = name.rpartition(".")
-    if not prefix.endswith(".experts") or tensor.dim() != 3 or model_type == "gpt_oss":
+    if not prefix.endswith(".experts") or tensor.dim() != 3 or model_type in _FUSED:
         return {name: tensor}
     tensors: dict[str, torch.Tensor] = {}
     for index, expert in enumerate(tensor):

@@ -36,10 +36,7 @@ class SelfAttention(nn.Module):
         shape = self._shape
         heads = self.qkv(x).view(len(x), -1, shape.head_dim)
         qk, v = heads[:, : -shape.num_kv_heads], heads[:, -shape.num_kv_heads :]
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = qk[:, : shape.num_heads], qk[:, shape.num_heads :]
-            qk = torch.cat((self._norm(q, self.q_norm), self._norm(k, self.k_norm)), dim=1)
-        qk = rotate(qk, cos, sin)
+        qk = self._positioned(qk, cos, sin)
         attended = attention.attend(
             self._index,
             qk[:, : shape.num_heads],
@@ -47,11 +44,20 @@ class SelfAttention(nn.Module):
             v,
             scale=shape.attention_scale or shape.head_dim**-0.5,
             window=shape.windows[self._index],
+            chunk=shape.layer_chunks[self._index],
             soft_cap=shape.attention_cap,
             sinks=self.sinks,
         )
         output: torch.Tensor = self.output(attended.flatten(1))
         return output
+
+    def _positioned(self, qk: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Queries and keys as they are attended with. qk [num_tokens, num_heads + num_kv_heads, head_dim] ->
+        the same shape"""
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = qk[:, : self._shape.num_heads], qk[:, self._shape.num_heads :]
+            qk = torch.cat((self._norm(q, self.q_norm), self._norm(k, self.k_norm)), dim=1)
+        return rotate(qk, cos, sin)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return normed(x, weight, self._shape)

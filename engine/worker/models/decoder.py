@@ -38,11 +38,12 @@ from engine.worker.models.builder import Builder
 from engine.worker.models.families.table import decoder_shape
 from engine.worker.models.latent_attention import LatentAttention
 from engine.worker.models.linears import Embedding, replace_modules
+from engine.worker.models.mixed_rope_attention import MixedRopeAttention, QueryFactors
 from engine.worker.models.mlp import GatedMLP
 from engine.worker.models.moe import Experts, MixtureOfExperts
 from engine.worker.models.norms import normed
 from engine.worker.models.rotary import RotaryEmbedding
-from engine.worker.models.shape import DecoderShape, DenseShape, MLPShape
+from engine.worker.models.shape import NO_ROPE, DecoderShape, DenseShape, MLPShape
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
 from engine.worker.parallel.linears import ParallelLMHead, VocabParallelEmbedding
 
@@ -83,7 +84,7 @@ class DecoderLayer(nn.Module):
         """The checkpoint's tensor names, each with its part and the parameter that it fills. ``fused``: see
         ``Experts.fused_parts``."""
         mlp = (
-            _prefixed("mlp.", self.mlp.checkpoint_parts())
+            _prefixed(self._shape.mlp_prefix, self.mlp.checkpoint_parts())
             if isinstance(self.mlp, GatedMLP)
             else self.mlp.checkpoint_parts(fused=fused)
         )
@@ -105,6 +106,8 @@ class DecoderLayer(nn.Module):
 
 
 def _build_attention(shape: DecoderShape, index: int, build: Builder) -> SelfAttention | LatentAttention:
+    if shape.mixed_rope is not None:
+        return MixedRopeAttention(shape, shape.mixed_rope, index, build)
     if shape.latent is not None:
         return LatentAttention(shape, shape.latent, index, build)
     return SelfAttention(shape, index, build)
@@ -151,14 +154,14 @@ class Decoder(nn.Module):
             shape.head_dim,
         )
         self.num_kv_vectors = 2 if shape.latent is None else 1
-        self.windows, self.chunks = shape.windows, shape.chunks or (None,) * shape.num_layers
+        self.windows, self.chunks = shape.windows, shape.layer_chunks
         self.embedding = self._make_embedding(build)
         self.layers = nn.ModuleList(DecoderLayer(shape, index, build) for index in range(shape.num_layers))
         self.final_norm = build.parameter(shape.hidden_size)
         self.lm_head = None if shape.tied else self._make_head(build)
         self._rope_kinds = shape.rope_kinds or ("",) * shape.num_layers
-        self._ropes: dict[str, RotaryEmbedding] = {}
-        """Rotary embeddings by their names in the config."""
+        self._ropes: dict[str, RotaryEmbedding | QueryFactors] = {}
+        """Rotary embeddings by their names in the config, or what layers without have in their place."""
         self._fused = False
 
     def _make_embedding(
@@ -180,13 +183,21 @@ class Decoder(nn.Module):
         self.requires_grad_(False)
         size = self.shape.rotary_dim or self.shape.head_dim
         kinds = dict.fromkeys(self._rope_kinds)
-        self._ropes = {kind: RotaryEmbedding(self._config, size, device, kind) for kind in kinds}
+        mixed = self.shape.mixed_rope
+        self._ropes = {
+            kind: QueryFactors(mixed)
+            if mixed is not None and kind == NO_ROPE
+            else RotaryEmbedding(self._config, size, device, kind)
+            for kind in kinds
+        }
 
     @property
     def rotary(self) -> RotaryEmbedding:
         """The rope of a model that has one."""
         assert self._ropes, "materialize() comes first"
-        return self._ropes[""]
+        rope = self._ropes[""]
+        assert isinstance(rope, RotaryEmbedding)
+        return rope
 
     def load(
         self,
@@ -248,7 +259,8 @@ class Decoder(nn.Module):
         x = self.embedding(input_ids)
         if self.shape.embedding_scale != 1.0:
             x = x * torch.tensor(self.shape.embedding_scale, dtype=x.dtype).item()
-        angles = {kind: rope.angles(positions, x.dtype) for kind, rope in self._ropes.items()}
+        dtype = x.dtype if self.shape.mixed_rope is None else torch.float32
+        angles = {kind: rope.angles(positions, dtype) for kind, rope in self._ropes.items()}
         for layer, kind in zip(self.layers, self._rope_kinds, strict=True):
             x = layer(x, *angles[kind], attention)
         return self.logits_of(x[sample_rows])

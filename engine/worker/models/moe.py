@@ -4,6 +4,7 @@ where the family has one."""
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -93,11 +94,17 @@ class Experts(nn.Module):
         rank, size = self._group.rank, self._group.size
         if self.shape.clamped is not None:
             return self._transposed_parts()
+        rows, columns = (2, 1) if self.shape.names.transposed else (1, 2)
+        gate_up, down = self.gate_up.transpose(1, rows), self.down.transpose(1, rows)
         if self.shape.by_rank:
-            gate_up = TensorPart(self.gate_up, 0, rank, size)
-            return {"gate_up_proj": gate_up, "down_proj": TensorPart(self.down, 0, rank, size)}
-        gate_up = TensorPart(self.gate_up, 1, rank, size, num_pieces=2)
-        return {"gate_up_proj": gate_up, "down_proj": TensorPart(self.down, 2, rank, size)}
+            return {
+                "gate_up_proj": TensorPart(gate_up, 0, rank, size),
+                "down_proj": TensorPart(down, 0, rank, size),
+            }
+        return {
+            "gate_up_proj": TensorPart(gate_up, rows, rank, size, num_pieces=2),
+            "down_proj": TensorPart(down, columns, rank, size),
+        }
 
     def _transposed_parts(self) -> dict[str, TensorPart]:
         """The same where the checkpoint has inputs before outputs, and biases."""
@@ -128,7 +135,7 @@ class MixtureOfExperts(nn.Module):
         self.shape = shape
         self._group = build.group
         self.router = Router(hidden_size, shape.routing, build)
-        self.experts: nn.Module = Experts(hidden_size, shape, build)
+        self.experts: nn.Module = Experts(hidden_size, _of_experts(shape), build)
         shared = DenseShape(shape.shared_size)
         self.shared = GatedMLP(hidden_size, shared, build, partial=True) if shape.shared_size else None
 
@@ -137,7 +144,18 @@ class MixtureOfExperts(nn.Module):
 
         Every rank has all tokens, so the sum of what the ranks' experts make is all that they exchange.
         """
-        return self.add_up(self.experts(x, *self.router(x)), x)
+        experts, weights = self.router(x)
+        if self.shape.routing.scales_input:
+            return self.add_up(self._mix_scaled(x, experts, weights), x)
+        return self.add_up(self.experts(x, experts, weights), x)
+
+    def _mix_scaled(self, x: torch.Tensor, experts: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+        """The sum of what each token's experts make of it, each from its own multiple of x."""
+        num_tokens, count = experts.shape
+        scaled = (x[:, None] * factors[..., None]).flatten(0, 1)
+        ones = torch.ones((len(scaled), 1), dtype=torch.float32, device=x.device)
+        outputs: torch.Tensor = self.experts(scaled, experts.reshape(-1, 1), ones)
+        return outputs if count == 1 else outputs.view(num_tokens, count, -1).sum(dim=1)
 
     def add_up(self, mixed: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """The output of x, given what the experts of this rank make of it; ``mixed`` is overwritten."""
@@ -160,11 +178,18 @@ class MixtureOfExperts(nn.Module):
         fused = fused or self.shape.clamped is not None
         experts = self.experts.fused_parts() if fused else self.experts.published_parts()
         names = self.shape.names
-        prefix = "mlp." if fused else names.prefix
+        prefix = "mlp." if fused and not names.transposed else names.prefix
         parts = {f"{prefix}experts.{name}": part for name, part in experts.items()}
         router = self.router.checkpoint_parts()
         parts |= {f"{prefix}{names.router}.{name}": part for name, part in router.items()}
         if self.shared is not None:
             shared = self.shared.checkpoint_parts()
-            parts |= {f"{prefix}shared_experts.{name}": part for name, part in shared.items()}
+            parts |= {f"{prefix}{names.shared}.{name}": part for name, part in shared.items()}
         return parts
+
+
+def _of_experts(shape: SparseShape) -> SparseShape:
+    """The shape as experts have it: where their inputs are scaled, each row is for one of them."""
+    if not shape.routing.scales_input:
+        return shape
+    return replace(shape, routing=replace(shape.routing, experts_per_token=1))

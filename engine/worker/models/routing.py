@@ -32,6 +32,8 @@ class Router(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x [num_tokens, hidden_size] -> experts and their weights, both [num_tokens, experts_per_token]"""
+        if self.routing.scales_input:
+            return by_own_sigmoid(linear(x, self.weight), self.routing)
         if self.correction is None:
             in_fp32 = self.routing.in_fp32
             logits = linear(x.float(), self.weight.float()) if in_fp32 else linear(x, self.weight, self.bias)
@@ -59,6 +61,13 @@ def by_softmax(logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, to
         weights = weights / weights.sum(dim=-1, keepdim=True)
     weights = weights * routing.scale
     return experts, weights.to(logits.dtype) if routing.rounded else weights
+
+
+def by_own_sigmoid(logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+    """The experts of the highest logits, and the factors of their inputs. logits [num_tokens, num_experts] ->
+    as ``Router.forward``"""
+    best, experts = logits.topk(routing.experts_per_token)
+    return experts, best.float().sigmoid().to(logits.dtype)
 
 
 def by_sigmoid(

@@ -46,6 +46,9 @@ class Routing:
     """Groups of experts among whose members a token's experts are chosen."""
     scale: float = 1.0
     """A factor of all weights."""
+    scales_input: bool = False
+    """Whether an expert's input is multiplied by the sigmoid of its logit, instead of its output by a
+    weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,9 @@ class ExpertNames:
     up: str = "up_proj"
     down: str = "down_proj"
     router: str = "gate"
+    shared: str = "shared_experts"
+    transposed: bool = False
+    """Whether tensors of all experts have inputs before outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +112,8 @@ class SparseShape:
 
 
 MLPShape = DenseShape | SparseShape
+NO_ROPE = "none"
+"""In place of a rope's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +154,17 @@ class LatentShape:
 
 
 @dataclass(frozen=True, slots=True)
+class MixedRope:
+    """Rope in some layers; see ``MixedRopeAttention``."""
+
+    unit_heads: bool
+    """Whether layers that rotate queries and keys normalize them afterwards, without a weight."""
+    growth: float
+    """The others multiply the query at position p by 1 + growth * log(1 + floor((p + 1) / interval))."""
+    interval: int
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderShape:
     """The sizes and switches in which decoders differ."""
 
@@ -170,7 +189,7 @@ class DecoderShape:
     rotary_dim: int = 0
     """How many numbers of each head are rotated, the first ones; 0 means all."""
     rope_kinds: tuple[str, ...] = ()
-    """The name of each layer's rope in the config, if there are several."""
+    """The name of each layer's rope in the config, or NO_ROPE; empty if all have the same."""
     attention_scale: float | None = None
     """The factor of Q·K; None: head_dim ** -0.5."""
     attention_cap: float | None = None
@@ -179,12 +198,16 @@ class DecoderShape:
     """The soft cap of logits: cap * tanh(logit / cap)."""
     centered_norms: bool = False
     """Whether norms have a factor of 1 + weight; else it is the weight."""
+    mixed_rope: MixedRope | None = None
+    """None: all layers rotate alike."""
     latent: LatentShape | None = None
     """Latent attention in all layers, with the latent as their one key-value head."""
     output_norms: bool = False
     """Whether the outputs of attention and MLP are normalized, too, before they are added."""
     embedding_scale: float = 1.0
     """A factor of embeddings, rounded to the model's dtype."""
+    mlp_prefix: str = "mlp."
+    """Of the names of a dense MLP's tensors."""
     num_unused_layers: int = 0
     """Layers of the checkpoint behind the last one, which nothing here computes."""
     num_kv_copies: int = 1
@@ -214,6 +237,11 @@ class DecoderShape:
         return len(self.mlps)
 
     @property
+    def layer_chunks(self) -> tuple[int | None, ...]:
+        """The attention chunk of each layer, None where it has none."""
+        return self.chunks or (None,) * self.num_layers
+
+    @property
     def is_sparse(self) -> bool:
         """Whether some layer is a mixture of experts."""
         return any(isinstance(mlp, SparseShape) for mlp in self.mlps)
@@ -225,7 +253,7 @@ class DecoderShape:
         gemma = self.attention_scale, self.attention_cap, self.logit_cap
         by_gelu = any(isinstance(mlp, DenseShape) and mlp.by_gelu for mlp in self.mlps)
         switches = self.rope_kinds, self.centered_norms, self.output_norms, by_gelu
-        is_llama = self.latent is None and not any(switches)
+        is_llama = self.latent is None and self.mixed_rope is None and not any(switches)
         return is_llama and gemma == (None,) * 3 and self.embedding_scale == 1.0
 
     @property

@@ -28,6 +28,7 @@ SAMPLED = (
         "qwen2-window",
         "gemma3",
         "qwen3-moe",
+        "llama4",
         "mixtral",
         "glm4-moe",
         "gpt-oss",
@@ -45,7 +46,7 @@ def test_two_ranks_give_the_tokens_of_one_process(name: str, model_folders: Mode
     shared = random_tokens(27, seed=1)
     prompts = [shared[: 9 * (i % 4)] + random_tokens(7 + 5 * i, seed=10 + i) for i in range(6)]
     reference, single = Reference(folder), SmallEngine(folder)
-    num_blocks = 30 if name in ("qwen2-window", "gemma3", "gpt-oss") else 22
+    num_blocks = {"qwen2-window": 30, "gemma3": 30, "gpt-oss": 30, "llama4": 26}.get(name, 22)
     with two_ranks(folder, num_blocks=num_blocks, max_num_batched_tokens=24) as engine:
         for index, prompt in enumerate(prompts):
             greedy = SamplingParams(temperature=0.0, max_tokens=20 + index, ignore_eos=True)
@@ -65,7 +66,10 @@ def test_two_ranks_give_the_tokens_of_one_process(name: str, model_folders: Mode
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen3-moe", "mixtral", "glm4-moe-groups", "gpt-oss", "deepseek-v2"])
+@pytest.mark.parametrize(
+    "name",
+    ["qwen3-moe", "mixtral", "glm4-moe-groups", "gpt-oss", "deepseek-v2", "llama4-other-switches"],
+)
 def test_experts_by_rank_give_the_tokens_of_transformers(name: str, model_folders: ModelFolders) -> None:
     """With half of the experts, whole, at each rank: for prompts in one step and in chunks, a shared expert
     and routers by group."""

@@ -16,6 +16,7 @@ from engine.worker.models.families.gemma3 import gemma3_shape
 from engine.worker.models.families.glm4_moe import glm4_moe_shape
 from engine.worker.models.families.gpt_oss import gpt_oss_shape
 from engine.worker.models.families.llama import llama_shape
+from engine.worker.models.families.llama4 import is_known_llama4, llama4_shape
 from engine.worker.models.families.mistral import mistral_shape
 from engine.worker.models.families.mixtral import mixtral_shape
 from engine.worker.models.families.qwen2 import qwen2_shape
@@ -40,12 +41,14 @@ _SHAPES: Mapping[str, Callable[[PreTrainedConfig], DecoderShape]] = {
     "gemma3_text": gemma3_shape,
     "deepseek_v2": deepseek_v2_shape,
     "deepseek_v3": deepseek_v3_shape,
+    "llama4_text": llama4_shape,
 }
 _KNOWN: Mapping[str, Callable[[PreTrainedConfig], bool]] = {
     "gemma2": is_known_gemma,
     "gemma3_text": is_known_gemma,
     "deepseek_v2": is_known_deepseek_v2,
     "deepseek_v3": is_known_deepseek_v3,
+    "llama4_text": is_known_llama4,
 }
 """Families whose configs may ask for more than their page reads."""
 _SEVERAL_ROPES = frozenset({"gemma3_text"})
