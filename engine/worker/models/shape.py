@@ -207,7 +207,7 @@ class DecoderShape:
     embedding_scale: float = 1.0
     """A factor of embeddings, rounded to the model's dtype."""
     mlp_prefix: str = "mlp."
-    """Of the names of a dense MLP's tensors."""
+    """How the names of a dense MLP's tensors begin, within a layer."""
     num_unused_layers: int = 0
     """Layers of the checkpoint behind the last one, which nothing here computes."""
     num_kv_copies: int = 1
