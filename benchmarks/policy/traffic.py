@@ -109,6 +109,14 @@ GROUPED = (
         model="gpt-oss-20b",
         host_tiers=(False,),
     ),
+    Traffic(
+        name="agentcgroup-claude-qwen3-next-80b-a3b",
+        parts=("agentcgroup-claude",),
+        loads=(0.2,),
+        kv_tokens=600_000,
+        model="qwen3-next-80b-a3b",
+        host_tiers=(False,),
+    ),
 )
 """Models with several KV cache groups, at loads where their KV is short; run when they are named."""
 

@@ -4,10 +4,49 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.kv_cache_groups import KVCacheGroup, groups_of
+from engine.kv_cache_groups import KVCacheGroup, groups_of, num_slots
 from eval.errors import HardwareError
 
 PARAMETER_BYTES = {"bf16": 2, "fp8": 1}
+
+
+_STATE_VALUE_BYTES = 4
+"""Recurrent states are in fp32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNet:
+    """A gated delta net, which keeps a state of fixed size instead of KV; fields as in config.json, without
+    ``linear_``."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    conv_kernel_dim: int
+
+    @property
+    def _conv_channels(self) -> int:
+        """Queries, keys and values."""
+        return 2 * self.num_key_heads * self.key_head_dim + self._value_width
+
+    @property
+    def _value_width(self) -> int:
+        return self.num_value_heads * self.value_head_dim
+
+    def params(self, hidden_size: int) -> int:
+        """Parameters of one layer, with the norms around it and that of its output; per head a decay, its
+        bias, and what alpha and beta are projected from."""
+        projections = self._conv_channels + 2 * self._value_width + 2 * self.num_value_heads
+        small = self._conv_channels * self.conv_kernel_dim + 2 * self.num_value_heads + self.value_head_dim
+        return hidden_size * projections + small + 2 * hidden_size
+
+    def state_bytes(self, bytes_per_value: int) -> int:
+        """One sequence's state of one layer: the last inputs of the convolution, and the recurrent state."""
+        recurrent = self.num_value_heads * self.key_head_dim * self.value_head_dim
+        return self._conv_channels * (self.conv_kernel_dim - 1) * bytes_per_value + (
+            recurrent * _STATE_VALUE_BYTES
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,15 +69,31 @@ class ModelShape:
     experts_per_token: int = 0
     num_shared_experts: int = 0
     """Experts that every token passes, of the same size."""
+    gated_shared_experts: bool = False
+    """Whether their output is multiplied with a number that the token tells."""
     moe_intermediate_size: int = 0
     qkv_bias: bool = False
     qk_norm: bool = False
     tied_embeddings: bool = False
     """Whether the output head is the embedding."""
+    gated_attention: bool = False
+    """Whether the output of each head is multiplied with a gate of its size."""
     windows: tuple[int | None, ...] = (None,)
-    """Sliding window of each layer in tokens, None for full attention; repeated over the layers."""
+    """Sliding window of each attention layer in tokens, None for full attention; repeated over them."""
+    delta_net: DeltaNet | None = None
+    attention_interval: int = 1
+    """Every how many layers attend; all others have a delta net."""
     left_out: str = ""
     """Parts of the checkpoint that serving does not use, for the report."""
+
+    @property
+    def num_attention_layers(self) -> int:
+        return self.num_layers // self.attention_interval
+
+    @property
+    def num_state_layers(self) -> int:
+        """Layers that have a delta net."""
+        return self.num_layers - self.num_attention_layers
 
     @property
     def num_moe_layers(self) -> int:
@@ -58,9 +113,12 @@ class ModelShape:
     def shared_params(self) -> int:
         """Parameters of the layers that every token passes: all but routed experts, embedding and head."""
         dense = self.num_layers - self.num_moe_layers
-        moe = (self.num_experts * self.hidden_size) + self.num_shared_experts * self.expert_params
+        num_gates = self.num_experts + self.gated_shared_experts
+        moe = num_gates * self.hidden_size + self.num_shared_experts * self.expert_params
+        delta_net = 0 if self.delta_net is None else self.delta_net.params(self.hidden_size)
         return (
-            self.num_layers * self._attention_params
+            self.num_attention_layers * self._attention_params
+            + self.num_state_layers * delta_net
             + dense * 3 * self.hidden_size * self.intermediate_size
             + self.num_moe_layers * moe
             + self.hidden_size
@@ -71,7 +129,8 @@ class ModelShape:
         """Attention parameters of one layer, with its two norms."""
         query_width = self.num_heads * self.head_dim
         kv_width = self.num_kv_heads * self.head_dim
-        params = 2 * self.hidden_size * query_width + 2 * self.hidden_size * kv_width + 2 * self.hidden_size
+        num_wide = 2 + self.gated_attention
+        params = self.hidden_size * (num_wide * query_width + 2 * kv_width + 2)
         params += (query_width + 2 * kv_width) * self.qkv_bias
         return params + 2 * self.head_dim * self.qk_norm
 
@@ -80,15 +139,29 @@ class ModelShape:
         routed = self.num_moe_layers * self.num_experts * self.expert_params
         return self.shared_params + routed + (1 if self.tied_embeddings else 2) * self.head_params
 
-    @property
-    def kv_cache_groups(self) -> tuple[KVCacheGroup, ...]:
-        """Its layers by what blocks of KV they need."""
-        return groups_of(self.layer_windows)
+    def kv_cache_groups(self, block_size: int, bytes_per_value: int) -> tuple[KVCacheGroup, ...]:
+        """Its layers by what blocks of KV they need; those with a state are the last group."""
+        groups = groups_of(self.layer_windows)
+        state_bytes = self.state_bytes(bytes_per_value)
+        if not state_bytes:
+            return groups
+        layer_bytes = self.kv_bytes_per_token(bytes_per_value) // self.num_attention_layers
+        block_bytes = num_slots(groups) * layer_bytes * block_size
+        layers = tuple(range(self.num_state_layers))
+        return (*groups, KVCacheGroup(layers, state_blocks=-(-state_bytes // block_bytes)))
 
     @property
     def layer_windows(self) -> list[int | None]:
-        """The window of each layer, None for full attention."""
-        return [self.windows[layer % len(self.windows)] for layer in range(self.num_layers)]
+        """The window of each attention layer, None for full attention."""
+        return [self.windows[layer % len(self.windows)] for layer in range(self.num_attention_layers)]
+
+    def state_bytes(self, bytes_per_value: int) -> int:
+        """One sequence's state of all layers with a delta net; 0 without any."""
+        return (
+            0
+            if self.delta_net is None
+            else self.num_state_layers * self.delta_net.state_bytes(bytes_per_value)
+        )
 
     @property
     def body_params_per_token(self) -> int:
@@ -108,13 +181,13 @@ class ModelShape:
         return self.shared_params + self.head_params + self.num_moe_layers * touched * self.expert_params
 
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
-        """Keys and values of all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * bytes_per_value
+        """Keys and values of all attention layers."""
+        return 2 * self.num_attention_layers * self.num_kv_heads * self.head_dim * bytes_per_value
 
     @property
     def attention_flop_per_pair(self) -> int:
         """For a query token and a key token: a multiplication and an addition, for scores and for values."""
-        return 4 * self.num_layers * self.num_heads * self.head_dim
+        return 4 * self.num_attention_layers * self.num_heads * self.head_dim
 
 
 MODELS = {
@@ -197,6 +270,33 @@ MODELS = {
             tied_embeddings=True,
             windows=(1024, 1024, 1024, 1024, 1024, None),
             left_out="its vision tower",
+        ),
+        ModelShape(
+            name="qwen3-next-80b-a3b",
+            hidden_size=2048,
+            num_layers=48,
+            num_heads=16,
+            num_kv_heads=2,
+            intermediate_size=5120,
+            vocab_size=151936,
+            head_dim=256,
+            num_dense_layers=0,
+            num_experts=512,
+            experts_per_token=10,
+            num_shared_experts=1,
+            gated_shared_experts=True,
+            moe_intermediate_size=512,
+            qk_norm=True,
+            gated_attention=True,
+            delta_net=DeltaNet(
+                num_key_heads=16,
+                num_value_heads=32,
+                key_head_dim=128,
+                value_head_dim=128,
+                conv_kernel_dim=4,
+            ),
+            attention_interval=4,
+            left_out="its layer for multi-token prediction",
         ),
     )
 }

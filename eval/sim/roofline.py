@@ -1,7 +1,8 @@
 """A step's time computed from a model's sizes and a GPU's ceilings. Measures nothing; says what it assumes.
 
-    step = overhead + max(weight bytes / W, linear FLOP / R) + attention + all-reduces
+    step = overhead + max(weight bytes / W, linear FLOP / R) + attention + states + all-reduces
     attention = sum over decodes and prefills of max(KV bytes / W, attention FLOP / R)
+    states = 2 state bytes / W for each sequence: read and written once
 
 W and R are a GPU's ceilings times the share of them that a serving engine reaches.
 """
@@ -109,6 +110,7 @@ class RooflineCost:
         self._reduce_s = num_reduces * e.all_reduce_s
         sent_bytes = num_reduces * 2 * (gpus - 1) / gpus * 2 * model.hidden_size
         self._reduce_s_per_token = sent_bytes / (gpu.peer_link * e.peer_link)
+        self._state_s = 2 * model.state_bytes(self._weight_bytes) / (gpu.bandwidth * e.kv * gpus)
         self._copy_s_per_token = self.kv_bytes_per_token / gpus / (gpu.host_link * e.host_link)
 
     def step_s(self, work: StepWork) -> float:
@@ -123,7 +125,10 @@ class RooflineCost:
         num_rows = work.num_decodes + len(work.prefills)
         compute_s = self._linear_s_per_token * num_tokens + self._head_s_per_row * num_rows
         reduce_s = self._reduce_s + self._reduce_s_per_token * num_tokens
-        return self.step_overhead_s + max(self._read_s(num_tokens), compute_s) + attention_s + reduce_s
+        state_s = self._state_s * num_rows
+        return (
+            self.step_overhead_s + max(self._read_s(num_tokens), compute_s) + attention_s + state_s + reduce_s
+        )
 
     def _attention_s(self, mean_context_tokens: float, num_queries: float, num_seqs: int = 1) -> float:
         """Time of queries that attend to ``mean_context_tokens`` on average and all read the same KV.
@@ -140,8 +145,8 @@ class RooflineCost:
     def _seen(self, num_tokens: float, more_tokens: float, num_seqs: int) -> float:
         """Tokens that a layer sees on average, where layers with a window see that and ``more_tokens``."""
         seen = sum(min(num_tokens, window * num_seqs + more_tokens) for window in self._windows)
-        num_full = self.model.num_layers - len(self._windows)
-        return (num_tokens * num_full + seen) / self.model.num_layers
+        num_layers = self.model.num_attention_layers
+        return (num_tokens * (num_layers - len(self._windows)) + seen) / num_layers
 
     def _read_s(self, num_tokens: int) -> float:
         if self._dense_read_s is not None:
@@ -193,6 +198,8 @@ class RooflineCost:
         ]
         if self._windows:
             notes.append("ASSUMED: contexts of a step are equally long, where a layer has a sliding window")
+        if self.model.delta_net is not None:
+            notes.append("ASSUMED: a layer with a state costs its GEMMs and, in each step, its state twice")
         if self.model.num_experts:
             notes.append("ASSUMED: tokens choose their experts alike and independently")
         if self.tensor_parallel > 1:

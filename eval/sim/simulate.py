@@ -34,6 +34,13 @@ from eval.workloads.arrivals import ArrivalKind, Arrivals
 from eval.workloads.catalog import Workload, describe, open_workload, short_name
 from eval.workloads.sampling import JobLimits
 
+KV_BYTES = 2
+"""Bytes of a value of the KV: bf16."""
+STATE_SHARE = 0.4
+"""Share of the pool's memory that is for states, in a model that has them: the engine's default."""
+STATES_PER_SEQ = 8
+"""State slots per running sequence beyond which more are of no use: four that it may need, and as many
+checkpoints."""
 WAIT_S = 1.0
 DETAIL_SEEDS = 1
 """Seeds of each policy and load of which the data for plots is kept: the first ones."""
@@ -53,12 +60,29 @@ class Hardware:
     hybrid_kv_cache: bool = True
     """Whether layers with a sliding window hold the KV of one window only."""
 
-    @property
-    def kv_cache_groups(self) -> tuple[KVCacheGroup, ...]:
+    def kv_cache_groups(self, block_size: int) -> tuple[KVCacheGroup, ...]:
         """The layers of the model by what blocks they need; a profile does not tell them apart."""
-        if self.profile is not None or not self.hybrid_kv_cache:
+        if self.profile is not None:
             return ONE_FULL_GROUP
-        return find_model(self.model).kv_cache_groups
+        groups = find_model(self.model).kv_cache_groups(block_size, KV_BYTES)
+        states = tuple(group for group in groups if group.is_state)
+        return groups if self.hybrid_kv_cache else (*ONE_FULL_GROUP, *states)
+
+    def split(self, kv_tokens: int, max_num_seqs: int) -> tuple[int, int]:
+        """A pool that is as large as the KV of so many tokens, as tokens and state slots: all of it is for
+        KV, but for a model whose layers have states."""
+        model = find_model(self.model)
+        state_bytes = 0 if self.profile is not None else model.state_bytes(KV_BYTES)
+        if not state_bytes:
+            return kv_tokens, 0
+        pool_bytes = kv_tokens * model.kv_bytes_per_token(KV_BYTES)
+        num_states = min(int(pool_bytes * STATE_SHARE) // state_bytes, STATES_PER_SEQ * max_num_seqs)
+        if num_states < STATES_PER_SEQ:
+            raise UsageError(
+                f"{kv_tokens:,} tokens of KV leave memory for {num_states} states of {self.model}, of "
+                f"{state_bytes / 1e6:.0f} MB each; {STATES_PER_SEQ} are the fewest: raise --kv-tokens."
+            )
+        return int(pool_bytes - num_states * state_bytes) // model.kv_bytes_per_token(KV_BYTES), num_states
 
     def cost(self) -> tuple[StepCost, int]:
         """The step costs, and the KV pool in tokens."""
@@ -114,13 +138,15 @@ class SimulationPlan:
     trace: Path | None = None
 
     def config(self) -> SimConfig:
-        cost, kv_tokens = self.hardware.cost()
+        cost, pool_tokens = self.hardware.cost()
+        kv_tokens, num_states = self.hardware.split(pool_tokens, self.scheduler.max_num_seqs)
         return SimConfig(
             cost=cost,
             kv_tokens=kv_tokens,
+            num_states=num_states,
             host_kv_tokens=self.host_kv_tokens,
             disk_kv_tokens=self.disk_kv_tokens,
-            kv_cache_groups=self.hardware.kv_cache_groups,
+            kv_cache_groups=self.hardware.kv_cache_groups(self.block_size),
             block_size=self.block_size,
             scheduler=self.scheduler,
             num_replicas=self.num_replicas,
@@ -198,7 +224,8 @@ def _notes(plan: SimulationPlan, config: SimConfig) -> list[str]:
     notes = [
         *config.cost.notes(),
         f"KV pool: {config.kv_tokens:,} tokens per replica, in blocks of {config.block_size}"
-        + (f", of {len(config.kv_cache_groups)} groups" if config.has_windows else ""),
+        + (f", of {len(config.kv_cache_groups)} groups" if config.has_windows else "")
+        + (f", and {config.num_states} states" if config.num_states else ""),
         f"host memory: room for {config.host_kv_tokens:,} tokens of KV; stores are ASSUMED to cost nothing"
         if config.host_kv_tokens
         else "host memory: none",

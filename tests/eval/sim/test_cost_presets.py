@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from eval.errors import CostModelError
@@ -46,6 +48,8 @@ def _decode_s(cost: StepCost, batch: int, context: int) -> float:
         # Cards: 20.9B in total and 3.6B activated, where the embedding is left out; 27B of text, tied.
         ("gpt-oss-20b", 20.9e9, 3.6e9 + 0.58e9, 49_152),
         ("gemma-3-27b", 27.0e9, 27.0e9 + 1.41e9, 507_904),
+        # Exact, by transformers' own model of the config; 3.9B with embedding and head. KV of 12 layers only.
+        ("qwen3-next-80b-a3b", 79_674_391_296, 3.9e9, 24_576),
     ],
 )
 def test_parameters_follow_from_the_dimensions(name: str, total: float, active: float, kv_bytes: int) -> None:
@@ -200,7 +204,8 @@ def test_more_work_takes_more_time(model: str, gpu: str) -> None:
     assert 0 == cost.copy_s(0) < cost.copy_s(100) < cost.copy_s(100_000)
     if cost.tensor_parallel < 8:
         wider = make_cost(model, gpu, dtype="fp8", tensor_parallel=2 * cost.tensor_parallel)
-        assert wider.kv_tokens() > 2 * cost.kv_tokens()
+        copies = wider.kv_bytes_per_token / cost.kv_bytes_per_token  # of KV heads, if there are fewer
+        assert wider.kv_tokens() > 2 * cost.kv_tokens() / copies
         assert wider.prefill_s(8000) < cost.prefill_s(8000)
 
 
@@ -239,3 +244,19 @@ def test_a_window_bounds_what_a_layer_reads() -> None:
     attention_s = _decode_s(cost, 8, 20_128) - _decode_s(cost, 8, 0)
     assert attention_s == pytest.approx(read_s)
     assert _decode_s(cost, 8, 100) - _decode_s(cost, 8, 0) == pytest.approx(read_s * 800 / seen)
+
+
+def test_a_state_is_read_and_written_in_each_step() -> None:
+    """36 of 48 layers have one: 3 inputs of 8,192 channels in bf16, 32 matrices of 128 x 128 in fp32. A
+    context costs what 12 layers with KV do."""
+    model = MODELS["qwen3-next-80b-a3b"]
+    state_bytes = 36 * (3 * 8192 * 2 + 32 * 128 * 128 * 4)
+    assert model.state_bytes(2) == state_bytes
+    assert MODELS["llama-3.1-8b"].state_bytes(2) == 0
+    gpu = find_gpu("h200")
+    cost = RooflineCost(model, gpu, tensor_parallel=2, efficiency=IDEAL)
+    without = RooflineCost(replace(model, delta_net=None), gpu, tensor_parallel=2, efficiency=IDEAL)
+    rows_s = [_decode_s(each, 8, 0) - _decode_s(each, 4, 0) for each in (cost, without)]
+    assert rows_s[0] - rows_s[1] == pytest.approx(4 * 2 * state_bytes / (2 * gpu.bandwidth), rel=0.01)
+    attention_s = _decode_s(cost, 8, 10_000) - _decode_s(cost, 8, 0)
+    assert attention_s == pytest.approx(8 * 10_000 * 24_576 / (2 * gpu.bandwidth))

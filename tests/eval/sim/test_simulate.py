@@ -379,6 +379,30 @@ def test_layers_with_a_window_leave_blocks_to_others(
 
 
 @pytest.mark.slow
+def test_layers_with_states_share_the_memory_of_the_pool(
+    workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Four tenths of 100,000 tokens of KV are 12 states of Qwen3-Next; a pin holds one, and replays. A pool
+    for fewer than a sequence may need is refused."""
+    trace = tmp_path / "trace.jsonl"
+    flags = ["--model", "qwen3-next-80b-a3b", "--rate", "2", "--policies", "continuum"]
+    (run,) = _simulate(workload, tmp_path / "a.json", *flags, "--kv-tokens", "100000", "--trace", str(trace))
+    assert run.num_turns == 72
+    header = next(iter(read_trace(trace)))
+    assert isinstance(header, TraceHeader)
+    assert header.num_states == 12
+    assert header.num_blocks == (100_000 - 12 * 3144) // 16
+    assert main(["trace", "validate", str(trace)]) == 0
+    assert main(["trace", "replay", str(trace)]) == 0
+    assert "no difference" in capsys.readouterr().out
+    created = next(e for e in read_trace(trace) if isinstance(e, PinEvent) and e.kind == "created")
+    assert created.num_blocks == 8100 // 16 + -(-3144 // 16)  # its blocks of KV, and a state's worth
+    arguments = ["simulate", "--workload", str(workload), *flags, "--kv-tokens", "60000"]
+    assert main(arguments) != 0
+    assert "leave memory for 7 states of qwen3-next-80b-a3b" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_windows_and_a_host_tier_are_refused_together(
     workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
