@@ -23,7 +23,8 @@ import torch
 from engine.process.process_log import start_log
 
 _SOURCES = Path(__file__).parent
-_SOURCE = _SOURCES / "kernels.cpp"
+_DECODER_SOURCE = _SOURCES / "kernels.cpp"
+_STATES_SOURCE = _SOURCES / "states.cpp"
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-shared", "-w")
 _COMPILE_TIMEOUT_S = 60
@@ -46,10 +47,15 @@ def load_library(head_dim: int, dtype: torch.dtype) -> ctypes.CDLL:
     flags = [*_FLAGS, f"-DCONTINUUM_HEAD_DIM={head_dim}"]
     if dtype == torch.bfloat16:
         flags.append("-DCONTINUUM_BF16")
-    try:
-        return _load_library(flags)
-    except OSError as error:
-        raise KernelUnavailable(f"building or loading failed: {error}") from error
+    return _load_library(_DECODER_SOURCE, flags)
+
+
+def load_state_library() -> ctypes.CDLL:
+    """Load the kernels for models with states, of all sizes and both dtypes, in the same way.
+
+    Raises KernelUnavailable.
+    """
+    return _load_library(_STATES_SOURCE, _FLAGS)
 
 
 def typed(function: Any, *arguments: type[Any]) -> Callable[..., None]:
@@ -60,12 +66,19 @@ def typed(function: Any, *arguments: type[Any]) -> Callable[..., None]:
     return typed_function
 
 
-def _load_library(flags: Sequence[str]) -> ctypes.CDLL:
+def _load_library(source: Path, flags: Sequence[str]) -> ctypes.CDLL:
+    try:
+        return _load(source, flags)
+    except OSError as error:
+        raise KernelUnavailable(f"building or loading failed: {error}") from error
+
+
+def _load(source: Path, flags: Sequence[str]) -> ctypes.CDLL:
     compiler = _find_compiler()
     runtime = _openmp_runtime()
-    files = [str(_SOURCE), *([] if runtime is None else [runtime])]
+    files = [str(source), *([] if runtime is None else [runtime])]
     command = [str(compiler), *flags, "-Wl,--as-needed", *files]
-    name = f"kernels-{_fingerprint(compiler, command)}.so"
+    name = f"{source.stem}-{_fingerprint(compiler, command)}.so"
     folder = _cache_folder()
     if folder is not None:
         with suppress(OSError):  # the folder cannot be used: compile without a cache

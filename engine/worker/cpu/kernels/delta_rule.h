@@ -1,0 +1,158 @@
+// The gated delta rule (arXiv 2412.06464): each token lets a state fade, and corrects what it holds for the
+// token's key.
+
+#pragma once
+
+#include "states.h"
+
+extern "C" {
+
+// Rows are [heads, head size], `stride` elements apart; sums are fp32.
+struct DeltaRule {
+    const void *q, *k, *v;
+    const float *g, *beta;  // [tokens, num_v_heads] the logarithm of what stays, and the share that is corrected
+    float* pool;            // [slots, num_v_heads, k_size, v_size]
+    void* output;           // [tokens, num_v_heads, v_size]
+    std::int64_t q_stride, k_stride, v_stride, slot_stride;
+    std::int64_t num_k_heads, num_v_heads, k_size, v_size;
+    std::int64_t is_bf16;  // q, k, v and output
+};
+
+}  // extern "C"
+
+namespace {
+
+// Columns of a head's state, which depend on no others: few enough that a state of usual size stays in L1, and that
+// the sums over its rows are registers.
+constexpr int SLICE_VECTORS = NUM_VECTOR_REGISTERS / 8;
+constexpr int SLICE = SLICE_VECTORS * LANES;
+
+// Tokens one after the other, the state in L1: a state has the same bits however its tokens are split in steps.
+template <typename T>
+class DeltaRuleStep {
+  public:
+    explicit DeltaRuleStep(const DeltaRule& rule) : rule_(rule), k_padded_(padded_to_lanes(rule.k_size)) {}
+
+    // Run by all threads of a team.
+    void run(const StateBatch& batch) const {
+        const std::int64_t num_slices = (rule_.v_size + SLICE - 1) / SLICE;
+        static thread_local Buffers kept;
+        Buffers& buffers = kept;
+        grow(buffers.state, rule_.k_size * SLICE);
+        grow(buffers.q, BLOCK_TOKENS * k_padded_);
+        grow(buffers.k, BLOCK_TOKENS * k_padded_);
+        share_states(batch, rule_.num_v_heads * num_slices, [&](const StateWork& work, std::int64_t part) {
+            const std::int64_t column = part % num_slices * SLICE;
+            run(buffers, work, part / num_slices, column, std::min<std::int64_t>(SLICE, rule_.v_size - column));
+        });
+    }
+
+  private:
+    struct Buffers {
+        Lines<float> state;                      // [k_size, SLICE]
+        Lines<float> q, k;                       // [BLOCK_TOKENS, k_padded_] normalized; q times k_size^-0.5
+        float products[BLOCK_TOKENS];            // q . k
+        alignas(64) float v[BLOCK_TOKENS * SLICE];  // values, then outputs
+    };
+
+    void run(Buffers& buffers, const StateWork& work, std::int64_t head, std::int64_t column, std::int64_t width) const {
+        load_state(buffers, work.source, head, column, width);
+        for (std::int64_t done = 0; done < work.num_tokens; done += BLOCK_TOKENS) {
+            const std::int64_t first = work.first_token + done, count = std::min(BLOCK_TOKENS, work.num_tokens - done);
+            load_tokens(buffers, first, count, head, column, width);
+            for (std::int64_t i = 0; i < count; ++i) {
+                const std::int64_t place = (first + i) * rule_.num_v_heads + head;
+                add_token(buffers, i, std::exp(rule_.g[place]), rule_.beta[place]);
+                from_floats(buffers.v + i * SLICE, width, static_cast<T*>(rule_.output) + place * rule_.v_size + column);
+            }
+        }
+        float* const to = state_of(work.target, head) + column;
+        for (std::int64_t row = 0; row < rule_.k_size; ++row)
+            std::memcpy(to + row * rule_.v_size, buffers.state.data() + row * SLICE, width * sizeof(float));
+    }
+
+    float* state_of(std::int64_t slot, std::int64_t head) const {
+        return rule_.pool + slot * rule_.slot_stride + head * rule_.k_size * rule_.v_size;
+    }
+
+    void load_state(Buffers& buffers, std::int64_t source, std::int64_t head, std::int64_t column, std::int64_t width) const {
+        float* const to = buffers.state.data();
+        if (source == 0 || width < SLICE) std::memset(to, 0, rule_.k_size * SLICE * sizeof(float));
+        if (source == 0) return;
+        const float* const from = state_of(source, head) + column;
+        for (std::int64_t row = 0; row < rule_.k_size; ++row)
+            std::memcpy(to + row * SLICE, from + row * rule_.v_size, width * sizeof(float));
+    }
+
+    void load_tokens(
+        Buffers& buffers, std::int64_t first, std::int64_t count, std::int64_t head, std::int64_t column,
+        std::int64_t width) const {
+        const std::int64_t k_head = head / (rule_.num_v_heads / rule_.num_k_heads);
+        for (std::int64_t i = 0; i < count; ++i) {
+            float* const q = buffers.q.data() + i * k_padded_;
+            float* const k = buffers.k.data() + i * k_padded_;
+            to_floats(row_of(rule_.q, first + i, rule_.q_stride, k_head, rule_.k_size), rule_.k_size, q);
+            to_floats(row_of(rule_.k, first + i, rule_.k_stride, k_head, rule_.k_size), rule_.k_size, k);
+            buffers.products[i] = normalize_keys(q, k);
+            if (width < SLICE) std::fill(buffers.v + i * SLICE, buffers.v + (i + 1) * SLICE, 0.0f);
+            to_floats(row_of(rule_.v, first + i, rule_.v_stride, head, rule_.v_size) + column, width, buffers.v + i * SLICE);
+        }
+    }
+
+    static const T* row_of(const void* rows, std::int64_t token, std::int64_t stride, std::int64_t head, std::int64_t size) {
+        return static_cast<const T*>(rows) + token * stride + head * size;
+    }
+
+    // Divides q and k by their norms, and q by the root of its size; returns q . k.
+    float normalize_keys(float* q, float* k) const {
+        std::fill(q + rule_.k_size, q + k_padded_, 0.0f);
+        std::fill(k + rule_.k_size, k + k_padded_, 0.0f);
+        Lane sums[4] = {};
+        for (std::int64_t i = 0; i < k_padded_; i += LANES) {
+            const Lane a = load<Lane>(q + i), b = load<Lane>(k + i);
+            sums[0] += a * a;
+            sums[1] += b * b;
+            sums[2] += a * b;
+        }
+        float products[4];
+        sum_lanes<LANES>(sums, products);
+        const float q_factor = 1.0f / std::sqrt((products[0] + 1e-6f) * static_cast<float>(rule_.k_size));
+        const float k_factor = 1.0f / std::sqrt(products[1] + 1e-6f);
+        for (std::int64_t i = 0; i < k_padded_; i += LANES) {
+            store(q + i, load<Lane>(q + i) * q_factor);
+            store(k + i, load<Lane>(k + i) * k_factor);
+        }
+        return products[2] * q_factor * k_factor;
+    }
+
+    // With S the state before: delta = beta (v - decay S^T k); the state is decay S + k delta^T, the output its
+    // product with q, which is decay S^T q + (q . k) delta.
+    void add_token(Buffers& buffers, std::int64_t i, float decay, float beta) const {
+        const float* const q = buffers.q.data() + i * k_padded_;
+        const float* const k = buffers.k.data() + i * k_padded_;
+        float* const state = buffers.state.data();
+        float* const v = buffers.v + i * SLICE;
+        const std::int64_t num_rows = rule_.k_size;  // a local: stores might change members
+        Lane found[SLICE_VECTORS] = {}, output[SLICE_VECTORS] = {}, delta[SLICE_VECTORS];
+        for (std::int64_t row = 0; row < num_rows; ++row)
+            for (int j = 0; j < SLICE_VECTORS; ++j) {
+                const Lane s = load<Lane>(state + row * SLICE + j * LANES);
+                found[j] += s * k[row];
+                output[j] += s * q[row];
+            }
+        for (int j = 0; j < SLICE_VECTORS; ++j) {
+            delta[j] = (load<Lane>(v + j * LANES) - found[j] * decay) * beta;
+            store(v + j * LANES, output[j] * decay + delta[j] * buffers.products[i]);
+        }
+        for (std::int64_t row = 0; row < num_rows; ++row)
+            for (int j = 0; j < SLICE_VECTORS; ++j) {
+                float* const s = state + row * SLICE + j * LANES;
+                store(s, load<Lane>(s) * decay + delta[j] * k[row]);
+            }
+    }
+
+    const DeltaRule& rule_;
+    const std::int64_t k_padded_;
+};
+
+}  // namespace

@@ -1,0 +1,216 @@
+"""Calls the compiled kernels for layers with states with raw addresses. Knows nothing of layers.
+
+The functions are those of ``torch_states``, which they are held to.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import torch
+
+from engine.worker.cpu.kernels.library import load_state_library, typed
+from engine.worker.states.state_batch import StateBatch
+
+_ADDRESS, _NUMBER = ctypes.c_void_p, ctypes.c_int64
+
+
+def _fields(pointers: str, numbers: str) -> tuple[tuple[str, Any], ...]:
+    return (
+        *((name, _ADDRESS) for name in pointers.split()),
+        *((name, _NUMBER) for name in numbers.split()),
+    )
+
+
+class _Batch(ctypes.Structure):
+    """``states.h``"""
+
+    _fields_ = (("num_seqs", _NUMBER), *_fields("query_lens sources targets", ""))
+
+
+class _CausalConv(ctypes.Structure):
+    """``causal_conv.h``"""
+
+    _fields_ = _fields(
+        "x weight bias pool output",
+        "stride slot_stride num_channels width is_bf16 pool_is_bf16 has_silu",
+    )
+
+
+class _DeltaRule(ctypes.Structure):
+    """``delta_rule.h``"""
+
+    _fields_ = _fields(
+        "q k v g beta pool output",
+        "q_stride k_stride v_stride slot_stride num_k_heads num_v_heads k_size v_size is_bf16",
+    )
+
+
+class _SelectiveScan(ctypes.Structure):
+    """``selective_scan.h``"""
+
+    _fields_ = _fields(
+        "x b c dt a d dt_bias pool output",
+        "x_stride b_stride c_stride slot_stride num_heads head_size num_groups state_size is_bf16",
+    )
+
+
+class StateKernels:
+    """The compiled kernels, which are ``StateOps``: inputs are bf16 or fp32, sums and recurrent states
+    fp32."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        def calling(function: Any, arguments: type[ctypes.Structure]) -> Any:
+            return typed(function, ctypes.POINTER(arguments), ctypes.POINTER(_Batch), _NUMBER)
+
+        self._causal_conv = calling(library.continuum_causal_conv, _CausalConv)
+        self._delta_rule = calling(library.continuum_gated_delta_rule, _DeltaRule)
+        self._scan = calling(library.continuum_selective_scan, _SelectiveScan)
+
+    def causal_conv(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        pool: torch.Tensor,
+        batch: StateBatch,
+        *,
+        silu: bool = False,
+    ) -> torch.Tensor:
+        """See ``StateOps``."""
+        num_channels, width = weight.shape
+        x, stride = _rows(x)
+        weight, bias = _as(weight, x.dtype), None if bias is None else _as(bias, x.dtype)
+        output = x.new_empty(len(x), num_channels)
+        arguments = _CausalConv(
+            x.data_ptr(),
+            weight.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            _pool_address(pool, (num_channels, width - 1)),
+            output.data_ptr(),
+            stride,
+            pool.stride(0),
+            num_channels,
+            width,
+            _is_bf16(x),
+            _is_bf16(pool),
+            silu,
+        )
+        self._causal_conv(arguments, _addresses(batch), torch.get_num_threads())
+        return output
+
+    def gated_delta_rule(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        pool: torch.Tensor,
+        batch: StateBatch,
+    ) -> torch.Tensor:
+        """See ``StateOps``."""
+        (num_tokens, num_k_heads, k_size), (_, num_v_heads, v_size) = k.shape, v.shape
+        (q, q_stride), (k, k_stride), (v, v_stride) = _rows(q), _rows(k), _rows(v)
+        g, beta = _as(g, torch.float32), _as(beta, torch.float32)
+        assert q.dtype == k.dtype == v.dtype
+        assert pool.dtype == torch.float32
+        output = v.new_empty(num_tokens, num_v_heads, v_size)
+        arguments = _DeltaRule(
+            q.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            g.data_ptr(),
+            beta.data_ptr(),
+            _pool_address(pool, (num_v_heads, k_size, v_size)),
+            output.data_ptr(),
+            q_stride,
+            k_stride,
+            v_stride,
+            pool.stride(0),
+            num_k_heads,
+            num_v_heads,
+            k_size,
+            v_size,
+            _is_bf16(v),
+        )
+        self._delta_rule(arguments, _addresses(batch), torch.get_num_threads())
+        return output
+
+    def selective_scan(
+        self,
+        x: torch.Tensor,
+        dt: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        d: torch.Tensor,
+        dt_bias: torch.Tensor,
+        pool: torch.Tensor,
+        batch: StateBatch,
+    ) -> torch.Tensor:
+        """See ``StateOps``."""
+        (num_tokens, num_heads, head_size), (_, num_groups, state_size) = x.shape, b.shape
+        (x, x_stride), (b, b_stride), (c, c_stride) = _rows(x), _rows(b), _rows(c)
+        dt, a, d, dt_bias = (_as(each, torch.float32) for each in (dt, a, d, dt_bias))
+        assert x.dtype == b.dtype == c.dtype
+        assert pool.dtype == torch.float32
+        output = x.new_empty(num_tokens, num_heads, head_size)
+        arguments = _SelectiveScan(
+            x.data_ptr(),
+            b.data_ptr(),
+            c.data_ptr(),
+            dt.data_ptr(),
+            a.data_ptr(),
+            d.data_ptr(),
+            dt_bias.data_ptr(),
+            _pool_address(pool, (num_heads, head_size, state_size)),
+            output.data_ptr(),
+            x_stride,
+            b_stride,
+            c_stride,
+            pool.stride(0),
+            num_heads,
+            head_size,
+            num_groups,
+            state_size,
+            _is_bf16(x),
+        )
+        self._scan(arguments, _addresses(batch), torch.get_num_threads())
+        return output
+
+
+@cache
+def state_kernels() -> StateKernels:
+    """The kernels for this machine. Raises KernelUnavailable."""
+    return StateKernels(load_state_library())
+
+
+def _addresses(batch: StateBatch) -> _Batch:
+    """Valid as long as the batch is referenced."""
+    columns = (batch.query_lens, batch.sources, batch.targets)
+    return _Batch(len(batch.query_lens), *(column.ctypes.data for column in columns))
+
+
+def _rows(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """x [tokens, ...] with each token's numbers one after the other, and the elements from token to token."""
+    x = x if x[0].is_contiguous() else x.contiguous()
+    return x, x.stride(0)
+
+
+def _as(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return x.to(dtype).contiguous()
+
+
+def _is_bf16(x: torch.Tensor) -> bool:
+    assert x.dtype in (torch.bfloat16, torch.float32)
+    return x.dtype == torch.bfloat16
+
+
+def _pool_address(pool: torch.Tensor, shape: tuple[int, ...]) -> int:
+    """Of a pool [slots, *shape]."""
+    assert pool.shape[1:] == shape
+    assert pool[0].is_contiguous()
+    return pool.data_ptr()
