@@ -80,7 +80,13 @@ class UniProcExecutor:
             routed_experts=routed_experts,
         )
         self._runner: StepRunner | None = backend.runner(
-            select_host_pool(pool, num_host_blocks, disk, during_steps=loaded.device.type == "cuda")
+            select_host_pool(
+                pool,
+                num_host_blocks,
+                disk,
+                during_steps=loaded.device.type == "cuda",
+                num_groups=len(spec.groups),
+            )
         )
         self._plans_ahead = config.scheduler.plans_ahead(loaded.device.type != "cpu")
         keep_freed_memory()

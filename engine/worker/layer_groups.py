@@ -14,17 +14,11 @@ logger = logging.getLogger(__name__)
 
 
 def choose_groups(model: CausalModel, cache: CacheConfig) -> tuple[KVCacheGroup, ...]:
-    """The KV cache groups of a model's layers: by their windows and chunks.
-
-    With a host tier all are one group of full attention, as copies there are found by the hash of their
-    tokens alone, which does not tell groups apart. So they are if the user wishes it.
-    """
+    """The KV cache groups of a model's layers: by their windows and chunks, or one of full attention if the
+    user wishes it."""
     groups = groups_of(model.windows, model.chunks)
     has_windows = not all(group.is_full for group in groups)
     if has_windows and cache.disable_hybrid_kv_cache_manager:
-        return one_group(model.num_layers)
-    if has_windows and cache.has_host_tier:
-        logger.info("Layers with a window or chunks keep the KV of all tokens, since there is a host tier.")
         return one_group(model.num_layers)
     if has_windows:
         logger.info("A KV block holds %d layers: %s.", num_slots(groups), _described(groups))

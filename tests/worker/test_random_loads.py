@@ -163,7 +163,7 @@ def test_every_answer_is_that_of_its_prompt_alone(
 def test_so_is_every_answer_of_a_model_with_windows(
     seed: int, windowed_folder: Path, windowed_oracles: Oracles, tmp_path: Path
 ) -> None:
-    """Though blocks that a window has left are another request's; with a second tier, all layers keep all."""
+    """Though blocks that a window has left are another request's, or come back from a second tier."""
     random = Random(100 + seed)
     numbers = NUMBERS[seed % 2]
     oracle = windowed_oracles(**numbers)

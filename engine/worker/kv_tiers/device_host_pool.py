@@ -57,11 +57,14 @@ class DeviceHostPool:
         streams: CopyStreams,
         disk: KvDisk | None = None,
         *,
+        num_groups: int = 1,
         slab_bytes: int = SLAB_BYTES,
         portion_bytes: int = PORTION_BYTES,
     ) -> None:
-        """``device_pool``: [num_blocks, num_slots, 2, block_size, num_kv_heads, head_dim]."""
+        """``device_pool``: [num_blocks, num_slots, 2, block_size, num_kv_heads, head_dim]. ``num_groups``:
+        block tables of a request."""
         self._block_size = device_pool.shape[3]
+        self._num_groups = num_groups
         self._blocks = device_pool
         self._rows = SlotRows(num_slots, has_disk=disk is not None)
         self._slabs = PinnedSlabs(
@@ -76,7 +79,7 @@ class DeviceHostPool:
         if plan.kv_loads:
             self._start(plan.kv_loads)
         self._write_to_disk(plan.kv_disk_writes)
-        if given := _blocks_given(plan, self._block_size):
+        if given := _blocks_given(plan, self._block_size, self._num_groups):
             for copied in self._stores.reading(np.array(given)):
                 self._streams.steps.wait_event(copied)
 
@@ -146,7 +149,12 @@ class DeviceHostPool:
 
 
 def select_host_pool(
-    device_pool: torch.Tensor, num_slots: int, disk: DiskPool | None, *, during_steps: bool
+    device_pool: torch.Tensor,
+    num_slots: int,
+    disk: DiskPool | None,
+    *,
+    during_steps: bool,
+    num_groups: int = 1,
 ) -> HostTransfers | None:
     """Return the host pool; None if no host tier is configured. ``during_steps``: steps are queued on the
     device and not done when the call returns, so copies must run concurrently."""
@@ -154,20 +162,23 @@ def select_host_pool(
         return None
     if not during_steps:
         return HostPool(device_pool, num_slots, disk)
-    return DeviceHostPool(device_pool, num_slots, copy_streams_of(device_pool.device), disk)
+    return DeviceHostPool(
+        device_pool, num_slots, copy_streams_of(device_pool.device), disk, num_groups=num_groups
+    )
 
 
-def _blocks_given(plan: SchedulerOutput, block_size: int) -> list[int]:
+def _blocks_given(plan: SchedulerOutput, block_size: int, num_groups: int) -> list[int]:
     """Blocks that this plan's requests are the first to write, in this step or a later one. Blocks that
     already hold their tokens are only read."""
     given: list[int] = []
     for new in plan.scheduled_new_reqs:
-        given += new.block_ids[new.num_computed_tokens // block_size :]
+        given += new.block_ids[new.num_computed_tokens // block_size * num_groups :]
     cached = plan.scheduled_cached_reqs
     for req_id, block_ids, num_computed_tokens in zip(
         cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
     ):
         if block_ids:
             is_resumed = req_id in cached.resumed_req_ids
-            given += block_ids[num_computed_tokens // block_size :] if is_resumed else block_ids
+            start = num_computed_tokens // block_size * num_groups if is_resumed else 0
+            given += block_ids[start:]
     return given

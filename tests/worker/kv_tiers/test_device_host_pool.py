@@ -18,13 +18,14 @@ from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.outputs import SchedulerOutput
 from engine.core.request import Request
 from engine.frontend.llm import LLM
+from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
 from engine.worker import executor
 from engine.worker.kv_tiers.device_host_pool import DeviceHostPool, select_host_pool
 from engine.worker.kv_tiers.disk_pool import DiskPool, TransferReports
 from engine.worker.kv_tiers.host_pool import HostTransfers
 from engine.worker.kv_tiers.store_queue import StoreQueue
 from tests.core.kv_memory import KvMemory, Reports, Work
-from tests.core.offload.test_kv_loads import BusyDay
+from tests.core.offload.test_kv_loads import LAYOUTS, BusyDay
 from tests.worker.conftest import ModelFolders
 from tests.worker.gpu.late_streams import PICKS, LateStreams, StepsAtOnce, Wait
 from tests.worker.kv_tiers.test_disk_tier import Jobs
@@ -37,9 +38,9 @@ class Corrupted(AssertionError):
     """Something was read that is not what was written."""
 
 
-def number_of(block_hash: BlockHash) -> int:
-    """What a block of this content is filled with."""
-    return int.from_bytes(block_hash[:7], "little")
+def number_of(content: BlockHash) -> int:
+    """What a block of this content is filled with: a hash, and in models of several groups the group."""
+    return int.from_bytes(content[:6] + content[32:], "little")
 
 
 class LateMemory(KvMemory):
@@ -53,8 +54,9 @@ class LateMemory(KvMemory):
         picks: Iterator[str],
         luck: Iterator[bool],
         forgotten: Collection[Wait] = (),
+        groups: tuple[KVCacheGroup, ...] = ONE_FULL_GROUP,
     ) -> None:
-        super().__init__(BLOCK_SIZE)
+        super().__init__(BLOCK_SIZE, kv_cache_groups=groups)
         self._blocks = torch.zeros((num_blocks, 1, 2, BLOCK_SIZE, 1, 1), dtype=torch.int64)
         self._streams = LateStreams(picks, forgotten)
         self._disk = self._streams.disk_of(self._blocks, luck)
@@ -63,6 +65,7 @@ class LateMemory(KvMemory):
             num_host_blocks,
             self._streams,
             self._disk,
+            num_groups=len(groups),
             slab_bytes=3 * BLOCK_BYTES,
             portion_bytes=2 * BLOCK_BYTES,
         )
@@ -96,17 +99,22 @@ class LateMemory(KvMemory):
         return self
 
     def _queue_step(self, work: Work) -> None:
-        """All requests write, then each reads all that is before its new tokens, and its new full blocks."""
+        """All requests write, then each reads what its new tokens see and its new full blocks."""
         writes: list[tuple[int, int]] = []
         reads: list[tuple[int, int]] = []
         for span in work.spans:
-            full = [
-                number_of(block_hash) for block_hash in span.request.block_hashes[: span.end // BLOCK_SIZE]
-            ]
-            reads += zip(span.table, full, strict=False)
-            for index in range(span.start // BLOCK_SIZE, -(-span.end // BLOCK_SIZE)):
-                number = full[index] if index < len(full) else next(self._garbage)
-                writes.append((span.table[index], number))
+            hashes = span.request.block_hashes[: span.end // BLOCK_SIZE]
+            for block_id, index, group in span.read(self._layout):
+                reads.append((block_id, number_of(self._layout.content(hashes[index], group))))
+            for place, block_id in enumerate(span.written(self._layout)):
+                index, group = divmod(place, self._layout.num_groups)
+                index += span.start // BLOCK_SIZE
+                if index < len(hashes):
+                    number = number_of(self._layout.content(hashes[index], group))
+                    reads.append((block_id, number))
+                else:
+                    number = next(self._garbage)
+                writes.append((block_id, number))
         self._streams.steps.do(lambda: self._run_step(writes, reads))
 
     def _run_step(self, writes: list[tuple[int, int]], reads: list[tuple[int, int]]) -> None:
@@ -145,18 +153,23 @@ class LateMemory(KvMemory):
 
 
 def late_day(
-    seed: int, picks: Iterator[str], num_events: int = 150, forgotten: Collection[Wait] = ()
+    seed: int,
+    picks: Iterator[str],
+    num_events: int = 150,
+    forgotten: Collection[Wait] = (),
+    groups: tuple[KVCacheGroup, ...] = ONE_FULL_GROUP,
 ) -> BusyDay:
     """A busy day on a late device, to its end. Corrupted if anything was."""
-    day = BusyDay(seed)
+    day = BusyDay(seed, groups)
     assert day.room.connector is not None
     luck = Random(seed)
     memory = LateMemory(
-        num_blocks=25,
+        num_blocks=day.num_blocks,
         num_host_blocks=day.room.connector.tier.num_blocks,
         picks=picks,
         luck=iter(lambda: luck.random() < 0.9, None),
         forgotten=forgotten,
+        groups=groups,
     )
     day.room.memory = memory
     day.run(num_events)
@@ -174,17 +187,24 @@ def random_picks(seed: int) -> Iterator[str]:
 
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 10**6), picks=st.lists(st.sampled_from(PICKS), max_size=120))
-def test_whenever_a_copy_is_made_it_is_the_right_one(seed: int, picks: list[str]) -> None:
+@given(
+    seed=st.integers(0, 10**6),
+    picks=st.lists(st.sampled_from(PICKS), max_size=120),
+    groups=st.sampled_from([ONE_FULL_GROUP, *LAYOUTS.values()]),
+)
+def test_whenever_a_copy_is_made_it_is_the_right_one(
+    seed: int, picks: list[str], groups: tuple[KVCacheGroup, ...]
+) -> None:
     """Stores, loads, reads from and writes to disk, blocks and slots that are given to others at once."""
-    late_day(seed, cycle([*picks, "host"]))
+    late_day(seed, cycle([*picks, "host"]), groups=groups)
 
 
-def test_much_happens_on_such_a_day() -> None:
+@pytest.mark.parametrize("layout", ["full", "full and a window"])
+def test_much_happens_on_such_a_day(layout: str) -> None:
     """So the test above is worth something."""
-    days = [late_day(seed, random_picks(seed), num_events=300) for seed in range(6)]
+    days = [late_day(seed, random_picks(seed), 300, groups=LAYOUTS[layout]) for seed in range(6)]
     for event in ("loaded", "read from disk", "failed reading from disk", "written", "preempted"):
-        assert sum(day.seen[event] for day in days) > 5, event
+        assert sum(day.seen[event] for day in days) > (5 if layout == "full" else 0), event
 
 
 MUTANTS: dict[str, Collection[Wait]] = {
@@ -225,9 +245,12 @@ def test_stores_are_waited_for_by_block_and_by_slot(monkeypatch: pytest.MonkeyPa
 class LatePool(DeviceHostPool):
     """Under a real model on a CPU: what a step starts to copy is copied when later steps come."""
 
-    def __init__(self, blocks: torch.Tensor, num_slots: int, disk: DiskPool | None) -> None:
+    def __init__(
+        self, blocks: torch.Tensor, num_slots: int, disk: DiskPool | None, num_groups: int = 1
+    ) -> None:
         self._late = StepsAtOnce(random_picks(0))
-        super().__init__(blocks, num_slots, self._late, disk, slab_bytes=3 * blocks[0].nbytes)
+        slab_bytes = 3 * blocks[0].nbytes
+        super().__init__(blocks, num_slots, self._late, disk, num_groups=num_groups, slab_bytes=slab_bytes)
         self.num_late_steps = 0
 
     def begin_step(self, plan: SchedulerOutput) -> None:

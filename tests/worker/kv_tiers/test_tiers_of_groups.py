@@ -1,0 +1,115 @@
+"""Host and disk tiers under models whose layers see different parts of a sequence: what was copied out by
+group and loaded back gives the tokens of transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.frontend.llm import LLM
+from engine.worker import executor
+from engine.worker.kv_tiers.disk_pool import DiskPool
+from engine.worker.kv_tiers.host_pool import HostTransfers
+from engine.worker.loading.tiny_models import make_model_folder
+from tests.worker.kv_tiers.test_device_host_pool import LatePool
+from tests.worker.kv_tiers.test_disk_tier import Jobs
+from tests.worker.test_other_attention import saved
+from tests.worker.test_several_groups import NATIVE, NUM_GROUPS, OTHERS
+
+MAX_LEN, BLOCK_SIZE, STEP_TOKENS = 256, 8, 32
+NAMES = ["mistral", "qwen2", "gemma3_text", "gpt_oss"]
+
+
+def made(folder: Path, name: str) -> Path:
+    """A small model with windows of 12 tokens, and with a tokenizer."""
+    make_model_folder(folder, **NATIVE.get(name, {}))
+    if name in OTHERS:
+        saved(folder, name, **OTHERS[name])
+    return folder
+
+
+def num_known(turn: int) -> int:
+    """Tokens of all jobs whose KV is in full blocks when this turn ends, counted from 0."""
+    return sum((150 + 10 * job + 24 * turn + 11) // BLOCK_SIZE * BLOCK_SIZE for job in range(3))
+
+
+def small_pool(name: str) -> int:
+    """Blocks for one sequence and little more: two of a window and those of two steps for each group."""
+    num_full = 0 if name == "mistral" else 1
+    num_windowed = NUM_GROUPS[name] - num_full
+    return 3 + num_full * MAX_LEN // BLOCK_SIZE + num_windowed * (2 + 2 * STEP_TOKENS // BLOCK_SIZE + 1)
+
+
+def tier_of(where: str, disk: Path) -> dict[str, Any]:
+    """Host memory for all of a few turns, or for little, with a disk for the rest."""
+    if where == "host":
+        return {"num_host_blocks_override": 200}
+    return {
+        "num_host_blocks_override": 48,
+        "num_disk_blocks_override": 400,
+        "kv_offloading_disk_path": str(disk),
+        "kv_offloading_disk_min_tokens": 1,
+    }
+
+
+def open_llm(folder: Path, name: str, **options: Any) -> LLM:
+    return LLM(
+        str(folder),
+        multiprocess=False,
+        block_size=BLOCK_SIZE,
+        max_model_len=MAX_LEN,
+        max_num_batched_tokens=STEP_TOKENS,
+        **({"num_gpu_blocks_override": small_pool(name)} | options),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize("where", ["host", "disk"])
+@pytest.mark.parametrize("name", NAMES)
+def test_turns_loaded_by_group_give_the_same_tokens(
+    tmp_path: Path, name: str, where: str, async_scheduling: bool
+) -> None:
+    """Every later turn of three jobs finds its history, although the device has room for little more than
+    one; but for the block that an output filled while the step before was planned."""
+    folder = made(tmp_path / "model", name)
+    options = tier_of(where, tmp_path)
+    with open_llm(folder, name, async_scheduling=async_scheduling, **options) as llm:
+        jobs = Jobs(llm, folder)
+        assert jobs.turn() == 0
+        lost = 3 * BLOCK_SIZE * async_scheduling
+        assert jobs.turn() >= num_known(0) - lost
+        assert jobs.turn() >= num_known(1) - lost
+        llm.engine.check_invariants()
+        statistics = llm.statistics()
+        assert statistics.num_free_blocks == statistics.num_blocks == small_pool(name) - 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gemma3_text", "gpt_oss"])
+def test_late_copies_of_groups_give_the_same_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """On streams beside the steps: a block that a window has left is not overwritten before it is stored."""
+    pools: list[LatePool] = []
+
+    def select(
+        blocks: torch.Tensor,
+        num_slots: int,
+        disk: DiskPool | None,
+        *,
+        during_steps: bool,
+        num_groups: int,
+    ) -> HostTransfers:
+        pools.append(LatePool(blocks, num_slots, disk, num_groups))
+        return pools[-1]
+
+    monkeypatch.setattr(executor, "select_host_pool", select)
+    folder = made(tmp_path / "model", name)
+    with open_llm(folder, name, num_host_blocks_override=200) as llm:
+        jobs = Jobs(llm, folder)
+        assert [jobs.turn() > 3 * 140 for _ in range(3)] == [False, True, True]
+    assert pools[0].num_late_steps > 5
