@@ -54,9 +54,13 @@ class Reference:
         layers = self.model.model.layers
         chosen: dict[int, npt.NDArray[np.int64]] = {}
         for index, layer in enumerate(layers):
-            if hasattr(layer.mlp, "gate"):
-                layer.mlp.gate.register_forward_hook(
-                    lambda _gate, _given, made, index=index: chosen.update({index: made[-1].numpy()})
+            mlp = layer.feed_forward if hasattr(layer, "feed_forward") else layer.mlp
+            router = getattr(mlp, "gate", getattr(mlp, "router", None))
+            if router is not None:
+                router.register_forward_hook(
+                    lambda router, _given, made, index=index: chosen.update(
+                        {index: _chosen(made[-1], router.top_k).numpy()}
+                    )
                 )
         with torch.inference_mode():
             self.model(torch.tensor([token_ids[:-1]]))
@@ -65,6 +69,11 @@ class Reference:
         for index, numbers in chosen.items():
             experts[:, index] = numbers
         return experts
+
+
+def _chosen(told: torch.Tensor, per_token: int) -> torch.Tensor:
+    """The experts [num_tokens, per_token] that a router tells, as it does itself or by its logits."""
+    return told if told.dtype == torch.long else told.topk(per_token).indices
 
 
 class SmallEngine:

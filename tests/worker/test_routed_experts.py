@@ -26,7 +26,10 @@ from tests.worker.cpu.compiled_steps import has_compiled_steps
 from tests.worker.generation import Reference, random_tokens
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-SPARSE = ("qwen3-moe", "qwen3-moe-every-other", "mixtral", "glm4-moe", "deepseek-v2", "deepseek-v3")
+SPARSE = (
+    *("qwen3-moe", "qwen3-moe-every-other", "mixtral", "glm4-moe"),
+    *("deepseek-v2", "deepseek-v3", "gpt-oss", "llama4"),
+)
 SIZES: dict[str, Any] = {"block_size": 8, "num_gpu_blocks_override": 64, "max_model_len": 128}
 
 
