@@ -80,6 +80,9 @@ class ModelShape:
     """Whether the output of each head is multiplied with a gate of its size."""
     windows: tuple[int | None, ...] = (None,)
     """Sliding window of each attention layer in tokens, None for full attention; repeated over them."""
+    chunks: tuple[int | None, ...] = (None,)
+    """Chunk of each attention layer that is local to chunks, in tokens, None for others; repeated over
+    them."""
     delta_net: DeltaNet | None = None
     attention_interval: int = 1
     """Every how many layers attend; all others have a delta net."""
@@ -141,7 +144,7 @@ class ModelShape:
 
     def kv_cache_groups(self, block_size: int, bytes_per_value: int) -> tuple[KVCacheGroup, ...]:
         """Its layers by what blocks of KV they need; those with a state are the last group."""
-        groups = groups_of(self.layer_windows)
+        groups = groups_of(self.layer_windows, self.layer_chunks)
         state_bytes = self.state_bytes(bytes_per_value)
         if not state_bytes:
             return groups
@@ -152,7 +155,7 @@ class ModelShape:
 
     @property
     def layer_windows(self) -> list[int | None]:
-        """The window of each attention layer, None for full attention."""
+        """The window of each attention layer, None where it has none."""
         return [self.windows[layer % len(self.windows)] for layer in range(self.num_attention_layers)]
 
     def state_bytes(self, bytes_per_value: int) -> int:
@@ -162,6 +165,11 @@ class ModelShape:
             if self.delta_net is None
             else self.num_state_layers * self.delta_net.state_bytes(bytes_per_value)
         )
+
+    @property
+    def layer_chunks(self) -> list[int | None]:
+        """The chunk of each attention layer, None where it has none."""
+        return [self.chunks[layer % len(self.chunks)] for layer in range(self.num_attention_layers)]
 
     @property
     def body_params_per_token(self) -> int:
@@ -257,6 +265,22 @@ MODELS = {
             moe_intermediate_size=2880,
             qkv_bias=True,
             windows=(128, None),
+        ),
+        ModelShape(
+            name="llama-4-scout",
+            hidden_size=5120,
+            num_layers=48,
+            num_heads=40,
+            num_kv_heads=8,
+            intermediate_size=16384,
+            vocab_size=202048,
+            num_dense_layers=0,
+            num_experts=16,
+            experts_per_token=1,
+            num_shared_experts=1,
+            moe_intermediate_size=8192,
+            chunks=(8192, 8192, 8192, None),
+            left_out="its vision tower",
         ),
         ModelShape(
             name="gemma-3-27b",

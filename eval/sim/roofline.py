@@ -92,6 +92,7 @@ class RooflineCost:
         # With more GPUs than KV heads each head lies on several of them.
         self.kv_bytes_per_token = kv_bytes * max(1, tensor_parallel // model.num_kv_heads)
         self._windows = [window for window in model.layer_windows if window is not None]
+        self._chunks = [chunk for chunk in model.layer_chunks if chunk is not None]
         self._set_rates(e)
 
     def _set_rates(self, e: Efficiency) -> None:
@@ -137,16 +138,21 @@ class RooflineCost:
         """
         read_tokens = mean_context_tokens + (num_queries - 1) / 2
         pairs = mean_context_tokens * num_queries
-        if self._windows:
+        if self._windows or self._chunks:
             read_tokens = self._seen(read_tokens, num_queries - 1, num_seqs)
             pairs = self._seen(mean_context_tokens, 0, num_seqs) * num_queries
         return max(self._kv_read_s_per_token * read_tokens, self._attention_s_per_pair * pairs)
 
     def _seen(self, num_tokens: float, more_tokens: float, num_seqs: int) -> float:
-        """Tokens that a layer sees on average, where layers with a window see that and ``more_tokens``."""
-        seen = sum(min(num_tokens, window * num_seqs + more_tokens) for window in self._windows)
+        """Tokens that a layer sees on average, where layers with a window see that and ``more_tokens``.
+
+        Layers of chunks see half of one once there is a second: tokens lie anywhere in theirs.
+        """
+        halved = (chunk if num_tokens <= chunk * num_seqs else chunk / 2 for chunk in self._chunks)
+        reaches = [*self._windows, *halved]
+        seen = sum(min(num_tokens, reach * num_seqs + more_tokens) for reach in reaches)
         num_layers = self.model.num_attention_layers
-        return (num_tokens * (num_layers - len(self._windows)) + seen) / num_layers
+        return (num_tokens * (num_layers - len(reaches)) + seen) / num_layers
 
     def _read_s(self, num_tokens: int) -> float:
         if self._dense_read_s is not None:
@@ -198,6 +204,8 @@ class RooflineCost:
         ]
         if self._windows:
             notes.append("ASSUMED: contexts of a step are equally long, where a layer has a sliding window")
+        if self._chunks:
+            notes.append("ASSUMED: a token sees half of its chunk, where attention is local to chunks")
         if self.model.delta_net is not None:
             notes.append("ASSUMED: a layer with a state costs its GEMMs and, in each step, its state twice")
         if self.model.num_experts:

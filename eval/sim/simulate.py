@@ -58,7 +58,7 @@ class Hardware:
     profile: Path | None = None
     kv_tokens: int | None = None
     hybrid_kv_cache: bool = True
-    """Whether layers with a sliding window hold the KV of one window only."""
+    """Whether layers with a sliding window or chunks hold the KV of one only."""
 
     def kv_cache_groups(self, block_size: int) -> tuple[KVCacheGroup, ...]:
         """The layers of the model by what blocks they need; a profile does not tell them apart."""

@@ -47,6 +47,8 @@ def _decode_s(cost: StepCost, batch: int, context: int) -> float:
         ("glm-4.5", 355e9 - 3.9e9, 32e9, 376_832),
         # Cards: 20.9B in total and 3.6B activated, where the embedding is left out; 27B of text, tied.
         ("gpt-oss-20b", 20.9e9, 3.6e9 + 0.58e9, 49_152),
+        # Card: 109B, with a vision tower of 0.9B, and 17B activated.
+        ("llama-4-scout", 109e9 - 0.9e9, 17e9, 196_608),
         ("gemma-3-27b", 27.0e9, 27.0e9 + 1.41e9, 507_904),
         # Exact, by transformers' own model of the config; 3.9B with embedding and head. KV of 12 layers only.
         ("qwen3-next-80b-a3b", 79_674_391_296, 3.9e9, 24_576),
@@ -260,3 +262,17 @@ def test_a_state_is_read_and_written_in_each_step() -> None:
     assert rows_s[0] - rows_s[1] == pytest.approx(4 * 2 * state_bytes / (2 * gpu.bandwidth), rel=0.01)
     attention_s = _decode_s(cost, 8, 10_000) - _decode_s(cost, 8, 0)
     assert attention_s == pytest.approx(8 * 10_000 * 24_576 / (2 * gpu.bandwidth))
+
+
+def test_a_chunk_bounds_what_a_layer_reads() -> None:
+    """Three of four of Llama 4 Scout's layers see a chunk of 8,192 tokens, half of it on average once there
+    is a second: at 4 x 100,000 a step reads the KV of 112,288 in each layer."""
+    model = MODELS["llama-4-scout"]
+    cost = RooflineCost(model, find_gpu("h200"), tensor_parallel=2, efficiency=IDEAL)
+    seen = 4 * (100_000 + 3 * 4096) / 4
+    assert seen == 112_288
+    read_s = seen * model.kv_bytes_per_token(2) / find_gpu("h200").bandwidth / 2
+    attention_s = _decode_s(cost, 4, 100_000) - _decode_s(cost, 4, 0)
+    assert attention_s == pytest.approx(read_s)
+    assert _decode_s(cost, 4, 8000) - _decode_s(cost, 4, 0) == pytest.approx(read_s * 32_000 / seen)
+    assert "half of its chunk" in "\n".join(cost.notes())

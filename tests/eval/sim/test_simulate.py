@@ -403,6 +403,29 @@ def test_layers_with_states_share_the_memory_of_the_pool(
 
 
 @pytest.mark.slow
+def test_layers_of_chunks_leave_blocks_to_others(
+    workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three of four of Llama 4 Scout's layers hold a chunk: less is recomputed, and what was decided
+    replays."""
+    trace = tmp_path / "trace.jsonl"
+    on_scout = ["--model", "llama-4-scout", "--tensor-parallel", "4", "--rate", "0.5"]
+    on_scout += ["--kv-tokens", "60000", "--policies", "continuum"]
+    (hybrid,) = _simulate(workload, tmp_path / "a.json", *on_scout, "--trace", str(trace))
+    all_full = "--disable-hybrid-kv-cache-manager"
+    (whole,) = _simulate(workload, tmp_path / "b.json", *on_scout, all_full)
+    assert hybrid.num_turns == whole.num_turns == 72
+    assert hybrid.recomputed_tokens < whole.recomputed_tokens
+    header = next(iter(read_trace(trace)))
+    assert isinstance(header, TraceHeader)
+    assert header.kv_group_chunks == [0, 8192, 8192, 8192]
+    assert main(["trace", "validate", str(trace)]) == 0
+    assert main(["trace", "replay", str(trace)]) == 0
+    assert "no difference" in capsys.readouterr().out
+    assert main(["trace", "pins", str(trace)]) == 0
+
+
+@pytest.mark.slow
 def test_windows_and_a_host_tier_are_refused_together(
     workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
