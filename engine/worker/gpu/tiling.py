@@ -45,6 +45,12 @@ def prompt_tiling(head_dim: int, dtype: torch.dtype) -> Tiling:
     return Tiling(num_rows=128 if size <= 128 else 64, tile_size=tile_size, num_warps=8, num_stages=3)
 
 
+def latent_tiling() -> Tiling:
+    """For decode over latents, of which one program's tile has as many numbers as 32 tokens have: what many
+    rows share is loaded again by other programs, from the L2 cache."""
+    return Tiling(num_rows=16, tile_size=32, num_warps=4, num_stages=2)
+
+
 def padded(size: int) -> int:
     """The least power of two of at least ``size`` that tensor cores support."""
     return max(16, 1 << (size - 1).bit_length())

@@ -23,6 +23,7 @@ from engine.worker.gpu.kv_splits import Splits
 from engine.worker.gpu.step_batch import StepBatch
 from engine.worker.gpu.tiling import Tiling, padded
 from engine.worker.gpu.triton_attention_kernels import (
+    latent_kernel,
     merge_kernel,
     prompt_kernel,
     uniform_kernel,
@@ -108,6 +109,55 @@ def attend_uniform(
         scoring.kv_scale,
         ROWS=rows_each,
         **_constants(query, pages, scoring, tiling, splits),
+    )
+    _merge(output, splits, scoring)
+
+
+def attend_latents(
+    output: torch.Tensor,
+    query: torch.Tensor,
+    latents: torch.Tensor,
+    batch: StepBatch,
+    scoring: Scoring,
+    tiling: Tiling,
+    splits: Splits,
+) -> None:
+    """Attention over latents of the first ``batch.num_uniform`` sequences.
+
+    output, contiguous, [batch.num_uniform_tokens, num_heads, value_size]; query [the same, latent_size];
+    latents [num_blocks, block_size, 1, latent_size]
+    """
+    page, _, latent_size = latents.shape[1:]
+    num_heads, value_size = output.shape[1:]
+    assert query.stride(2) == 1
+    latent_kernel[-(-batch.uniform_len * num_heads // tiling.num_rows), batch.num_uniform, splits.number](
+        splits.target(output),
+        splits.scratch.log_sums,
+        query,
+        latents,
+        batch.rows,
+        batch.seq_lens,
+        batch.block_tables,
+        batch.uniform_len,
+        -(-splits.min_part // tiling.tile_size),
+        batch.block_tables.stride(0),
+        query.stride(0),
+        query.stride(1),
+        latents.stride(0),
+        scoring.factor,
+        scoring.kv_scale,
+        SPLIT=splits.number > 1,
+        NUM_HEADS=num_heads,
+        HEAD_DIM=latent_size,
+        VALUE_DIM=value_size,
+        PAGE=page,
+        ROWS=tiling.num_rows,
+        PADDED_DIM=padded(value_size),
+        PADDED_REST=padded(latent_size - value_size),
+        TILE=tiling.tile_size,
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+        enable_fp_fusion=True,
     )
     _merge(output, splits, scoring)
 

@@ -199,6 +199,59 @@ def uniform_kernel(
     )  # fmt: skip
 
 
+@triton.jit(do_not_specialize=_STEP_NUMBERS, do_not_specialize_on_alignment=_STEP_TENSORS)
+def latent_kernel(
+    output, log_sums, query, latents, rows, seq_lens, block_tables,
+    uniform_len, min_tiles, max_blocks, token_stride, head_stride, block_stride, factor, kv_scale,
+    SPLIT: tl.constexpr, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    PAGE: tl.constexpr, ROWS: tl.constexpr, PADDED_DIM: tl.constexpr, PADDED_REST: tl.constexpr,
+    TILE: tl.constexpr,
+):  # fmt: skip
+    """One program: some query rows of one sequence, for one split of its latents, of which HEAD_DIM numbers
+    are the key and the first VALUE_DIM the value. These are loaded once for both; the rest of the key is a
+    GEMM of its own, so that nothing is padded to the power of two above HEAD_DIM."""
+    seq, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    is_row = row < uniform_len * NUM_HEADS
+    tokens, heads = seq * uniform_len + row // NUM_HEADS, row % NUM_HEADS
+    output_rows = tokens * NUM_HEADS + heads
+    seq_len = tl.load(seq_lens + seq)
+    first, end = _tiles_of_split(0, tl.cdiv(seq_len, TILE), min_tiles)
+    if SPLIT and first >= end:
+        _store_nothing(log_sums, output_rows, is_row)
+        return
+    query_positions = seq_len - uniform_len + row // NUM_HEADS
+    main = _load_query(query, tokens, heads, is_row, token_stride, head_stride, VALUE_DIM, PADDED_DIM)
+    rest = _load_query(
+        query + VALUE_DIM, tokens, heads, is_row, token_stride, head_stride, HEAD_DIM - VALUE_DIM, PADDED_REST
+    )
+    table = block_tables + tl.load(rows + seq).to(tl.int64) * max_blocks
+    dims, rest_dims = tl.arange(0, PADDED_DIM), tl.arange(0, PADDED_REST)
+    sums, row_max, row_sum = _no_sums(ROWS, PADDED_DIM)
+    for tile in range(first, end):
+        positions = tile * TILE + tl.arange(0, TILE)
+        offsets = _page_offsets(
+            table, positions, tile * TILE, seq_len, block_stride, PAGE, HEAD_DIM, TILE
+        )[:, None]  # fmt: skip
+        is_token = (positions < seq_len)[:, None]
+        value = tl.load(latents + offsets + dims, mask=is_token & (dims < VALUE_DIM), other=0.0)
+        inside = is_token & (rest_dims < HEAD_DIM - VALUE_DIM)
+        turned = tl.load(latents + offsets + VALUE_DIM + rest_dims, mask=inside, other=0.0)
+        value = value.to(main.dtype)
+        scores = dot(main, tl.trans(value), tl.zeros((ROWS, TILE), tl.float32))
+        scores = dot(rest, tl.trans(turned.to(main.dtype)), scores) * factor
+        scores = tl.where(query_positions[:, None] >= positions[None, :], scores, _HIDDEN)
+        new_max = tl.maximum(row_max, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_max[:, None])
+        shrink = tl.exp2(row_max - new_max)
+        row_sum = row_sum * shrink + tl.sum(weights, 1)
+        sums = dot(weights.to(main.dtype), value, sums * shrink[:, None])
+        row_max = new_max
+    _store_rows(
+        output, log_sums, log_sums, output_rows, heads, is_row, sums, row_max, row_sum, kv_scale,
+        SPLIT, False, VALUE_DIM, PADDED_DIM,
+    )  # fmt: skip
+
+
 @triton.jit
 def _store_nothing(log_sums, rows, is_row):
     """Store a log-sum-exp of no weight for a split without tiles, so that the merge ignores it."""

@@ -13,9 +13,10 @@ from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.layer_places import LayerPlaces, one_table
 from engine.worker.gpu.kv_splits import SCRATCH_BYTES, KvSplitter, SplitScratch, count_processors
 from engine.worker.gpu.prompt_attention import PromptAttention
+from engine.worker.gpu.prompt_paths.latents import attend_latent_prompts
 from engine.worker.gpu.step_batch import PromptChunk, StepBatch
-from engine.worker.gpu.tiling import prompt_tiling, uniform_tiling
-from engine.worker.gpu.triton_attention import Pages, Scoring, attend_uniform, write_kv
+from engine.worker.gpu.tiling import latent_tiling, prompt_tiling, uniform_tiling
+from engine.worker.gpu.triton_attention import Pages, Scoring, attend_latents, attend_uniform, write_kv
 from engine.worker.gpu.triton_prompt import TritonPromptAttention
 
 
@@ -98,9 +99,23 @@ class TritonPagedAttention:
     def attend_latent(
         self, layer: int, query: torch.Tensor, latent: torch.Tensor, *, value_size: int, scale: float
     ) -> torch.Tensor:
-        """See AttentionBackend."""
-        heads = latent[:, None]
-        return self.attend(layer, query, heads, heads, scale=scale, window=None)[..., :value_size]
+        """See AttentionBackend. Prompts are attended by torch."""
+        latents, batch, scoring = self._pages[layer].keys, self._batch_of(layer), Scoring(scale)
+        self.write(layer, latent[:, None], latent[:, None])
+        num_uniform = batch.num_uniform_tokens
+        output = query.new_empty((*query.shape[:2], value_size))
+        if num_uniform:
+            tiling = latent_tiling()
+            row_tiles = -(-batch.uniform_len * query.shape[1] // tiling.num_rows)
+            splits = self._splitter.choose(
+                num_programs=batch.num_uniform * row_tiles,
+                num_rows=num_uniform * query.shape[1],
+                longest=batch.max_uniform_seq_len,
+            )
+            decodes = slice(0, num_uniform)
+            attend_latents(output[decodes], query[decodes], latents, batch, scoring, tiling, splits)
+        attend_latent_prompts(output, query, latents, batch, scale)
+        return output
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Write the step's key and value [num_tokens, num_kv_heads, head_dim] to their slots."""
