@@ -423,7 +423,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     """State slots; 0 for a model whose layers have none."""
     num_free_states: int = 0
     tokens_without_state: int = 0
-    """Tokens computed again although their KV was cached: there was no state behind them."""
+    """Tokens recomputed although their KV was cached: there was no state behind them."""
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):

@@ -282,7 +282,7 @@ class Metrics:
         self._cache_hits = self._counter("vllm:prefix_cache_hits", "Tokens found in the prefix cache.")
         self._without_state_tokens = self._counter(
             "continuum:tokens_without_state",
-            "Tokens computed again although their KV was cached: there was no state behind them.",
+            "Tokens recomputed although their KV was cached: there was no state behind them.",
         )
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens processed.")
         self._cached_prompt_tokens = self._counter("vllm:prompt_tokens_cached", "Prompt tokens found cached.")
