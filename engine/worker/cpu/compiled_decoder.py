@@ -29,6 +29,7 @@ from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder, DecoderLayer
 from engine.worker.models.linears import Embedding
 from engine.worker.models.moe import MixtureOfExperts
+from engine.worker.models.rotary import RotaryEmbedding
 from engine.worker.models.shape import DenseShape
 
 logger = logging.getLogger(__name__)
@@ -72,6 +73,8 @@ class _Layer(ctypes.Structure):
         ("down", WeightAddress),
         ("input_norm", ctypes.c_void_p),
         ("post_attention_norm", ctypes.c_void_p),
+        ("attention_output_norm", ctypes.c_void_p),
+        ("mlp_output_norm", ctypes.c_void_p),
         ("q_norm", ctypes.c_void_p),
         ("k_norm", ctypes.c_void_p),
         ("sinks", ctypes.c_void_p),
@@ -79,25 +82,38 @@ class _Layer(ctypes.Structure):
         ("chunk", ctypes.c_int64),
         ("group", ctypes.c_int64),
         ("slot", ctypes.c_int64),
+        ("rope", ctypes.c_int64),
+        ("by_gelu", ctypes.c_int64),
         ("sparse", ctypes.POINTER(_Sparse)),
     )
 
 
+class _Rope(ctypes.Structure):
+    """A RotaryEmbedding."""
+
+    _fields_ = (("frequencies", ctypes.c_void_p), ("scaling", ctypes.c_double))
+
+
 class _Model(ctypes.Structure):
-    """A Decoder."""
+    """A Decoder; caps of 0 are none."""
 
     _fields_ = (
         ("layers", ctypes.POINTER(_Layer)),
         ("head", WeightAddress),
         ("embedding", ctypes.c_void_p),
         ("final_norm", ctypes.c_void_p),
-        ("frequencies", ctypes.c_void_p),
+        ("ropes", ctypes.POINTER(_Rope)),
         ("num_layers", ctypes.c_int64),
         ("hidden_size", ctypes.c_int64),
         ("num_heads", ctypes.c_int64),
         ("rotary_dim", ctypes.c_int64),
+        ("num_ropes", ctypes.c_int64),
         ("norm_eps", ctypes.c_double),
-        ("rotary_scaling", ctypes.c_double),
+        ("norm_center", ctypes.c_double),
+        ("embedding_scale", ctypes.c_double),
+        ("attention_scale", ctypes.c_double),
+        ("attention_cap", ctypes.c_double),
+        ("logit_cap", ctypes.c_double),
     )
 
 
@@ -148,7 +164,8 @@ def _is_known(model: Decoder) -> bool:
     is_looked_up = model.lm_head is None or isinstance(model.embedding, Embedding)
     return (
         is_looked_up
-        and shape.is_plain
+        and shape.is_compiled
+        and not (shape.output_norms and shape.is_sparse)
         and model.num_layers > 0
         and all(size % _UNIT == 0 for size in sizes)
         and shape.rotary_dim % _ROTARY_UNIT == 0
@@ -249,20 +266,31 @@ class CompiledDecoder:
 
 
 def _model(model: Decoder, layers: ctypes.Array[_Layer]) -> _Model:
-    shape, rotary = model.shape, model.rotary
+    shape = model.shape
+    ropes = [_rope(rope) for rope in model.ropes.values()]
     return _Model(
         layers,
         _weight(_head(model)),
         model.embedding.weight.data_ptr() if isinstance(model.embedding, Embedding) else None,
         model.final_norm.data_ptr(),
-        rotary.frequencies.data_ptr(),
+        (_Rope * len(ropes))(*ropes),
         shape.num_layers,
         shape.hidden_size,
         shape.num_heads,
         shape.rotary_dim or shape.head_dim,
+        len(ropes),
         shape.norm_eps,
-        rotary.scaling,
+        float(shape.centered_norms),
+        torch.tensor(shape.embedding_scale, dtype=torch.bfloat16).item(),
+        shape.attention_scale or shape.head_dim**-0.5,
+        shape.attention_cap or 0.0,
+        shape.logit_cap or 0.0,
     )
+
+
+def _rope(rope: object) -> _Rope:
+    assert isinstance(rope, RotaryEmbedding)
+    return _Rope(rope.frequencies.data_ptr(), rope.scaling)
 
 
 def _layer(
@@ -272,9 +300,12 @@ def _layer(
     assert isinstance(layer, DecoderLayer)
     attention = layer.attention
     assert isinstance(attention, SelfAttention)
+    mlp = model.shape.mlps[index]
     vectors = (
         layer.input_norm,
         layer.post_attention_norm,
+        layer.attention_output_norm,
+        layer.mlp_output_norm,
         attention.q_norm,
         attention.k_norm,
         attention.sinks,
@@ -285,6 +316,8 @@ def _layer(
         model.windows[index] or 0,
         model.chunks[index] or 0,
         *place,
+        list(model.ropes).index(model.rope_kinds[index]),
+        isinstance(mlp, DenseShape) and mlp.by_gelu,
         ctypes.pointer(_sparse(layer.mlp, routers[layer.mlp]))
         if isinstance(layer.mlp, MixtureOfExperts)
         else None,

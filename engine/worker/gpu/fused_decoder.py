@@ -31,11 +31,8 @@ def with_fused_steps(
 
 
 def can_be_fused(model: CausalModel) -> TypeGuard[Decoder]:
-    """Whether fused ops know all that this model computes: their rope rotates whole heads, and
-    their attention has no sinks."""
-    if not isinstance(model, Decoder):
-        return False
-    return model.shape.is_plain and not (model.shape.rotary_dim or model.shape.sinks)
+    """Whether fused ops know all that this model computes: their rope rotates whole heads."""
+    return isinstance(model, Decoder) and not model.shape.rotary_dim and model.shape.is_plain
 
 
 class FusedDecoder:

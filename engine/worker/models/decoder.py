@@ -159,8 +159,8 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(shape, index, build) for index in range(shape.num_layers))
         self.final_norm = build.parameter(shape.hidden_size)
         self.lm_head = None if shape.tied else self._make_head(build)
-        self._rope_kinds = shape.rope_kinds or ("",) * shape.num_layers
-        self._ropes: dict[str, RotaryEmbedding | QueryFactors] = {}
+        self.rope_kinds = shape.rope_kinds or ("",) * shape.num_layers
+        self.ropes: dict[str, RotaryEmbedding | QueryFactors] = {}
         """Rotary embeddings by their names in the config, or what layers without have in their place."""
         self._fused = False
 
@@ -182,9 +182,9 @@ class Decoder(nn.Module):
         )
         self.requires_grad_(False)
         size = self.shape.rotary_dim or self.shape.head_dim
-        kinds = dict.fromkeys(self._rope_kinds)
+        kinds = dict.fromkeys(self.rope_kinds)
         mixed = self.shape.mixed_rope
-        self._ropes = {
+        self.ropes = {
             kind: QueryFactors(mixed)
             if mixed is not None and kind == NO_ROPE
             else RotaryEmbedding(self._config, size, device, kind)
@@ -194,8 +194,8 @@ class Decoder(nn.Module):
     @property
     def rotary(self) -> RotaryEmbedding:
         """The rope of a model that has one."""
-        assert self._ropes, "materialize() comes first"
-        rope = self._ropes[""]
+        assert self.ropes, "materialize() comes first"
+        rope = self.ropes[""]
         assert isinstance(rope, RotaryEmbedding)
         return rope
 
@@ -260,8 +260,8 @@ class Decoder(nn.Module):
         if self.shape.embedding_scale != 1.0:
             x = x * torch.tensor(self.shape.embedding_scale, dtype=x.dtype).item()
         dtype = x.dtype if self.shape.mixed_rope is None else torch.float32
-        angles = {kind: rope.angles(positions, dtype) for kind, rope in self._ropes.items()}
-        for layer, kind in zip(self.layers, self._rope_kinds, strict=True):
+        angles = {kind: rope.angles(positions, dtype) for kind, rope in self.ropes.items()}
+        for layer, kind in zip(self.layers, self.rope_kinds, strict=True):
             x = layer(x, *angles[kind], attention)
         return self.logits_of(x[sample_rows])
 

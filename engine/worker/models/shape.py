@@ -247,13 +247,18 @@ class DecoderShape:
         return any(isinstance(mlp, SparseShape) for mlp in self.mlps)
 
     @property
+    def is_compiled(self) -> bool:
+        """Whether compiled steps of CPUs know it: all but latents and a mixed rope."""
+        return self.latent is None and self.mixed_rope is None
+
+    @property
     def is_plain(self) -> bool:
-        """Whether fused and compiled steps know it: layers compute what Llama's do, but for biases, head
-        norms, windows, sinks and experts."""
+        """Whether fused ops of GPUs know it: layers compute what Llama's do, but for biases, head norms,
+        windows and experts."""
         gemma = self.attention_scale, self.attention_cap, self.logit_cap
         by_gelu = any(isinstance(mlp, DenseShape) and mlp.by_gelu for mlp in self.mlps)
-        switches = self.rope_kinds, self.centered_norms, self.output_norms, by_gelu
-        is_llama = self.latent is None and self.mixed_rope is None and not any(switches)
+        switches = self.rope_kinds, self.centered_norms, self.output_norms, by_gelu, self.sinks
+        is_llama = self.is_compiled and not any(switches)
         return is_llama and gemma == (None,) * 3 and self.embedding_scale == 1.0
 
     @property

@@ -109,6 +109,25 @@ VARIANTS |= {
     },
 }
 VARIANTS |= {
+    "Gemma 2: soft caps, norms of outputs, GELU": {
+        "family": "gemma2",
+        "hidden_size": 128,
+        "head_dim": 32,
+        "extra_config": {
+            "sliding_window": 12,
+            "query_pre_attn_scalar": 20,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    },
+    "Gemma 3: two ropes, centered norms of heads, a tied head in 8 bits": {
+        "family": "gemma3_text",
+        "hidden_size": 128,
+        "head_dim": 64,
+        "tie": True,
+        "extra_config": {"sliding_window": 12, "sliding_window_pattern": 2},
+        "quantization": "int8",
+    },
     "sinks, windows, all experts with biases and clamped gates": {
         "family": "gpt_oss",
         "head_dim": 64,
@@ -367,15 +386,31 @@ def test_what_is_not_sampled_is_kept_all_the_same(
     assert all(torch.equal(found[seq], wanted[seq]) for seq in tokens)
 
 
-@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+SERVED: dict[str, dict[str, Any]] = {
+    "qwen3": {},
+    "gemma3_text": {"sliding_window": 48, "sliding_window_pattern": 2},
+    "gpt_oss": {"num_local_experts": 3, "num_experts_per_tok": 3, "sliding_window": 48},
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "quantization"),
+    [("qwen3", None), ("qwen3", "int8"), ("qwen3", "int4"), ("gemma3_text", None), ("gpt_oss", None)],
+)
 def test_served_tokens_are_the_best_ones(
-    quantization: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    family: str, quantization: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Prompts shorter and longer than a small step, answered side by side: each token is, within bf16, the
     one that transformers in fp32 holds for the best, with weights that are rounded alike. Of so many inputs
     products are sums of several."""
     make_model_folder(
-        tmp_path / "model", "qwen3", dtype="bfloat16", head_dim=64, hidden_size=320, intermediate_size=704
+        tmp_path / "model",
+        family,
+        dtype="bfloat16",
+        head_dim=64,
+        hidden_size=320,
+        intermediate_size=704,
+        extra_config=SERVED[family],
     )
     prompts = [random_tokens(length, seed=length) for length in (1, 5, 40, 64, 65, 150, 700)]
     with caplog.at_level(logging.INFO):
@@ -466,6 +501,6 @@ def test_sizes_that_fill_no_unit_run_by_torch(tmp_path: Path, caplog: pytest.Log
 
 
 def greedy(folder: Path, prompts: list[list[int]], **options: Any) -> list[list[int]]:
-    llm = LLM(str(folder), multiprocess=False, num_gpu_blocks_override=128, max_model_len=1024, **options)
+    llm = LLM(str(folder), multiprocess=False, num_gpu_blocks_override=256, max_model_len=1024, **options)
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     return [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]

@@ -28,12 +28,20 @@ struct Sparse {
 // gate_up and down are a dense layer's MLP, or the shared expert of a sparse one, without words if it has none.
 struct Layer {
     Weight qkv, output, gate_up, down;
-    const void *input_norm, *post_attention_norm;  // [hidden_size]
-    const void *q_norm, *k_norm;                   // [head_dim] or null
-    const float* sinks;                            // [num_heads] or null
+    const void *input_norm, *post_attention_norm;         // [hidden_size]
+    const void *attention_output_norm, *mlp_output_norm;  // [hidden_size] or null
+    const void *q_norm, *k_norm;                          // [head_dim] or null
+    const float* sinks;                                   // [num_heads] or null
     Reach reach;
-    std::int64_t group, slot;                      // its KV cache group, and its part of each block
-    const Sparse* sparse;                          // null: a dense layer
+    std::int64_t group, slot;  // its KV cache group, and its part of each block
+    std::int64_t rope;         // its number
+    std::int64_t by_gelu;      // whether gates of a dense MLP go through GELU; else through SiLU
+    const Sparse* sparse;      // null: a dense layer
+};
+
+struct Rope {
+    const float* frequencies;  // [rotary_dim / 2]
+    double scaling;
 };
 
 struct Model {
@@ -41,9 +49,11 @@ struct Model {
     Weight head;
     const void* embedding;     // [vocab_size, hidden_size], or null: the head's weight
     const void* final_norm;    // [hidden_size]
-    const float* frequencies;  // [rotary_dim / 2]
-    std::int64_t num_layers, hidden_size, num_heads, rotary_dim;
-    double norm_eps, rotary_scaling;
+    const Rope* ropes;
+    std::int64_t num_layers, hidden_size, num_heads, rotary_dim, num_ropes;
+    NormKind norm;
+    double embedding_scale, attention_scale;
+    double attention_cap, logit_cap;  // soft caps; 0: none
 };
 
 // The tokens of a step, those of `decodes` first.
@@ -115,7 +125,8 @@ struct StepBuffers {
     // is overwritten: the first for norms, attention outputs, norms again; the second for heads, attention
     // outputs of the sampled rows, and the MLP's intermediate activations.
     Lines<Bf16> normed_or_attended, heads_or_inner;
-    Lines<float> cosines, sines, partials;
+    Lines<Bf16> outputs;  // of attention or MLP, where they are normalized
+    Lines<float> cosines, sines, partials;  // cosines and sines of one rope after the other
     ExpertBuffers experts;
 };
 
@@ -136,34 +147,42 @@ inline void rotate(Bf16* head, const float* cosines, const float* sines, std::in
 // The elementwise ops before and between GEMMs, row by row. The functions named *_rows are run by all threads
 // of a team and end with a barrier.
 
+// to *= factor, rounded; width: a multiple of HALF_UNIT
+inline void scale_row(Bf16* to, std::int64_t width, float factor) {
+    const HalfRow factors{_mm512_set1_ps(factor), _mm512_set1_ps(factor)};
+    for (std::int64_t i = 0; i < width; i += HALF_UNIT) store_half(to + i, product(load_half(to + i), factors));
+}
+
 // to = the embeddings of the tokens
 inline void look_up_rows(const Model& model, const std::int64_t* token_ids, std::int64_t num_rows, Bf16* to) {
     const std::int64_t width = model.hidden_size;
     const auto* embedding = static_cast<const Bf16*>(model.embedding);
 #pragma omp for schedule(static)
-    for (std::int64_t row = 0; row < num_rows; ++row)
+    for (std::int64_t row = 0; row < num_rows; ++row) {
         if (embedding != nullptr)
             std::memcpy(to + row * width, embedding + token_ids[row] * width, width * sizeof(Bf16));
         else
             read_inputs(model.head, token_ids[row], to + row * width);
+        if (model.embedding_scale != 1) scale_row(to + row * width, width, static_cast<float>(model.embedding_scale));
+    }
 }
 
 // to = the RMS norm of x
 inline void normalize_rows(
-    const Bf16* x, const void* weight, std::int64_t num_rows, double eps, Bf16* to, const Layout& layout) {
+    const Bf16* x, const void* weight, std::int64_t num_rows, NormKind kind, Bf16* to, const Layout& layout) {
 #pragma omp for schedule(static)
     for (std::int64_t row = 0; row < num_rows; ++row)
-        normalize(x + row * layout.width, weight, layout.width, eps, to + layout.of(row, 0), layout.chunk_stride);
+        normalize(x + row * layout.width, weight, layout.width, kind, to + layout.of(row, 0), layout.chunk_stride);
 }
 
 // The rotary angles at each position: [num_rows, half]
 inline void compute_angle_rows(
-    const Model& model, const std::int64_t* positions, std::int64_t num_rows, std::int64_t half, float* cosines, float* sines) {
-    const auto scaling = static_cast<float>(model.rotary_scaling);
+    const Rope& rope, const std::int64_t* positions, std::int64_t num_rows, std::int64_t half, float* cosines, float* sines) {
+    const auto scaling = static_cast<float>(rope.scaling);
 #pragma omp for schedule(static)
     for (std::int64_t row = 0; row < num_rows; ++row)
         for (std::int64_t i = 0; i < half; ++i) {
-            const float angle = static_cast<float>(positions[row]) * model.frequencies[i];
+            const float angle = static_cast<float>(positions[row]) * rope.frequencies[i];
             cosines[row * half + i] = rounded(std::cos(angle) * scaling);
             sines[row * half + i] = rounded(std::sin(angle) * scaling);
         }
@@ -182,7 +201,7 @@ void rotate_rows(
         const std::int64_t row = i / num_rotated, number = i % num_rotated;
         Bf16* head = heads + (row * row_heads + number) * HEAD_DIM;
         const void* norm = number < model.num_heads ? layer.q_norm : layer.k_norm;
-        if (norm != nullptr) normalize(head, norm, HEAD_DIM, model.norm_eps, head);
+        if (norm != nullptr) normalize(head, norm, HEAD_DIM, model.norm, head);
         rotate(head, cosines + row * half, sines + row * half, half);
     }
 }
@@ -215,8 +234,10 @@ class DecoderStep {
             kept.stay();
             begin_amx();
             look_up_rows(model_, step_.token_ids, step_.num_tokens, x());
-            compute_angle_rows(
-                model_, step_.positions, step_.num_tokens, half_, buffers_->cosines.data(), buffers_->sines.data());
+            for (std::int64_t rope = 0; rope < model_.num_ropes; ++rope)
+                compute_angle_rows(
+                    model_.ropes[rope], step_.positions, step_.num_tokens, half_,
+                    buffers_->cosines.data() + angles_from(rope, 0), buffers_->sines.data() + angles_from(rope, 0));
             for (std::int64_t layer = 0; layer + 1 < model_.num_layers; ++layer)
                 for (const RowBlock& row_block : row_blocks_) run_layer(layer, row_block);
             for (const RowBlock& row_block : row_blocks_) run_last_layer(row_block);
@@ -285,14 +306,15 @@ class DecoderStep {
         for (std::int64_t index = 0; index < model_.num_layers; ++index) {
             const Layer& layer = model_.layers[index];
             widest = std::max(widest, inner_size_of(layer.gate_up));
+            if (layer.attention_output_norm != nullptr) grow(buffers_->outputs, most * hidden_);
             if (layer.sparse == nullptr) continue;
             RouterStep(layer.sparse->router, buffers_->experts).resize(most);
             ExpertStep(layer.sparse->experts, buffers_->experts).resize(most);
             grow(buffers_->experts.mixed, most * hidden_);
         }
         grow(buffers_->heads_or_inner, padded_rows * widest);
-        grow(buffers_->cosines, step_.num_tokens * half_);
-        grow(buffers_->sines, step_.num_tokens * half_);
+        grow(buffers_->cosines, angles_from(model_.num_ropes, 0));
+        grow(buffers_->sines, angles_from(model_.num_ropes, 0));
         std::size_t num_partials = 0;
         for (const DecodePlan& known : plans_)
             num_partials =
@@ -328,16 +350,16 @@ class DecoderStep {
                           store_half(to + row * heads_size_ + output, result);
                       });
         rotate_rows<HEAD_DIM>(model_, layer, pool_.num_kv_heads, row_block.num_rows,
-                              buffers_->cosines.data() + row_block.first_row * half_,
-                              buffers_->sines.data() + row_block.first_row * half_, to);
+                              buffers_->cosines.data() + angles_from(layer.rope, row_block.first_row),
+                              buffers_->sines.data() + angles_from(layer.rope, row_block.first_row), to);
     }
 
     void finish_layer(const Layer& layer, const Rows& attended, Bf16* residual, std::int64_t num_rows) const {
-        multiply_into_residual(layer.output, attended, residual, num_rows);
+        multiply_into_residual(layer.output, attended, layer.attention_output_norm, residual, num_rows);
         const Rows normed = norm_of(layer.post_attention_norm, residual, num_rows);
         if (layer.sparse != nullptr) return mix_experts(layer, normed, residual, num_rows);
-        multiply_gated(layer.gate_up, normed, num_rows);
-        multiply_into_residual(layer.down, inner_rows(layer.gate_up), residual, num_rows);
+        multiply_gated(layer, normed, num_rows);
+        multiply_into_residual(layer.down, inner_rows(layer.gate_up), layer.mlp_output_norm, residual, num_rows);
     }
 
     void mix_experts(const Layer& layer, const Rows& normed, Bf16* residual, std::int64_t num_rows) const {
@@ -354,7 +376,7 @@ class DecoderStep {
         experts.mix(normed, num_rows, chosen, weights, [&](std::int64_t row, std::int64_t number, const HalfRow& sum) {
             store_half(mixed + row * hidden_ + number, sum);
         });
-        multiply_gated(layer.gate_up, normed, num_rows);
+        multiply_gated(layer, normed, num_rows);
         multiply_rows(layer.down, inner_rows(layer.gate_up), num_rows,
                       [&](std::int64_t row, std::int64_t output, const HalfRow& result) {
                           add_half(mixed + row * hidden_ + output, rounded(result));
@@ -390,7 +412,7 @@ class DecoderStep {
     // The norm before attention or MLP, as the input of its first GEMM.
     Rows norm_of(const void* weight, const Bf16* residual, std::int64_t num_rows) const {
         const Rows to{normed(), Layout::tiled(hidden_)};
-        normalize_rows(residual, weight, num_rows, model_.norm_eps, normed(), to.layout);
+        normalize_rows(residual, weight, num_rows, model_.norm, normed(), to.layout);
         return to;
     }
 
@@ -401,10 +423,28 @@ class DecoderStep {
 
     Rows inner_rows(const Weight& gate_up) const { return {inner(), Layout::tiled(inner_size_of(gate_up))}; }
 
-    void multiply_into_residual(const Weight& weight, const Rows& x, Bf16* residual, std::int64_t num_rows) const {
+    // The place of a row's angles of a rope.
+    std::int64_t angles_from(std::int64_t rope, std::int64_t row) const { return (rope * step_.num_tokens + row) * half_; }
+
+    // norm: what the outputs go through before they are added, or null
+    void multiply_into_residual(
+        const Weight& weight, const Rows& x, const void* norm, Bf16* residual, std::int64_t num_rows) const {
+        if (norm != nullptr) return multiply_into_residual_normed(weight, x, norm, residual, num_rows);
         multiply_rows(weight, x, num_rows, [&](std::int64_t row, std::int64_t output, const HalfRow& result) {
             add_half(residual + row * hidden_ + output, rounded(result));
         });
+    }
+
+    void multiply_into_residual_normed(
+        const Weight& weight, const Rows& x, const void* norm, Bf16* residual, std::int64_t num_rows) const {
+        Bf16* const outputs = buffers_->outputs.data();
+        multiply_rows(weight, x, num_rows, store_rows(weight, outputs));
+#pragma omp for schedule(static)
+        for (std::int64_t row = 0; row < num_rows; ++row) {
+            Bf16* const output = outputs + row * hidden_;
+            normalize(output, norm, hidden_, model_.norm, output);
+            for (std::int64_t i = 0; i < hidden_; i += HALF_UNIT) add_half(residual + row * hidden_ + i, load_half(output + i));
+        }
     }
 
     void compute_logits() const {
@@ -412,20 +452,27 @@ class DecoderStep {
         const Rows rows{normed(), Layout::tiled(hidden_)};
 #pragma omp for schedule(static)
         for (std::int64_t i = 0; i < step_.num_samples; ++i)
-            normalize(sampled() + i * hidden_, model_.final_norm, hidden_, model_.norm_eps,
+            normalize(sampled() + i * hidden_, model_.final_norm, hidden_, model_.norm,
                       normed() + rows.layout.of(i, 0), rows.layout.chunk_stride);
-        multiply_rows(model_.head, rows, step_.num_samples, store_rows(model_.head, logits));
+        const auto store = store_rows(model_.head, logits);
+        const auto cap = static_cast<float>(model_.logit_cap);
+        if (cap == 0) return multiply_rows(model_.head, rows, step_.num_samples, store);
+        // Not rounded in between, as torch would: many logits would become the same.
+        multiply_rows(model_.head, rows, step_.num_samples, [&](std::int64_t row, std::int64_t output, const HalfRow& result) {
+            store(row, output, soft_capped(result, cap));
+        });
     }
 
-    // inner = silu(gate) * up; the gates are the first half of the outputs.
-    void multiply_gated(const Weight& weight, const Rows& x, std::int64_t num_rows) const {
+    // inner = silu(gate) * up, or with GELU; the gates are the first half of the outputs.
+    void multiply_gated(const Layer& layer, const Rows& x, std::int64_t num_rows) const {
         if (fits_one_block(num_rows))
-            multiply_gated_few(weight, x, static_cast<int>(num_rows));
+            multiply_gated_few(layer, x, static_cast<int>(num_rows));
         else
-            multiply_gated_many(weight, x, num_rows);
+            multiply_gated_many(layer, x, num_rows);
     }
 
-    void multiply_gated_few(const Weight& weight, const Rows& x, int num_rows) const {
+    void multiply_gated_few(const Layer& layer, const Rows& x, int num_rows) const {
+        const Weight& weight = layer.gate_up;
         const std::int64_t num_units = inner_size_of(weight) / UNIT;
 #pragma omp for schedule(static)
         for (std::int64_t unit = 0; unit < num_units; ++unit) {
@@ -433,26 +480,27 @@ class DecoderStep {
             multiply_unit(weight, unit, x, num_rows, gates);
             multiply_unit(weight, num_units + unit, x, num_rows, ups);
             for (int i = 0; i < num_rows * UNIT; i += HALF_UNIT)
-                store_gated(weight, i / UNIT, unit * UNIT + i % UNIT, gates + i, ups + i);
+                store_gated(layer, i / UNIT, unit * UNIT + i % UNIT, gates + i, ups + i);
         }
     }
 
     // A unit is HALF_UNIT gates and the HALF_UNIT ups that they are multiplied with.
-    void multiply_gated_many(const Weight& weight, const Rows& x, std::int64_t num_rows) const {
+    void multiply_gated_many(const Layer& layer, const Rows& x, std::int64_t num_rows) const {
+        const Weight& weight = layer.gate_up;
         const std::int64_t size = inner_size_of(weight);
         const auto outputs_of = [&](std::int64_t unit) { return Halves{unit * HALF_UNIT, size + unit * HALF_UNIT}; };
         const auto keep = [&](std::int64_t unit, std::int64_t row, const float* sums) {
-            store_gated(weight, row, unit * HALF_UNIT, sums, sums + HALF_UNIT);
+            store_gated(layer, row, unit * HALF_UNIT, sums, sums + HALF_UNIT);
         };
         BlockedGemm(weight, x, num_rows).multiply(size / HALF_UNIT, outputs_of, keep);
     }
 
-    // Stores silu(gate) * up for the HALF_UNIT outputs from `output` on, given their sums.
-    void store_gated(
-        const Weight& weight, std::int64_t row, std::int64_t output, const float* gates, const float* ups) const {
+    // Stores the gated ups of the HALF_UNIT outputs from `output` on, given their sums.
+    void store_gated(const Layer& layer, std::int64_t row, std::int64_t output, const float* gates, const float* ups) const {
+        const Weight& weight = layer.gate_up;
         const HalfRow gate = rounded(result_of(weight, output, gates));
         const HalfRow up = rounded(result_of(weight, inner_size_of(weight) + output, ups));
-        store_half(inner() + inner_rows(weight).layout.of(row, output), gated(gate, up));
+        store_half(inner() + inner_rows(weight).layout.of(row, output), gated(gate, up, layer.by_gelu != 0));
     }
 
     void attend(const Layer& layer, const RowBlock& row_block, const std::vector<QueryBlock>& plan) const {
@@ -482,7 +530,7 @@ class DecoderStep {
         return {query,       key,         key + pool_.num_kv_heads * HEAD_DIM,
                 attended() + first_row * query_size_,
                 heads_size_, heads_size_, heads_size_, query_size_,
-                model_.num_heads, layer.reach, 1.0 / std::sqrt(static_cast<double>(HEAD_DIM)), 0.0, layer.sinks};
+                model_.num_heads, layer.reach, model_.attention_scale, model_.attention_cap, layer.sinks};
     }
 
     const Model& model_;
