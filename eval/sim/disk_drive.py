@@ -8,6 +8,7 @@ from engine.core.offload.disk_tier import MAX_DISK_WRITES, DiskLevel
 from engine.core.outputs import DiskWrites
 from eval.sim.cost_model import StepCost
 from eval.sim.hardware import NVME
+from eval.sim.kv_sizes import KvSizes
 
 PROMPT_TOKENS = 2048
 """Tokens of the prompt whose computing is compared with reading."""
@@ -16,8 +17,8 @@ PROMPT_TOKENS = 2048
 class DiskDrive:
     """One replica's drive. Reading does not slow down writing, nor the other way round."""
 
-    def __init__(self, cost: StepCost, block_size: int) -> None:
-        block_bytes = cost.kv_bytes_per_token * block_size
+    def __init__(self, cost: StepCost, sizes: KvSizes) -> None:
+        block_bytes = cost.kv_bytes_per_token * sizes.tokens_per_block
         self._read_s = block_bytes / NVME.read_bandwidth
         self._write_s = block_bytes / NVME.write_bandwidth
         self._reads_free_s = self._writes_free_s = 0.0
@@ -42,7 +43,7 @@ class DiskDrive:
         return done
 
 
-def disk_level(cost: StepCost, num_blocks: int) -> DiskLevel | None:
+def disk_level(cost: StepCost, sizes: KvSizes, num_blocks: int) -> DiskLevel | None:
     """The least prefix worth reading, as an engine measures it at its start; None without a disk tier."""
     if not num_blocks:
         return None
@@ -51,5 +52,8 @@ def disk_level(cost: StepCost, num_blocks: int) -> DiskLevel | None:
         num_blocks=num_blocks,
         max_writes=MAX_DISK_WRITES,
         fixed_tokens=NVME.latency_s / token_s,
-        read_share=cost.kv_bytes_per_token / NVME.read_bandwidth / token_s,
+        read_share=cost.kv_bytes_per_token
+        * (sizes.tokens_per_block / sizes.block_size)
+        / NVME.read_bandwidth
+        / token_s,
     )

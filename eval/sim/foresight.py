@@ -5,23 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from eval.sim.cost_model import StepCost, StepWork
+from eval.sim.kv_sizes import KvSizes
 from eval.workloads.job import Job, Turn
 
 
 class Foresight:
     """Implements ``eval.baselines.knowledge.Knowledge`` from the jobs themselves."""
 
-    def __init__(self, jobs: Mapping[str, Job], cost: StepCost, *, host_tier: bool = False) -> None:
+    def __init__(self, jobs: Mapping[str, Job], cost: StepCost, host_sizes: KvSizes | None = None) -> None:
+        """``host_sizes``: of copies in the host tier; None: there is none."""
         self._jobs = jobs
         self._cost = cost
-        self._host_tier = host_tier
+        self._host_sizes = host_sizes
         self._remaining_s: dict[str, list[float]] = {}
 
     def prefill_s(self, num_tokens: int, context_tokens: int = 0) -> float:
         return self._cost.prefill_s(num_tokens, context_tokens)
 
     def reload_s(self, num_tokens: int) -> float | None:
-        return self._cost.copy_s(num_tokens) if self._host_tier else None
+        sizes = self._host_sizes
+        return None if sizes is None else self._cost.copy_s(sizes.num_loaded_tokens(num_tokens))
 
     def gap_s(self, request_id: str) -> float | None:
         """The gap without sub-agents, whose time is unknown before they have run."""

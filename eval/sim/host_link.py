@@ -13,15 +13,16 @@ from collections.abc import Iterable
 from engine.core.outputs import KVLoad
 from eval.sim.cost_model import StepCost
 from eval.sim.disk_drive import DiskDrive
+from eval.sim.kv_sizes import KvSizes
 
 
 class HostLink:
     """One direction of one replica's link."""
 
-    def __init__(self, cost: StepCost, block_size: int, drive: DiskDrive) -> None:
+    def __init__(self, cost: StepCost, sizes: KvSizes, drive: DiskDrive) -> None:
         self._cost = cost
         self._drive = drive
-        self._block_size = block_size
+        self._sizes = sizes
         self._free_s = 0.0
         self._under_way: list[tuple[float, int]] = []
         """A heap: when each load will be done, and its id."""
@@ -29,7 +30,7 @@ class HostLink:
     def start(self, loads: Iterable[KVLoad], now: float) -> None:
         """Begin these behind those that are under way."""
         for load in loads:
-            num_tokens = len(load.copies) * self._block_size
+            num_tokens = self._sizes.num_tokens(len(load.copies))
             self._free_s = max(now, self._free_s) + self._cost.copy_s(num_tokens)
             done_s = self._free_s
             if load.reads:

@@ -19,6 +19,7 @@ from eval.sim.cost_model import StepCost
 from eval.sim.disk_drive import DiskDrive, disk_level
 from eval.sim.event_heap import EventHeap
 from eval.sim.host_link import HostLink
+from eval.sim.kv_sizes import KvSizes
 from eval.sim.sim_executor import SimExecutor
 from eval.sim.sim_request import SimRequest
 from tracing.events import TraceHeader
@@ -62,6 +63,7 @@ class Replica:
         on_outputs: Callable[[Iterable[EngineCoreOutput]], None],
     ) -> None:
         """``on_outputs`` is told at a step's end of the requests that ended in it."""
+        sizes = KvSizes(config.block_size, config.kv_cache_groups)
         scheduler = Scheduler(
             config.scheduler,
             block_size=config.block_size,
@@ -73,7 +75,7 @@ class Replica:
                 OffloadingConnector(
                     config.num_host_blocks,
                     config.block_size,
-                    disk_level=disk_level(config.cost, config.num_disk_blocks),
+                    disk_level=disk_level(config.cost, sizes, config.num_disk_blocks),
                 )
                 if config.num_host_blocks
                 else None
@@ -84,8 +86,8 @@ class Replica:
         self.scheduler = scheduler if config.tracer is None else TracedScheduler(scheduler, config.tracer)
         self.policy = policy
         self.executor = SimExecutor(config.cost)
-        self._drive = DiskDrive(config.cost, config.block_size)
-        self._link = HostLink(config.cost, config.block_size, self._drive)
+        self._drive = DiskDrive(config.cost, sizes)
+        self._link = HostLink(config.cost, sizes, self._drive)
         self.pins_ended: Counter[str] = Counter()
         self.pin_block_s: Counter[str] = Counter()
         self.num_preemptions = 0

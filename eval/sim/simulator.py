@@ -11,9 +11,7 @@ from engine.core.policy import PolicyContext
 from engine.kv_cache_groups import (
     ONE_FULL_GROUP,
     KVCacheGroup,
-    attention_groups,
     num_countable_blocks,
-    num_slots,
 )
 from engine.messages import EngineCoreOutput, FinishReason, JobFinished, JobRef, ToolCall, ToolGapStarted
 from eval.baselines.knowledge import NamedPolicy
@@ -23,6 +21,7 @@ from eval.sim.block_chains import BlockNames, JobChain
 from eval.sim.cost_model import StepCost
 from eval.sim.event_heap import EventHeap
 from eval.sim.foresight import Foresight
+from eval.sim.kv_sizes import KvSizes
 from eval.sim.occupancy import OccupancySampler
 from eval.sim.pool_checks import check_fit, check_pool
 from eval.sim.replica import Replica, ReplicaConfig
@@ -61,11 +60,8 @@ class SimConfig:
         check_pool("--kv-tokens", self.kv_tokens, self)
         if self.host_kv_tokens:
             check_pool("--host-kv-tokens", self.host_kv_tokens, self)
-            if self.has_windows:
-                raise UsageError(
-                    "--host-kv-tokens needs a model whose layers all attend to everything; "
-                    "--disable-hybrid-kv-cache-manager makes them hold as much."
-                )
+            if any(group.is_state for group in self.kv_cache_groups):
+                raise UsageError("--host-kv-tokens needs a model without states: no tier holds them.")
         if self.disk_kv_tokens:
             check_pool("--disk-kv-tokens", self.disk_kv_tokens, self)
             if not self.host_kv_tokens:
@@ -81,9 +77,12 @@ class SimConfig:
     @property
     def num_blocks(self) -> int:
         """Blocks of one replica's pool, each of which has the KV of one group's layers."""
-        groups = attention_groups(self.kv_cache_groups)
-        num_layers = sum(len(group.layers) for group in groups)
-        return self.kv_tokens * num_layers // (num_slots(groups) * self.block_size)
+        return self.sizes.num_blocks(self.kv_tokens)
+
+    @property
+    def sizes(self) -> KvSizes:
+        """What a block of the pool or of a tier holds."""
+        return KvSizes(self.block_size, self.kv_cache_groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,12 +137,13 @@ class Simulator:
         self._events = EventHeap()
         self._names = BlockNames(config.block_size, share_prefixes=config.share_prefixes)
         self._router = make_router(config.router)
-        self._foresight = Foresight(self._jobs, config.cost, host_tier=config.host_kv_tokens > 0)
+        host_sizes = config.sizes if config.host_kv_tokens else None
+        self._foresight = Foresight(self._jobs, config.cost, host_sizes)
         context = PolicyContext(
             config.block_size,
             num_countable_blocks(config.num_blocks, config.kv_cache_groups, config.num_states),
             tracer,
-            num_host_blocks=config.host_kv_tokens // config.block_size,
+            num_host_blocks=config.sizes.num_blocks(config.host_kv_tokens),
             kv_cache_groups=config.kv_cache_groups,
         )
         replica = ReplicaConfig(
@@ -151,8 +151,8 @@ class Simulator:
             scheduler=config.scheduler,
             block_size=config.block_size,
             num_blocks=config.num_blocks,
-            num_host_blocks=config.host_kv_tokens // config.block_size,
-            num_disk_blocks=config.disk_kv_tokens // config.block_size,
+            num_host_blocks=config.sizes.num_blocks(config.host_kv_tokens),
+            num_disk_blocks=config.sizes.num_blocks(config.disk_kv_tokens),
             kv_cache_groups=config.kv_cache_groups,
             num_states=config.num_states,
             max_model_len=max(job.max_context_tokens for job in jobs) + 1,

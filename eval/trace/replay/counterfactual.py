@@ -12,13 +12,13 @@ from tqdm import tqdm
 from continuum.policy import ContinuumPolicy
 from engine.config import SchedulerConfig
 from engine.core.policy import PolicyContext, SchedulingPolicy
-from engine.kv_cache_groups import attention_groups
 from eval.baselines.catalog import parse_policy
 from eval.baselines.knowledge import Knowledge, NamedPolicy
 from eval.errors import CostModelError
 from eval.report.metrics import RunResult, RunSetting, summarize
 from eval.sim.cost_model import StepCost
 from eval.sim.fitted import FittedCost, fit_steps
+from eval.sim.kv_sizes import KvSizes
 from eval.sim.simulate import Hardware
 from eval.sim.simulator import SimConfig, Simulator
 from eval.sim.step_samples import step_samples
@@ -104,13 +104,15 @@ def what_if(path: Path, policy: str, hardware: Hardware | None) -> list[RunResul
 
 def _simulated(run: RecordedRun, policy: NamedPolicy, cost: StepCost, setting: RunSetting) -> RunResult:
     header = run.header
+    groups = recorded_groups(header)
+    sizes = KvSizes(header.block_size, groups)
     config = SimConfig(
         cost=cost,
-        kv_tokens=header.num_blocks * header.block_size // len(attention_groups(recorded_groups(header))),
-        kv_cache_groups=recorded_groups(header),
+        kv_tokens=sizes.num_tokens(header.num_blocks),
+        kv_cache_groups=groups,
         num_states=header.num_states,
-        host_kv_tokens=header.num_host_blocks * header.block_size,
-        disk_kv_tokens=header.num_disk_blocks * header.block_size,
+        host_kv_tokens=sizes.num_tokens(header.num_host_blocks),
+        disk_kv_tokens=sizes.num_tokens(header.num_disk_blocks),
         block_size=header.block_size,
         scheduler=SchedulerConfig(
             max_num_seqs=header.max_num_seqs,

@@ -17,6 +17,7 @@ from eval.trace.replay.errors import NotReplayableError
 from eval.workloads.job import GapKind, Job, ToolRun, Turn
 from tracing.events import (
     PinEvent,
+    PrefixCacheEvent,
     ReportedToolCall,
     RequestArrived,
     SignalEvent,
@@ -84,9 +85,10 @@ class _RunReader:
     pin_block_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     num_preemptions: int = 0
     num_computed_tokens: int = 0
-    num_loaded_blocks: int = 0
-    num_disk_blocks: int = 0
-    """Loaded blocks that were read from disk."""
+    num_loaded_tokens: int = 0
+    """Tokens that were not computed as they were loaded."""
+    num_disk_tokens: int = 0
+    """How many of these were read from disk."""
     arrived: dict[str, RequestArrived] = field(default_factory=dict)
     """Arrivals by request."""
     last_steps: set[str] = field(default_factory=set)
@@ -116,8 +118,9 @@ class _RunReader:
             case StepDecision():
                 self.num_preemptions += len(event.preempted)
                 self.num_computed_tokens += sum(count for count in event.tokens.values() if count > 1)
-                self.num_loaded_blocks += sum(event.loads.values())
-                self.num_disk_blocks += sum(event.disk_loads.values())
+            case PrefixCacheEvent():
+                self.num_loaded_tokens += event.loaded_tokens
+                self.num_disk_tokens += event.disk_tokens
             case PinEvent(kind="ended", cause=str(cause)):
                 self.pins_ended[cause] += 1
             case _:
@@ -258,10 +261,8 @@ class _RunReader:
             computed_prefill_tokens=self.num_computed_tokens,
             pins_ended=dict(sorted(self.pins_ended.items())),
             pin_block_s=dict(sorted(self.pin_block_s.items())),
-            host_tokens_loaded=(
-                self.num_loaded_blocks * header.block_size if header.num_host_blocks else None
-            ),
-            disk_tokens_loaded=(self.num_disk_blocks * header.block_size if header.num_disk_blocks else None),
+            host_tokens_loaded=self.num_loaded_tokens if header.num_host_blocks else None,
+            disk_tokens_loaded=self.num_disk_tokens if header.num_disk_blocks else None,
         )
 
     def _notes(self, by_job: dict[str, list[TurnLife]], num_ended: int) -> list[str]:

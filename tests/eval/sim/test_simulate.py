@@ -426,11 +426,26 @@ def test_layers_of_chunks_leave_blocks_to_others(
 
 
 @pytest.mark.slow
-def test_windows_and_a_host_tier_are_refused_together(
+def test_a_host_tier_keeps_windows_small(
     workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In one sentence that says what to do instead."""
-    flags = ["--model", "gpt-oss-20b", "--rate", "2", "--host-kv-tokens", "100000"]
-    assert main(["simulate", "--workload", str(workload), *flags]) != 0
-    assert "--disable-hybrid-kv-cache-manager" in capsys.readouterr().err
-    _simulate(workload, tmp_path / "a.json", *flags, "--disable-hybrid-kv-cache-manager")
+    """In the bytes of a pool and a host tier for full attention everywhere there is much more of gpt-oss, so
+    that more is found and less is loaded or recomputed. The trace replays without a difference."""
+    trace = tmp_path / "trace.jsonl"
+    flags = ["--model", "gpt-oss-20b", "--rate", "2", "--kv-tokens", "40000", "--host-kv-tokens", "90000"]
+    flags += ["--disk-kv-tokens", "40000", "--policies", "continuum"]
+    (hybrid,) = _simulate(workload, tmp_path / "a.json", *flags, "--trace", str(trace))
+    all_full = "--disable-hybrid-kv-cache-manager"
+    (whole,) = _simulate(workload, tmp_path / "b.json", *flags, all_full)
+    assert hybrid.num_turns == whole.num_turns == 72
+    assert hybrid.recomputed_tokens < 0.5 * whole.recomputed_tokens
+    assert hybrid.host_tokens_loaded is not None
+    assert hybrid.host_tokens_loaded > 0
+    header = next(iter(read_trace(trace)))
+    assert isinstance(header, TraceHeader)
+    assert header.kv_group_windows == [0, 128]
+    assert header.num_host_blocks == 2 * 90_000 // 16
+    assert main(["trace", "validate", str(trace)]) == 0
+    assert main(["trace", "replay", str(trace)]) == 0
+    assert "no difference" in capsys.readouterr().out
+    assert main(["trace", "replay", str(trace), "--policy", "fcfs"]) == 0

@@ -1,0 +1,43 @@
+"""Blocks of a pool or a tier, and the tokens whose KV of every layer takes as many bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.kv_cache_groups import KVCacheGroup, attention_groups, num_blocks_held, num_slots
+
+
+@dataclass(frozen=True, slots=True)
+class KvSizes:
+    """Of a model with these groups: a block has the KV of one group's layers, for ``block_size`` tokens."""
+
+    block_size: int
+    groups: tuple[KVCacheGroup, ...]
+
+    @property
+    def _layers_and_slots(self) -> tuple[int, int]:
+        groups = attention_groups(self.groups)
+        return sum(len(group.layers) for group in groups), num_slots(groups)
+
+    @property
+    def tokens_per_block(self) -> float:
+        """Tokens that take the bytes of a block."""
+        num_layers, slots = self._layers_and_slots
+        return self.block_size * slots / num_layers
+
+    def num_blocks(self, num_tokens: int) -> int:
+        """Whole blocks that fit into the bytes of so many tokens."""
+        num_layers, slots = self._layers_and_slots
+        return num_tokens * num_layers // (slots * self.block_size)
+
+    def num_tokens(self, num_blocks: int) -> int:
+        """Whole tokens that take the bytes of so many blocks."""
+        num_layers, slots = self._layers_and_slots
+        return num_blocks * slots * self.block_size // num_layers
+
+    def num_loaded_tokens(self, num_tokens: int) -> int:
+        """What a context of so many tokens counts as when it is copied back: of a window only its last."""
+        if all(group.is_full for group in self.groups):
+            return num_tokens
+        num_blocks = -(-num_tokens // self.block_size)
+        return self.num_tokens(num_blocks_held(self.groups, self.block_size, num_blocks))
