@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.gpu.measures import draws, fused_ops, host_copies, paged_attention
+from benchmarks.gpu.measures import draws, fused_ops, host_copies, paged_attention, states
 from benchmarks.gpu.measures.bench import Bench
 
 
 def run(bench: Bench) -> None:
-    for part in (paged_attention, fused_ops, draws, host_copies):
+    for part in (paged_attention, fused_ops, states, draws, host_copies):
         part.check(bench)

@@ -10,6 +10,7 @@ import torch
 
 from engine.worker.cpu.kernels.library import KernelUnavailable
 from engine.worker.cpu.state_kernels import state_kernels
+from engine.worker.gpu.ops import uses_triton
 from engine.worker.states import torch_states
 from engine.worker.states.state_batch import StateBatch
 
@@ -64,7 +65,11 @@ class StateOps(Protocol):
 
 @cache
 def select_state_ops(device: torch.device) -> StateOps:
-    """Compiled code on a CPU where there is a compiler, else torch."""
+    """Compiled code on a CPU where there is a compiler, Triton's kernels on CUDA, else torch."""
+    if device.type == "cuda" and uses_triton(device):
+        from engine.worker.gpu.triton_states import TritonStates
+
+        return TritonStates()
     if device.type == "cpu":
         try:
             return state_kernels()

@@ -1,0 +1,77 @@
+"""Layers with states, against their definitions in torch and fp32 on the host."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from benchmarks.gpu.measures.bench import Bench
+from benchmarks.gpu.measures.closeness import LIMITS, row_error
+from engine.worker.states import torch_states
+from engine.worker.states.selection import StateOps
+from engine.worker.states.state_batch import StateBatch
+
+_NUM_SLOTS = 8
+_CONV_WIDTH = 4
+
+
+def check(bench: Bench) -> None:
+    """In the sizes of Qwen3-Next and Granite 4: a decode, prompts, and two that share a source."""
+    from engine.worker.gpu.triton_states import TritonStates
+
+    ops, size = TritonStates(), 16 if bench.sizes.toy else 128
+    length = 9 if bench.sizes.toy else 300
+    batch = StateBatch(*(np.array(x) for x in ([1, 2, length, length], [1, 0, 5, 5], [1, 2, 3, 4])))
+    for dtype in (torch.float32, torch.bfloat16):
+        kind = str(dtype).removeprefix("torch.")
+        layers = {
+            f"gated delta rule, {kind}": ("gated_delta_rule", _delta_rule(batch, dtype, size)),
+            f"selective scan, {kind}": ("selective_scan", _scan(batch, dtype, size)),
+            f"causal convolution, {kind}": ("causal_conv", _conv(batch, dtype, 64 * size)),
+        }
+        for name, (function, inputs) in layers.items():
+            with bench.case(name):
+                _check(bench, name, ops, function, inputs, batch)
+
+
+def _check(
+    bench: Bench,
+    name: str,
+    ops: StateOps,
+    function: str,
+    inputs: tuple[torch.Tensor, ...],
+    batch: StateBatch,
+) -> None:
+    there = tuple(x.to(bench.device.where, copy=True) for x in inputs)
+    found = getattr(ops, function)(*there, batch)
+    expected = getattr(torch_states, function)(*inputs, batch)
+    limit = bench.sizes.slack * LIMITS[found.dtype]
+    bench.check(name, row_error(found.cpu(), expected), limit)
+    bench.check(f"{name}: states", row_error(there[-1].cpu().flatten(1), inputs[-1].flatten(1)), limit)
+
+
+def _noise(dtype: torch.dtype, *shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def _delta_rule(batch: StateBatch, dtype: torch.dtype, size: int) -> tuple[torch.Tensor, ...]:
+    tokens, k_heads, v_heads = int(batch.query_lens.sum()), size // 8, size // 4
+    q, k = (_noise(dtype, tokens, k_heads, size, seed=seed) for seed in (1, 2))
+    v = _noise(dtype, tokens, v_heads, size, seed=3)
+    g = -_noise(torch.float32, tokens, v_heads).abs()
+    pool = _noise(torch.float32, _NUM_SLOTS, v_heads, size, size)
+    return q, k, v, g, _noise(dtype, tokens, v_heads).sigmoid(), pool
+
+
+def _scan(batch: StateBatch, dtype: torch.dtype, size: int) -> tuple[torch.Tensor, ...]:
+    tokens, heads = int(batch.query_lens.sum()), size // 2
+    x, dt = _noise(dtype, tokens, heads, size // 2), _noise(dtype, tokens, heads, seed=1)
+    b, c = (_noise(dtype, tokens, 1, size, seed=seed) for seed in (2, 3))
+    a, d, dt_bias = (_noise(torch.float32, heads, seed=seed) for seed in (4, 5, 6))
+    return x, dt, -a.exp(), b, c, d, dt_bias, _noise(torch.float32, _NUM_SLOTS, heads, size // 2, size)
+
+
+def _conv(batch: StateBatch, dtype: torch.dtype, channels: int) -> tuple[torch.Tensor, ...]:
+    x = _noise(dtype, int(batch.query_lens.sum()), channels)
+    weight, bias = _noise(dtype, channels, _CONV_WIDTH), _noise(dtype, channels)
+    return x, weight, bias, _noise(dtype, _NUM_SLOTS, channels, _CONV_WIDTH - 1)
