@@ -47,16 +47,24 @@ class Checkpoint:
     quantized weight lacks a tensor."""
 
     def __init__(
-        self, folder: Path, weights_name: str | None = None, weight_format: WeightFormat | None = None
+        self,
+        folder: Path,
+        weights_name: str | None = None,
+        weight_format: WeightFormat | None = None,
+        prefix: str = "",
     ) -> None:
         """``weights_name``: the file that the model's config names (``transformers_weights``);
-        ``weight_format``: how weights are stored, if not as they are."""
+        ``weight_format``: how weights are stored, if not as they are; ``prefix``: of the names of the tensors
+        that count, which are known without it here."""
         entries: dict[str, TensorEntry] = {}
         for file in _weight_files(folder, weights_name):
             found = _read_header(file)
             for name in found.keys() & entries.keys():
                 raise ModelLoadError(f"Tensor {name} is both in {entries[name].file} and in {file}.")
             entries.update(found)
+        entries = {
+            name.removeprefix(prefix): entry for name, entry in entries.items() if name.startswith(prefix)
+        }
         self.tensors: dict[str, StoredTensor] = (
             {name: PlainTensor(entry) for name, entry in entries.items()}
             if weight_format is None

@@ -12,6 +12,7 @@ from engine.config import ModelConfig
 from engine.errors import ModelLoadError
 from engine.worker.loading.checkpoint import Checkpoint
 from engine.worker.loading.formats.weight_format import WeightFormat
+from engine.worker.loading.model_folder import decoder_prefix
 from engine.worker.memory import as_gib, available_bytes
 from engine.worker.models.base import architecture_of
 from engine.worker.parallel.group import ALONE, TensorParallelGroup, sharers
@@ -45,7 +46,7 @@ class LoadPlan:
 
     def checkpoint(self) -> Checkpoint:
         """Read the headers of the folder's weights. Raises ModelLoadError."""
-        return Checkpoint(self.folder, self.weights_name, self.weight_format)
+        return Checkpoint(self.folder, self.weights_name, self.weight_format, decoder_prefix(self.folder))
 
     @property
     def architecture(self) -> str:

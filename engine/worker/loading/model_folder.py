@@ -22,6 +22,9 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _HUB_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py")
 _READ_AS = {"kimi_k2": "deepseek_v3"}
 """Model types that transformers does not know, each with the one whose architecture it is."""
+_DECODERS = {"llama4": "language_model."}
+"""Model types of folders with a decoder beside parts that are left out, and how the names of its tensors
+begin."""
 _STRETCHING_ROPE_TYPES = ("linear", "dynamic", "yarn")
 
 
@@ -51,7 +54,23 @@ def read_config(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
     native = native_config(_without_format(_raw_config(folder)))
     if native is not None:
         return cast("PreTrainedConfig", native)
-    return read_by_transformers(folder, trust_remote_code)
+    config = read_by_transformers(folder, trust_remote_code)
+    return _decoder_of(config) if config.model_type in _DECODERS else config
+
+
+def _decoder_of(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The config of the decoder in a folder that holds other parts, too, with the folder's architecture."""
+    decoder = config.get_text_config(decoder=True)
+    decoder.architectures = config.architectures
+    if decoder.dtype is None:
+        decoder.dtype = config.dtype
+    return decoder
+
+
+def decoder_prefix(folder: Path) -> str:
+    """How the names of the decoder's tensors begin, in a folder that holds other parts, too; empty if all are
+    the decoder's."""
+    return _DECODERS.get(str(_raw_config(folder).get("model_type")), "")
 
 
 def read_format(folder: Path) -> WeightFormat | None:

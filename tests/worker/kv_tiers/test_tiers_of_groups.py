@@ -20,11 +20,11 @@ from tests.worker.test_other_attention import saved
 from tests.worker.test_several_groups import NATIVE, NUM_GROUPS, OTHERS
 
 MAX_LEN, BLOCK_SIZE, STEP_TOKENS = 256, 8, 32
-NAMES = ["mistral", "qwen2", "gemma3_text", "gpt_oss"]
+NAMES = ["mistral", "qwen2", "llama4", "gemma3_text", "gpt_oss"]
 
 
 def made(folder: Path, name: str) -> Path:
-    """A small model with windows of 12 tokens, and with a tokenizer."""
+    """A small model with windows of 12 tokens or chunks of 20, and with a tokenizer."""
     make_model_folder(folder, **NATIVE.get(name, {}))
     if name in OTHERS:
         saved(folder, name, **OTHERS[name])
