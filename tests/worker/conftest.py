@@ -24,7 +24,7 @@ _DEEPSEEK_YARN = {
     "mscale": 1.0,
     "mscale_all_dim": 0.707,
 }
-_VARIANTS: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {"family": "llama", "num_heads": 4, "num_kv_heads": 1},
     "llama-llama3-rope": {
         "family": "llama",
@@ -240,7 +240,7 @@ _VARIANTS: dict[str, dict[str, Any]] = {
     "phi": {"family": "phi"},
     "olmo2": {"family": "olmo2"},
 }
-MODEL_NAMES = tuple(_VARIANTS)
+MODEL_NAMES = tuple(VARIANTS)
 
 
 class ModelFolders(Protocol):
@@ -255,7 +255,7 @@ def model_folders(tmp_path_factory: pytest.TempPathFactory) -> ModelFolders:
 
     def folder_of(name: str) -> Path:
         if name not in made:
-            made[name] = make_model_folder(tmp_path_factory.mktemp("models") / name, **_VARIANTS[name])
+            made[name] = make_model_folder(tmp_path_factory.mktemp("models") / name, **VARIANTS[name])
         return made[name]
 
     return folder_of

@@ -100,7 +100,8 @@ class TritonPagedAttention:
         self, layer: int, query: torch.Tensor, latent: torch.Tensor, *, value_size: int, scale: float
     ) -> torch.Tensor:
         """See AttentionBackend. Prompts are attended by torch."""
-        latents, batch, scoring = self._pages[layer].keys, self._batch_of(layer), Scoring(scale)
+        latents, batch = self._pages[layer].keys, self._batch_of(layer)
+        scoring = Scoring(scale, kv_scale=self.kv_scale)
         self.write(layer, latent[:, None], latent[:, None])
         num_uniform = batch.num_uniform_tokens
         output = query.new_empty((*query.shape[:2], value_size))
@@ -114,7 +115,7 @@ class TritonPagedAttention:
             )
             decodes = slice(0, num_uniform)
             attend_latents(output[decodes], query[decodes], latents, batch, scoring, tiling, splits)
-        attend_latent_prompts(output, query, latents, batch, scale)
+        attend_latent_prompts(output, query, latents, batch, scale, self.kv_scale)
         return output
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:

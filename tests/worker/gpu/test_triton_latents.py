@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from tests.worker.attention_reference import LAYER, AttentionCase
 from tests.worker.conftest import ModelFolders
 from tests.worker.generation import Reference, random_tokens
 from tests.worker.gpu.sm90 import MAX_SHARED_BYTES, LaunchRecorder, compile_all_for_sm90
+from tests.worker.gpu.test_triton_attention import in_8_bits
 from tests.worker.test_latent_attention import latent_case, latent_output, latent_reference
 
 pytestmark = pytest.mark.slow
@@ -49,6 +52,17 @@ def test_a_step_equals_the_reference(case: AttentionCase) -> None:
     """Decodes and prompts, with NaN wherever nobody wrote."""
     error = (latent_output(case, TritonPagedAttention) - latent_reference(case)).abs().max()
     assert error < max(1e-5, 4 * torch.finfo(case.pool.dtype).eps)
+
+
+def test_latents_in_8_bits() -> None:
+    """Are converted as they are read, by decodes and prompts, with their scale."""
+    kv_scale = 0.25
+    case = latent_case(torch.float32, ((1, 40), (1, 90), (20, 70)))
+    sequences = [(in_8_bits(key, kv_scale), value) for key, value in case.sequences]
+    case = replace(case, key=in_8_bits(case.key, kv_scale), sequences=sequences)
+    narrow = replace(case, pool=(case.pool / kv_scale).to(torch.float8_e4m3fn))
+    got = latent_output(narrow, partial(TritonPagedAttention, kv_scale=kv_scale))
+    assert (got - latent_reference(case)).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("num_splits", [1, 4])

@@ -16,13 +16,16 @@ from engine.config import ModelConfig
 from engine.errors import ConfigError, ModelLoadError
 from engine.frontend.llm import LLM
 from engine.sampling_params import SamplingParams
+from engine.worker.cpu.packed_weights import compiled_gemm
 from engine.worker.loading.loader import load_model
 from engine.worker.loading.model_folder import read_config
+from engine.worker.loading.tiny_models import make_model_folder
 from engine.worker.models.decoder import Decoder
 from engine.worker.models.families.table import decoder_shape, is_native
 from engine.worker.models.shape import SparseShape
-from tests.worker.conftest import ModelFolders
+from tests.worker.conftest import VARIANTS, ModelFolders
 from tests.worker.generation import Reference, random_tokens
+from tests.worker.loading.quantized_folders import WRITERS, write_quantized
 from tests.worker.parallel.ranks import LoneRank
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -154,6 +157,32 @@ def test_layers_for_predicting_further_tokens_are_left_out(
     path = folder / "model.safetensors"
     save_file(load_file(path) | {"model.layers.4.eh_proj.weight": torch.zeros(8, 8)}, path)
     load_model(ModelConfig(model=str(folder), device="cpu"))
+
+
+def test_a_checkpoint_in_fp8_gives_the_tokens_of_its_weights(tmp_path: Path) -> None:
+    """With scales of blocks, which do not divide the latent's rows, as DeepSeek-V3 is published."""
+    fields = {**VARIANTS["deepseek-v3"], "hidden_size": 128}
+    source = make_model_folder(tmp_path / "plain", **fields)
+    folder = write_quantized(source, tmp_path, WRITERS["fp8-blocks"])
+    assert any("kv_b_proj" in name for name in folder.names)
+    prompt = random_tokens(30, seed=4)
+    with LLM(str(folder.path), max_model_len=64, num_gpu_blocks_override=10) as llm:
+        (output,) = llm.generate([prompt], GREEDY, use_tqdm=False)
+    assert output.outputs[0].token_ids == Reference(folder.dequantized).greedy(prompt, 12)
+
+
+@pytest.mark.slow
+def test_in_int8_the_maps_of_latents_stay_as_they_are(tmp_path: Path) -> None:
+    """What is a linear is quantized, where there are kernels for experts too."""
+    folder = make_model_folder(tmp_path / "model", **VARIANTS["deepseek-v2"] | {"dtype": "bfloat16"})
+    if compiled_gemm(64, torch.device("cpu"), torch.bfloat16) is None:
+        pytest.skip("there is no compiled GEMM: it needs a compiler and a CPU with AVX512_BF16")
+    model = load_model(ModelConfig(model=str(folder), device="cpu", quantization="int8")).model
+    assert isinstance(model, Decoder)
+    attention = model.layers[1].get_submodule("attention")
+    assert not any(isinstance(module, torch.nn.Linear) for module in attention.modules())
+    up = load_file(folder / "model.safetensors")["model.layers.1.self_attn.kv_b_proj.weight"]
+    assert torch.equal(attention.get_parameter("up").flatten(0, 1), up)
 
 
 @pytest.mark.parametrize(

@@ -13,16 +13,25 @@ PACKED_ROWS = 1024
 
 
 def attend_latent_prompts(
-    output: torch.Tensor, query: torch.Tensor, latents: torch.Tensor, batch: StepBatch, scale: float
+    output: torch.Tensor,
+    query: torch.Tensor,
+    latents: torch.Tensor,
+    batch: StepBatch,
+    scale: float,
+    kv_scale: float,
 ) -> None:
     """Attention of ``batch.prompts``; what is before their tokens in output and query is left alone.
+    ``kv_scale``: of latents in 8 bits.
 
     output [num_tokens, num_heads, value_size]; query [num_tokens, num_heads, latent_size]; latents
     [num_blocks, block_size, 1, latent_size], the new ones included
     """
     for chunk in batch.prompts:
         part = slice(chunk.first_token, chunk.first_token + chunk.query_len)
-        _attend_chunk(output[part], query[part], _gathered(latents, batch, chunk), scale)
+        gathered = _gathered(latents, batch, chunk)
+        if gathered.dtype != query.dtype:
+            gathered = (gathered.float() * kv_scale).to(query.dtype)
+        _attend_chunk(output[part], query[part], gathered, scale)
 
 
 def _gathered(latents: torch.Tensor, batch: StepBatch, chunk: PromptChunk) -> torch.Tensor:
