@@ -195,6 +195,10 @@ class Blocks:
         num_held = pool.total_blocks - pool.free_blocks
         if self._header is not None and pool.total_blocks != self._header.num_blocks:
             yield f"total_blocks is {pool.total_blocks}, but the header says {self._header.num_blocks}"
+        if self._header is not None and pool.host_blocks > self._header.num_host_blocks:
+            yield f"host_blocks is {pool.host_blocks}, but there are {self._header.num_host_blocks}"
+        if self._header is not None and pool.disk_blocks > self._header.num_disk_blocks:
+            yield f"disk_blocks is {pool.disk_blocks}, but there are {self._header.num_disk_blocks}"
         if num_held < 0 or pool.free_blocks < 0:
             yield f"free_blocks is {pool.free_blocks} of {pool.total_blocks}"
         num_pinned = pool.pinned_blocks - (0 if self._header is None else self._header.state_blocks)

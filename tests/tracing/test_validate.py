@@ -123,6 +123,8 @@ CHANGES = {
     "result": Change(StepOutput, always, {"step": 99}, "the last one that was decided is 0"),
     "free": Change(StepSnapshot, always, lambda e: {"free_blocks": e.total_blocks + 1}, "free_blocks is"),
     "pool": Change(StepSnapshot, always, {"total_blocks": 5}, "total_blocks is 5, but the header says"),
+    "host": Change(StepSnapshot, always, {"host_blocks": 10**6}, "host_blocks is 1000000, but there are"),
+    "disk": Change(StepSnapshot, always, {"disk_blocks": 10**6}, "disk_blocks is 1000000, but there are"),
     "lost": Change(
         StepSnapshot, always, lambda e: {"free_blocks": e.free_blocks - 1}, "1 blocks are not free"
     ),
