@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ from engine.frontend.llm import LLM
 from engine.kv_cache_groups import KVCacheGroup, groups_of, one_group
 from engine.sampling_params import SamplingParams
 from engine.worker.loading.tiny_models import make_model_folder
+from engine.worker.models import decoder
 from engine.worker.models.base import CausalModel
+from engine.worker.models.families import table
+from engine.worker.models.shape import DecoderShape
 from tests.worker.cpu.compiled_steps import has_compiled_steps
 from tests.worker.generation import Reference, SmallEngine, random_tokens
 from tests.worker.hand_plans import HandPlans
@@ -119,6 +123,32 @@ def test_compiled_steps_give_the_same_tokens_over_one_block_table(
     one = HandPlans(folder, lambda model: one_group(model.num_layers))
     assert several.has_compiled_steps
     assert run_all(several) == run_all(one)
+
+
+def with_chunks(monkeypatch: pytest.MonkeyPatch, *chunks: int | None) -> None:
+    """Give each layer of Qwen2 a chunk, to try what knows only layers like Llama's and is to attend to
+    chunks."""
+    plain = table.decoder_shape
+
+    def shape_of(config: Any) -> DecoderShape:
+        return replace(plain(config), chunks=chunks)
+
+    monkeypatch.setattr(decoder, "decoder_shape", shape_of)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_compiled_steps(), reason="this CPU does not multiply pairs of bf16")
+def test_compiled_steps_attend_to_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one bit depends on where the KV is, but some on the chunks."""
+    folder = make_model_folder(tmp_path, "qwen2", num_layers=4, hidden_size=128, dtype="bfloat16")
+    plain = run_all(HandPlans(folder, groups_by_window))
+    with_chunks(monkeypatch, 20, None, 20, None)
+    several = HandPlans(folder, groups_by_window)
+    assert [group.attention_chunk for group in several.groups] == [None, 20]
+    assert several.has_compiled_steps
+    outputs = run_all(several)
+    assert outputs == run_all(HandPlans(folder, lambda model: one_group(model.num_layers)))
+    assert outputs != plain
 
 
 def test_a_window_needs_few_blocks(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ class Variant:
     dtype: torch.dtype
     stored: torch.dtype
     window: int | None = None
+    chunk: int | None = None
     soft_cap: float | None = None
 
     @property
@@ -74,6 +75,7 @@ def _variants(sizes: Sizes) -> tuple[Variant, ...]:
         Variant(name=name, dtype=half, stored=half),
         Variant(name="float32", dtype=torch.float32, stored=torch.float32),
         Variant(name=f"{name}, window {window}", dtype=half, stored=half, window=window),
+        Variant(name=f"{name}, chunks of {window}", dtype=half, stored=half, chunk=window),
         Variant(name=f"{name}, soft cap 5", dtype=half, stored=half, soft_cap=5.0),
         Variant(name="fp8 KV", dtype=half, stored=fp8),
         Variant(
@@ -135,7 +137,12 @@ def _check_attention(
 ) -> None:
     attention.begin_device_step(step.batch)
     found = attention.attend_written(
-        _LAYER, step.query, scale=shape.head_dim**-0.5, window=variant.window, soft_cap=variant.soft_cap
+        _LAYER,
+        step.query,
+        scale=shape.head_dim**-0.5,
+        window=variant.window,
+        chunk=variant.chunk,
+        soft_cap=variant.soft_cap,
     )
     error = max(_errors(step, found, shape, variant))
     bench.check(name, error, bench.sizes.slack * LIMITS[variant.dtype])
@@ -237,6 +244,8 @@ def _errors_by_head(
     places = torch.arange(len(keys), device=keys.device)
     distance = places[len(keys) - len(query) :, None] - places
     hidden = (distance < 0) | (distance >= (variant.window or len(keys)))
+    if variant.chunk is not None:
+        hidden |= places[-len(query) :, None] // variant.chunk != places // variant.chunk
     for head in range(shape.num_kv_heads):
         part = slice(head * group, (head + 1) * group)
         scores = torch.einsum("qhd,kd->hqk", query[:, part].double(), keys[:, head].double())

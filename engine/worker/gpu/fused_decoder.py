@@ -92,7 +92,7 @@ class FusedDecoder:
         write = KVWrite(*attention.pages(index), attention.slots_of(index), attention.kv_scale)
         query = self._ops.rope_and_write(qkv, self._cos_sin, positions, write, self._norms[index])
         attended = attention.attend_written(
-            index, query, scale=shape.head_dim**-0.5, window=shape.windows[index]
+            index, query, scale=shape.head_dim**-0.5, window=shape.windows[index], chunk=self.chunks[index]
         )
         return attended.flatten(1)
 

@@ -21,6 +21,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         self._shape = shape
         self._index = index
+        self._chunk = shape.layer_chunks[index]
         self._group = build.group
         hidden = shape.hidden_size
         self.qkv = build.linear(hidden, shape.query_size + 2 * shape.kv_size, shape.qkv_bias)
@@ -44,7 +45,7 @@ class SelfAttention(nn.Module):
             v,
             scale=shape.attention_scale or shape.head_dim**-0.5,
             window=shape.windows[self._index],
-            chunk=shape.layer_chunks[self._index],
+            chunk=self._chunk,
             soft_cap=shape.attention_cap,
             sinks=self.sinks,
         )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.kv_cache_groups import one_group
 from engine.worker.loading.tiny_models import make_model_folder
 from tests.worker.generation import Reference
 from tests.worker.hand_plans import HandPlans
@@ -16,6 +17,7 @@ from tests.worker.test_several_groups import (
     PROMPTS,
     groups_by_window,
     run_all,
+    with_chunks,
 )
 
 NUM_OUTPUTS = 12
@@ -33,3 +35,13 @@ def test_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     reference = Reference(tmp_path)
     for request, prompt in PROMPTS.items():
         assert outputs[request] == reference.greedy(prompt, NUM_OUTPUTS), request
+
+
+@pytest.mark.slow
+def test_fused_steps_attend_to_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens are those of torch over one block table."""
+    folder = make_model_folder(tmp_path, "qwen2", num_layers=4)
+    with_chunks(monkeypatch, 20, None, 20, None)
+    outputs = run_all(HandPlans(folder, groups_by_window, attention="triton"), NUM_OUTPUTS)
+    by_torch = HandPlans(folder, lambda model: one_group(model.num_layers), attention="torch")
+    assert outputs == run_all(by_torch, NUM_OUTPUTS)
