@@ -117,6 +117,19 @@ SPARSE: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 64,
         "first_k_dense_replace": 1,
     },
+    "deepseek_v3": {
+        "kv_lora_rank": 48,
+        "q_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 16,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "moe_intermediate_size": 64,
+        "first_k_dense_replace": 1,
+    },
 }
 
 

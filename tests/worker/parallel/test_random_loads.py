@@ -26,6 +26,24 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {"async_scheduling": True, "enable_expert_parallel": True},
     ),
+    "latents": (
+        "float32",
+        {
+            "family": "deepseek_v2",
+            "extra_config": {
+                "kv_lora_rank": 48,
+                "q_lora_rank": None,
+                "qk_nope_head_dim": 16,
+                "qk_rope_head_dim": 16,
+                "v_head_dim": 16,
+                "n_routed_experts": 6,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 64,
+                "first_k_dense_replace": 1,
+            },
+        },
+        {"async_scheduling": True},
+    ),
 }
 
 
