@@ -18,6 +18,9 @@ FLOPS_SHARE = H200_FLOPS / 989e12
 """Share of the published dense bf16 peak, likewise."""
 
 
+PARAMETER_BYTES = {"bf16": 2, "fp8": 1}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One accelerator of the SXM form, with NVLink to its peers in the machine."""
@@ -110,3 +113,11 @@ def find_gpu(name: str) -> Gpu:
     if gpu is None:
         raise HardwareError(f"Unknown GPU {name!r}; choose from {', '.join(GPUS)}.")
     return gpu
+
+
+def parameter_bytes(dtype: str, option: str = "dtype") -> int:
+    """Bytes of a value; HardwareError for an unknown type."""
+    size = PARAMETER_BYTES.get(dtype)
+    if size is None:
+        raise HardwareError(f"{option} must be one of {', '.join(PARAMETER_BYTES)}, got {dtype!r}.")
+    return size

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.kv_cache_groups import KVCacheGroup, groups_of, num_slots
 from eval.errors import HardwareError
-
-PARAMETER_BYTES = {"bf16": 2, "fp8": 1}
-
 
 _STATE_VALUE_BYTES = 4
 """Recurrent states are in fp32."""
@@ -50,6 +47,36 @@ class DeltaNet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Latents:
+    """Multi-head latent attention, with one latent of a token in place of keys and values; fields as in
+    config.json."""
+
+    q_lora_rank: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+
+    @property
+    def size(self) -> int:
+        """The numbers of a token in a layer's KV cache."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+    def params(self, hidden_size: int, num_heads: int) -> int:
+        """Parameters of one layer, with the norms around it and those of the latents."""
+        query_dim = self.qk_nope_head_dim + self.qk_rope_head_dim
+        down = hidden_size * (self.q_lora_rank + self.size)
+        of_head = self.q_lora_rank * query_dim + self.kv_lora_rank * (self.qk_nope_head_dim + self.v_head_dim)
+        norms = 2 * hidden_size + self.q_lora_rank + self.kv_lora_rank
+        return down + num_heads * (of_head + self.v_head_dim * hidden_size) + norms
+
+    @property
+    def flop_per_pair(self) -> int:
+        """A multiplication and an addition for each number of a latent, in one head's scores and values."""
+        return 2 * (self.size + self.kv_lora_rank)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """A decoder-only transformer with grouped-query attention and a gated MLP; fields as in config.json."""
 
@@ -86,6 +113,8 @@ class ModelShape:
     delta_net: DeltaNet | None = None
     attention_interval: int = 1
     """Every how many layers attend; all others have a delta net."""
+    latents: Latents | None = None
+    """What attention keeps in place of keys and values; its ``num_kv_heads`` is 1."""
     left_out: str = ""
     """Parts of the checkpoint that serving does not use, for the report."""
 
@@ -130,6 +159,8 @@ class ModelShape:
     @property
     def _attention_params(self) -> int:
         """Attention parameters of one layer, with its two norms."""
+        if self.latents is not None:
+            return self.latents.params(self.hidden_size, self.num_heads)
         query_width = self.num_heads * self.head_dim
         kv_width = self.num_kv_heads * self.head_dim
         num_wide = 2 + self.gated_attention
@@ -189,15 +220,37 @@ class ModelShape:
         return self.shared_params + self.head_params + self.num_moe_layers * touched * self.expert_params
 
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
-        """Keys and values of all attention layers."""
+        """Keys and values, or latents, of all attention layers."""
+        if self.latents is not None:
+            return self.num_attention_layers * self.latents.size * bytes_per_value
         return 2 * self.num_attention_layers * self.num_kv_heads * self.head_dim * bytes_per_value
 
     @property
     def attention_flop_per_pair(self) -> int:
         """For a query token and a key token: a multiplication and an addition, for scores and for values."""
+        if self.latents is not None:
+            return self.num_attention_layers * self.num_heads * self.latents.flop_per_pair
         return 4 * self.num_attention_layers * self.num_heads * self.head_dim
 
 
+_DEEPSEEK_V3 = ModelShape(
+    name="deepseek-v3",
+    hidden_size=7168,
+    num_layers=61,
+    num_heads=128,
+    num_kv_heads=1,
+    intermediate_size=18432,
+    vocab_size=129280,
+    num_dense_layers=3,
+    num_experts=256,
+    experts_per_token=8,
+    num_shared_experts=1,
+    moe_intermediate_size=2048,
+    latents=Latents(
+        q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128
+    ),
+    left_out="its layer for multi-token prediction",
+)
 MODELS = {
     shape.name: shape
     for shape in (
@@ -295,6 +348,16 @@ MODELS = {
             windows=(1024, 1024, 1024, 1024, 1024, None),
             left_out="its vision tower",
         ),
+        _DEEPSEEK_V3,
+        replace(
+            _DEEPSEEK_V3,
+            name="kimi-k2",
+            num_heads=64,
+            vocab_size=163840,
+            num_dense_layers=1,
+            num_experts=384,
+            left_out="",
+        ),
         ModelShape(
             name="qwen3-next-80b-a3b",
             hidden_size=2048,
@@ -332,11 +395,3 @@ def find_model(name: str) -> ModelShape:
     if shape is None:
         raise HardwareError(f"Unknown model {name!r}; choose from {', '.join(MODELS)}.")
     return shape
-
-
-def parameter_bytes(dtype: str, option: str = "dtype") -> int:
-    """Bytes of a value; HardwareError for an unknown type."""
-    size = PARAMETER_BYTES.get(dtype)
-    if size is None:
-        raise HardwareError(f"{option} must be one of {', '.join(PARAMETER_BYTES)}, got {dtype!r}.")
-    return size

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from eval.errors import HardwareError
 from eval.sim.cost_model import StepWork
-from eval.sim.hardware import GIB, Gpu, find_gpu
-from eval.sim.models import ModelShape, find_model, parameter_bytes
+from eval.sim.hardware import GIB, Gpu, find_gpu, parameter_bytes
+from eval.sim.models import ModelShape, find_model
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
 """GPUs of one machine that can share a model."""

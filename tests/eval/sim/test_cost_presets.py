@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
-from eval.errors import CostModelError
+from eval.errors import CostModelError, HardwareError
 from eval.sim.cost_model import StepCost, StepWork
 from eval.sim.hardware import GPUS, find_gpu
 from eval.sim.models import MODELS, find_model
@@ -50,6 +51,10 @@ def _decode_s(cost: StepCost, batch: int, context: int) -> float:
         # Card: 109B, with a vision tower of 0.9B, and 17B activated.
         ("llama-4-scout", 109e9 - 0.9e9, 17e9, 196_608),
         ("gemma-3-27b", 27.0e9, 27.0e9 + 1.41e9, 507_904),
+        # Exact, by transformers' own models of the configs; cards: 37B and 32B activated. KV: 576 numbers of
+        # each of 61 layers.
+        ("deepseek-v3", 671_026_404_352, 37e9, 70_272),
+        ("kimi-k2", 1_026_408_209_408, 32e9, 70_272),
         # Exact, by transformers' own model of the config; 3.9B with embedding and head. KV of 12 layers only.
         ("qwen3-next-80b-a3b", 79_674_391_296, 3.9e9, 24_576),
     ],
@@ -195,10 +200,23 @@ def test_experts_are_read_as_tokens_choose_them() -> None:
     assert shape.params_read(4096) == pytest.approx(shape.total_params - shape.head_params)
 
 
-@pytest.mark.parametrize("gpu", list(GPUS))
-@pytest.mark.parametrize("model", list(MODELS))
+TOO_LARGE = {
+    *(("deepseek-v3", gpu) for gpu in ("a100-80", "h100")),
+    *(("kimi-k2", gpu) for gpu in ("a100-80", "h100", "h200")),
+}
+"""Pairs of a model and a GPU of which not even eight have room for it."""
+
+
+@pytest.mark.parametrize(("model", "gpu"), sorted(TOO_LARGE))
+def test_what_does_not_fit_is_refused(model: str, gpu: str) -> None:
+    """With both sizes."""
+    with pytest.raises(HardwareError, match=rf"{model} in fp8 .* no room for its KV on 8 x {gpu}"):
+        make_cost(model, gpu, dtype="fp8")
+
+
+@pytest.mark.parametrize(("model", "gpu"), [pair for pair in product(MODELS, GPUS) if pair not in TOO_LARGE])
 def test_more_work_takes_more_time(model: str, gpu: str) -> None:
-    """On every pair: more requests, longer contexts, longer prompts, more GPUs."""
+    """On every pair that fits: more requests, longer contexts, longer prompts, more GPUs."""
     cost = make_cost(model, gpu, dtype="fp8")
     assert 0 < cost.step_overhead_s < _decode_s(cost, 1, 1000) < _decode_s(cost, 8, 1000)
     assert _decode_s(cost, 8, 1000) < _decode_s(cost, 8, 50_000)
@@ -276,3 +294,15 @@ def test_a_chunk_bounds_what_a_layer_reads() -> None:
     assert attention_s == pytest.approx(read_s)
     assert _decode_s(cost, 4, 8000) - _decode_s(cost, 4, 0) == pytest.approx(read_s * 32_000 / seen)
     assert "half of its chunk" in "\n".join(cost.notes())
+
+
+def test_latents_are_read_for_all_heads_and_held_by_each_gpu() -> None:
+    """DeepSeek-V3 in fp8 on eight H200: each holds the latents of all tokens whole; a pair of tokens costs
+    each of 128 heads 576 multiplications for its score and 512 for its value."""
+    model = MODELS["deepseek-v3"]
+    cost = RooflineCost(model, find_gpu("h200"), dtype="fp8", tensor_parallel=8, efficiency=IDEAL)
+    assert cost.kv_bytes_per_token == 8 * 61 * 576 * 2
+    assert model.attention_flop_per_pair == 61 * 128 * 2 * (576 + 512)
+    short, long = (_decode_s(cost, 1, context) for context in (1, 100_001))
+    read_s = 100_000 * cost.kv_bytes_per_token / 8 / find_gpu("h200").bandwidth
+    assert long - short == pytest.approx(read_s, rel=0.01)

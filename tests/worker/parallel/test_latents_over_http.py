@@ -1,4 +1,4 @@
-"""DeepSeek over HTTP on two ranks: a turn whose latents come back from host memory, and what is said of it."""
+"""DeepSeek over HTTP on two ranks: a turn whose latents come back from host memory, and what it is told."""
 
 from __future__ import annotations
 
