@@ -78,9 +78,7 @@ def kept_experts(
     pack = Weight4 if bits == 4 else Weight8
     rows = torch.arange(len(gate_up.numbers)).view(len(plain.gate_up), -1)
     order = _paired(rows, in_turn=plain.shape.clamped is not None).flatten()
-    return PackedExperts(
-        plain, pack(Quantized(gate_up.numbers[order], gate_up.grid[order])), pack(down), gemm
-    )
+    return PackedExperts(plain, pack(gate_up.in_order(order)), pack(down), gemm)
 
 
 def check_quantizable(plain: Experts, gemm: CompiledGemm | None) -> None:

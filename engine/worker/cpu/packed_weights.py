@@ -18,6 +18,7 @@ from engine.worker.cpu.kernels.weights import INTERLEAVED, CompiledGemm, WeightA
 from engine.worker.cpu.quantization import (
     GROUP_SIZE,
     AnyWeight,
+    Quantized,
     as_int4,
     as_int8,
     by_rows,
@@ -85,11 +86,12 @@ class Weight8:
 
 class Weight4:
     """A PackedWeight in int4: ``w ≈ scale · (q - 8) + zero``, q in [0, 15], with a scale and a zero per
-    output and group of inputs."""
+    output and group of inputs; or in e2m1, see ``Quantized``."""
 
     def __init__(self, weight: AnyWeight) -> None:
         """weight [outputs, inputs], inputs a multiple of GROUP_SIZE"""
         self._num_outputs, self._num_inputs = weight.shape
+        self._is_float = isinstance(weight, Quantized) and weight.is_float
         blocks, groups = -(-self._num_outputs // INTERLEAVED), self._num_inputs // GROUP_SIZE
         self.numbers = empty_pages((blocks, groups, 2, INTERLEAVED, 2), torch.int32)
         self._grid = torch.empty(blocks, groups, INTERLEAVED, 2, dtype=weight.dtype)
@@ -100,7 +102,9 @@ class Weight4:
 
     def address(self, bias: torch.Tensor | None) -> WeightAddress:
         """See PackedWeight."""
-        return _address(self.numbers, self._grid, bias, self._num_outputs, self._num_inputs, bits=4)
+        address = _address(self.numbers, self._grid, bias, self._num_outputs, self._num_inputs, bits=4)
+        address.is_float = self._is_float
+        return address
 
 
 class PackedWeightLinear(nn.Module):

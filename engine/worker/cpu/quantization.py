@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn.functional import pad
@@ -23,6 +23,8 @@ class Quantized:
     """Numbers q [outputs, inputs]; of int4 any integers that hold 0 to 15."""
     grid: torch.Tensor
     """The scales [outputs] of int8, or the scales and zeros [outputs, groups, 2] of int4."""
+    is_float: bool = False
+    """Whether the numbers of 4 bits are floats (e2m1), ``w = scale · value(q) + zero``."""
 
     @property
     def shape(self) -> torch.Size:
@@ -38,12 +40,16 @@ class Quantized:
         for numbers, grid in zip(
             torch.split(self.numbers, num_rows), torch.split(self.grid, num_rows), strict=True
         ):
-            yield Quantized(numbers, grid)
+            yield replace(self, numbers=numbers, grid=grid)
 
     def padded(self, num_rows: int) -> Quantized:
         """With as many more rows of zeros."""
         grid = pad(self.grid, (0, 0) * (self.grid.dim() - 1) + (0, num_rows))
-        return Quantized(pad(self.numbers, (0, 0, 0, num_rows)), grid)
+        return replace(self, numbers=pad(self.numbers, (0, 0, 0, num_rows)), grid=grid)
+
+    def in_order(self, rows: torch.Tensor) -> Quantized:
+        """It with its rows in the order of these numbers [outputs]."""
+        return replace(self, numbers=self.numbers[rows], grid=self.grid[rows])
 
 
 AnyWeight = torch.Tensor | Quantized

@@ -1,8 +1,8 @@
 """Weights that stay in the bits of their checkpoint, because a kernel of the CPU reads them.
 
-A linear or a layer's experts whose weights are stored in 4 bits with zeros, or in 8 with a scale per output,
-are replaced by ones of the same numbers as soon as all their tensors are read: nothing is dequantized on the
-way, and the memory of their parameters is never touched.
+A linear or a layer's experts whose weights are stored in 4 bits with zeros, in MXFP4, or in 8 bits with a
+scale per output, are replaced by ones of the same numbers as soon as all their tensors are read: nothing is
+dequantized on the way, and the memory of their parameters is never touched.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from engine.worker.cpu.quantization import GROUP_SIZE, Quantized
 from engine.worker.cpu.quantized_linear import can_keep, kept_linear
 from engine.worker.loading.checkpoint import Checkpoint
 from engine.worker.loading.formats.codes import Codes
+from engine.worker.loading.formats.mxfp4 import BLOCK, Mxfp4Experts
 from engine.worker.loading.formats.packed_ints import CodedTensor
 from engine.worker.loading.formats.stored_tensor import StoredTensor, TensorFiles, region_of
 from engine.worker.loading.tensor_part import TensorPart
@@ -38,7 +39,7 @@ class _KeptModule:
     bits: int
     weights: tuple[tuple[str, ...], ...]
     """Names of the tensors that fill each weight, in the order of its rows."""
-    read: dict[str, Codes] = field(default_factory=dict)
+    read: dict[str, Codes | Quantized] = field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:
@@ -47,7 +48,10 @@ class _KeptModule:
     def take(self, weight: int, dtype: torch.dtype) -> Quantized:
         """One of its weights, whose tensors are all read."""
         convert = _as_int4 if self.bits == 4 else _as_int8
-        pieces = [convert(self.read.pop(name), dtype) for name in self.weights[weight]]
+        read = [self.read.pop(name) for name in self.weights[weight]]
+        pieces = [each if isinstance(each, Quantized) else convert(each, dtype) for each in read]
+        if len(pieces) == 1:
+            return pieces[0]
         return Quantized(
             torch.cat([piece.numbers for piece in pieces]), torch.cat([piece.grid for piece in pieces])
         )
@@ -123,12 +127,18 @@ class KeptWeights:
         self._checkpoint.fill({name: part for name, part in parts.items() if name not in self._modules})
         with TensorFiles() as files:
             for name in names:
-                tensor = self._checkpoint.tensors[name]
-                assert _is_coded(tensor)
                 module = self._modules[name]
-                module.read[name] = tensor.codes(files, region_of(tensor.shape, *parts[name].slices))
+                module.read[name] = self._read(name, parts[name], files)
                 if module.is_complete:
                     self._replace(module)
+
+    def _read(self, name: str, part: TensorPart, files: TensorFiles) -> Codes | Quantized:
+        tensor = self._checkpoint.tensors[name]
+        region = region_of(tensor.shape, *part.slices)
+        if isinstance(tensor, Mxfp4Experts):
+            return _as_e2m1(*tensor.e2m1_codes(files, region), self._dtype)
+        assert _is_coded(tensor)
+        return tensor.codes(files, region)
 
     def _replace(self, kept: _KeptModule) -> None:
         parent, _, name = kept.name.rpartition(".")
@@ -163,9 +173,13 @@ def _is_coded(tensor: StoredTensor) -> TypeGuard[CodedTensor]:
 
 def _kept_bits(tensor: StoredTensor, part: TensorPart, files: TensorFiles) -> int | None:
     """The bits in which a kernel can read this part of the tensor; None if it has to be dequantized."""
-    if not _is_coded(tensor) or len(tensor.shape) != 2 or part.num_pieces > 1:
+    if part.num_pieces > 1:
         return None
     inputs = region_of(tensor.shape, *part.slices)[1]
+    if isinstance(tensor, Mxfp4Experts):
+        return 4 if inputs.start % BLOCK == 0 and inputs.stop % BLOCK == 0 else None
+    if not _is_coded(tensor) or len(tensor.shape) != 2:
+        return None
     size = tensor.group_size(files)
     if size is None:
         return None
@@ -187,6 +201,12 @@ def _as_int4(codes: Codes, dtype: torch.dtype) -> Quantized:
     shifts = _INT4_MIDDLE - (codes.zeros if isinstance(codes.zeros, int) else codes.zeros[:, which].float())
     zeros = (scales.float() * shifts).to(dtype)
     return Quantized(codes.numbers, torch.stack((scales, zeros), dim=-1))
+
+
+def _as_e2m1(numbers: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> Quantized:
+    """As they are: a power of two is exact in bf16, and there are no zeros."""
+    grid = torch.stack((scales, torch.zeros_like(scales)), dim=-1)
+    return Quantized(numbers, grid.to(dtype), is_float=True)
 
 
 def _as_int8(codes: Codes, dtype: torch.dtype) -> Quantized:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,19 @@ def test_gpt_oss_in_mxfp4_gives_the_same_tokens(model_impl: str, tmp_path: Path)
     assert generated(folder.path, prompt, model_impl=model_impl) == wanted
 
 
+def test_mxfp4_that_stays_gives_the_tokens_of_bf16(
+    tmp_path: Path, compiled: CompiledGemm, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In compiled steps, to the token: nothing is rounded."""
+    folder, prompt = gpt_oss_in_mxfp4(tmp_path), random_tokens(40, seed=8)
+    wanted = generated(folder.dequantized, prompt, dtype="bfloat16")
+    with caplog.at_level(logging.INFO):
+        assert generated(folder.path, prompt, dtype="bfloat16") == wanted
+    assert "MXFP4 weights stay in their bits" in caplog.text
+    assert "dequantized" not in caplog.text
+    assert "Using the compiled CPU backend for whole steps." in caplog.text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("by_rank", [False, True])
 def test_two_ranks_read_their_part_of_mxfp4(by_rank: bool, tmp_path: Path) -> None:
@@ -92,19 +106,19 @@ def test_experts_in_a_format_give_the_same_tokens(name: str, tmp_path: Path) -> 
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("name", ["awq", "compressed-int4", "compressed-int8"])
+@pytest.mark.parametrize("name", ["awq", "compressed-int4", "compressed-int8", "mxfp4"])
 def test_experts_stay_in_their_bits(name: str, tmp_path: Path, compiled: CompiledGemm) -> None:
     """And so do those of two ranks, each with a part of every expert or with some of them; but for a rounding
-    of scales and zeros."""
+    of scales and zeros, where there are any to round."""
     source = sparse_folder(
         tmp_path / "source",
-        "qwen3_moe",
+        "gpt_oss" if name == "mxfp4" else "qwen3_moe",
         hidden_size=128,
         num_experts=4,
         num_experts_per_tok=2,
-        moe_intermediate_size=128,
+        **{"intermediate_size" if name == "mxfp4" else "moe_intermediate_size": 128},
     )
-    folder = write_quantized(source, tmp_path / name, WRITERS[name])
+    folder = write_quantized(source, tmp_path / name, mxfp4() if name == "mxfp4" else WRITERS[name])
     x = torch.randn(9, 128, generator=torch.Generator().manual_seed(1)).bfloat16()
     chosen = torch.tensor([[0, 1], [1, 2], [3, 0]]).repeat(3, 1)
     weights = torch.rand(9, 2, generator=torch.Generator().manual_seed(2))
@@ -115,7 +129,7 @@ def test_experts_stay_in_their_bits(name: str, tmp_path: Path, compiled: Compile
         assert isinstance(model, Decoder)
         experts = model.layers[1].get_submodule("mlp.experts")
         assert isinstance(experts, PackedExperts)
-        expected = 16 if path == folder.dequantized else KEPT[name]
+        expected = 16 if path == folder.dequantized else KEPT.get(name, 4)
         assert experts.address().gate_up.bits == experts.address().down.bits == expected
         output: torch.Tensor = experts(x, chosen, weights)
         return output.float()
@@ -126,6 +140,7 @@ def test_experts_stay_in_their_bits(name: str, tmp_path: Path, compiled: Compile
         sum(experts_of(folder.path, LoneRank(rank, 2), by_rank=by_rank) for rank in range(2))
         for by_rank in (False, True)
     ]
+    assert name != "mxfp4" or torch.equal(found, wanted)
     for output in (found, *ranks):
         assert float((output - wanted).norm() / wanted.norm()) < 0.01
 

@@ -23,6 +23,7 @@ struct Weight {
     const void* scales;  // of a quantized weight
     const void* bias;    // [num_outputs] or null
     std::int64_t num_outputs, num_words, bits;  // bits: 16, 8 or 4
+    std::int64_t is_float;                      // of 4 bits: whether numbers are e2m1
 };
 
 }  // extern "C"

@@ -8,6 +8,8 @@
 // int4: words [outputs / HALF_UNIT, num_words / CHUNK_WORDS, 2, HALF_UNIT, 2], each with 8 numbers of one
 // output, either the even or the odd inputs of 16; scales and zeros [outputs / HALF_UNIT, num_words /
 // CHUNK_WORDS, HALF_UNIT, 2], one for CHUNK_WORDS words each, w = scale * (q - 8) + zero
+//
+// e2m1: the same, but q is a float of 4 bits (OCP Microscaling, version 1.0), w = scale * value(q) + zero
 
 #pragma once
 
@@ -53,11 +55,22 @@ struct Int8Weights : FetchingWords {
     static __m512 floats(const std::int8_t* from) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load<__m128i>(from))); }
 };
 
-// int4 numbers; scales and zeros are applied to the words.
-struct Int4Weights : FetchingWords {
+// The values of 4 bits, from that of 15 down.
+struct IntegerValues {
+    static __m512 table() { return _mm512_set_ps(7, 6, 5, 4, 3, 2, 1, 0, -1, -2, -3, -4, -5, -6, -7, -8); }
+};
+struct E2m1Values {
+    static __m512 table() {
+        return _mm512_set_ps(-6, -4, -3, -2, -1.5f, -1, -0.5f, -0.0f, 6, 4, 3, 2, 1.5f, 1, 0.5f, 0);
+    }
+};
+
+// Numbers of 4 bits; scales and zeros are applied to the words.
+template <typename Values>
+struct Weights4 : FetchingWords {
     const std::uint32_t *numbers, *grid;
 
-    Int4Weights(const Weight& weight, std::int64_t output)
+    Weights4(const Weight& weight, std::int64_t output)
         : numbers(static_cast<const std::uint32_t*>(weight.words) + output * weight.num_words / 4),
           grid(static_cast<const std::uint32_t*>(weight.scales) + output * weight.num_words / CHUNK_WORDS) {}
 
@@ -97,8 +110,7 @@ struct Int4Weights : FetchingWords {
 
         // Dequantizes the lowest number of each lane.
         __m512 of(__m512i numbers) const {
-            const __m512 table = _mm512_set_ps(7, 6, 5, 4, 3, 2, 1, 0, -1, -2, -3, -4, -5, -6, -7, -8);
-            return _mm512_fmadd_ps(_mm512_permutexvar_ps(numbers, table), scale, zero);
+            return _mm512_fmadd_ps(_mm512_permutexvar_ps(numbers, Values::table()), scale, zero);
         }
     };
 };
@@ -107,7 +119,8 @@ struct Int4Weights : FetchingWords {
 template <typename Use>
 inline void with_unit(const Weight& weight, std::int64_t first, std::int64_t second, Use use) {
     if (weight.bits == 8) return use(Unit<Int8Weights>(weight, first, second));
-    if (weight.bits == 4) return use(Unit<Int4Weights>(weight, first, second));
+    if (weight.bits == 4 && weight.is_float) return use(Unit<Weights4<E2m1Values>>(weight, first, second));
+    if (weight.bits == 4) return use(Unit<Weights4<IntegerValues>>(weight, first, second));
     use(Unit<StreamedWeights>(weight, first, second));
 }
 

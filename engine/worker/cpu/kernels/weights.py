@@ -17,8 +17,8 @@ _TILE_ROWS = 16
 
 
 class WeightAddress(ctypes.Structure):
-    """A packed weight [num_outputs, 2 * num_words] in bf16 (``gemm.h``), int8 or int4 (``quantized.h``). A
-    word is a 32-bit lane: a pair of bf16 inputs of one output."""
+    """A packed weight [num_outputs, 2 * num_words] in bf16 (``gemm.h``), or int8, int4 or e2m1
+    (``quantized.h``). A word is a 32-bit lane: a pair of bf16 inputs of one output."""
 
     _fields_ = (
         ("words", ctypes.c_void_p),
@@ -27,6 +27,7 @@ class WeightAddress(ctypes.Structure):
         ("num_outputs", ctypes.c_int64),
         ("num_words", ctypes.c_int64),
         ("bits", ctypes.c_int64),
+        ("is_float", ctypes.c_int64),
     )
 
 

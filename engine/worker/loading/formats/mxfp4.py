@@ -66,6 +66,16 @@ class Mxfp4Experts:
             dequantized = mxfp4_numbers(blocks.to(view.device), scales.to(view.device))
             view[number].copy_(dequantized[:, within].T)
 
+    def e2m1_codes(self, files: TensorFiles, region: Region) -> tuple[torch.Tensor, torch.Tensor]:
+        """A region of whole blocks as it is: e2m1 numbers [experts * outputs, inputs], uint8, and their
+        scales [experts * outputs, inputs / 32], fp32."""
+        experts, inputs, outputs = region
+        read = slice(inputs.start // BLOCK, inputs.stop // BLOCK)
+        blocks = files.read(self.blocks, experts, outputs, read, slice(0, BLOCK // 2))
+        scales = files.read(self.scales, experts, outputs, read).flatten(0, 1)
+        numbers = torch.stack((blocks & 15, blocks >> 4), dim=-1)
+        return numbers.view(len(scales), -1), torch.ldexp(torch.ones(scales.shape), scales.int() - _E8M0_BIAS)
+
 
 def mxfp4_numbers(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """blocks [n, m, 16], scales [n, m], both uint8 -> [n, 32 * m], float32"""
