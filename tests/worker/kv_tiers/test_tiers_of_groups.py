@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 
@@ -14,6 +15,9 @@ from engine.worker import executor
 from engine.worker.kv_tiers.disk_pool import DiskPool
 from engine.worker.kv_tiers.host_pool import HostTransfers
 from engine.worker.loading.tiny_models import make_model_folder
+from eval.cli.main import main
+from tests.api.server import running_server
+from tests.worker.generation import random_tokens
 from tests.worker.kv_tiers.test_device_host_pool import LatePool
 from tests.worker.kv_tiers.test_disk_tier import Jobs
 from tests.worker.test_other_attention import saved
@@ -113,3 +117,30 @@ def test_late_copies_of_groups_give_the_same_tokens(
         jobs = Jobs(llm, folder)
         assert [jobs.turn() > 3 * 140 for _ in range(3)] == [False, True, True]
     assert pools[0].num_late_steps > 5
+
+
+@pytest.mark.slow
+def test_over_http_a_windowed_model_says_what_came_back(tmp_path: Path) -> None:
+    """Usage counts the history as cached and the metrics as loaded; the trace keeps every rule and replays
+    without a difference."""
+    folder, trace = made(tmp_path / "model", "gpt_oss"), tmp_path / "trace.jsonl"
+    flags = ["--block-size", str(BLOCK_SIZE), "--max-model-len", str(MAX_LEN), "--trace", str(trace)]
+    flags += ["--num-gpu-blocks-override", str(small_pool("gpt_oss")), "--kv-offloading-size", "0.01"]
+    flags += ["--max-num-batched-tokens", str(STEP_TOKENS)]
+    with running_server(folder, *flags) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+
+        def cached_tokens(prompt: list[int]) -> int:
+            body = {"prompt": prompt, "max_tokens": 4, "temperature": 0}
+            usage = http.post("/v1/completions", json=body).json()["usage"]
+            cached: int = usage["prompt_tokens_details"]["cached_tokens"]
+            return cached
+
+        history = random_tokens(160, seed=1)
+        assert cached_tokens(history) == cached_tokens(random_tokens(200, seed=2)) == 0
+        assert cached_tokens([*history, 5, 6, 7]) == 160
+        metrics = http.get("/metrics").text.splitlines()
+        loaded = [line for line in metrics if line.startswith("continuum:host_kv_loaded_tokens_total")]
+        assert [float(line.split()[-1]) for line in loaded] == [160.0]
+        assert server.interrupt() == 0
+    assert main(["trace", "validate", str(trace)]) == 0
+    assert main(["trace", "replay", str(trace)]) == 0
