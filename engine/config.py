@@ -119,6 +119,9 @@ class CacheConfig:
     """Number of KV blocks, the null block included; overrides the two memory options."""
     kv_cache_memory_bytes: int | None = None
     """Size of the KV cache in bytes."""
+    num_state_slots: int | None = None
+    """Number of slots for states of linear attention and Mamba layers, slot 0 included; None: a share of the
+    memory."""
     gpu_memory_utilization: float = 0.92
     """Fraction of the device's memory for weights, activations and KV cache (on a CPU: see ``worker``)."""
     enable_prefix_caching: bool = True
@@ -162,6 +165,8 @@ class CacheConfig:
         self._check_storage()
         if self.num_gpu_blocks_override is not None:
             _at_least("num_gpu_blocks_override", self.num_gpu_blocks_override, 2)
+        if self.num_state_slots is not None:
+            _at_least("num_state_slots", self.num_state_slots, 5)
         if self.kv_cache_memory_bytes is not None:
             _at_least("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1)
         if not 0 < self.gpu_memory_utilization <= 1:

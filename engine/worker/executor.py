@@ -11,12 +11,14 @@ from engine.config import EngineConfig
 from engine.core.outputs import SchedulerOutput
 from engine.errors import EngineError
 from engine.executor import ModelInfo, PendingOutput
+from engine.kv_cache_groups import KVCacheGroup
+from engine.routed_experts import RoutedExpertsSpec
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.layer_places import LayerPlaces
 from engine.worker.attention.selection import resolve_attention, storage_dtype
 from engine.worker.cpu.backend import CPUBackend
-from engine.worker.kv_pool import choose_num_blocks
+from engine.worker.kv_pool import choose_num_blocks, choose_num_states
 from engine.worker.kv_tiers.device_host_pool import select_host_pool
 from engine.worker.kv_tiers.disk_level import open_disk
 from engine.worker.kv_tiers.host_pool import HostTransfers, choose_num_host_blocks
@@ -24,9 +26,16 @@ from engine.worker.layer_groups import choose_groups
 from engine.worker.loading.loader import LoadedModel, load_model
 from engine.worker.loading.model_folder import choose_device
 from engine.worker.memory import keep_freed_memory
+from engine.worker.model_states import (
+    attention_beside_states,
+    open_states,
+    state_spec_of,
+    with_state_group,
+)
 from engine.worker.models.routing_recorder import choose_routed_experts
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
 from engine.worker.profile_run import measure_activations, measure_gpu_steps, measure_token_s
+from engine.worker.states.state_pool import StatePool
 from engine.worker.step_runner import StepRunner
 
 
@@ -47,22 +56,19 @@ class UniProcExecutor:
     def __init__(self, config: EngineConfig, group: TensorParallelGroup = ALONE) -> None:
         attention = resolve_attention(config, choose_device(config.model.device))
         loaded = load_model(config.model, group)
+        states = state_spec_of(loaded.model, config.cache)
+        attention = attention_beside_states(attention, config, states)
         groups = choose_groups(loaded.model, config.cache)
         routed_experts = choose_routed_experts(config.model, loaded.model, groups)
-        spec = KvCacheSpec(
-            groups=groups,
-            num_kv_heads=loaded.model.num_kv_heads,
-            head_dim=loaded.model.head_dim,
-            dtype=storage_dtype(config.cache, loaded.dtype),
-            block_size=config.cache.block_size,
-            num_vectors=loaded.model.num_kv_vectors,
-            routing_bytes_per_token=0 if routed_experts is None else routed_experts.bytes_per_token,
-        )
+        spec = _kv_cache_spec(loaded, groups, routed_experts, config)
         step_bytes = _measure_steps(loaded, attention, spec, config, group)
-        num_blocks = choose_num_blocks(config, spec, loaded.max_model_len, loaded.device, step_bytes, group)
+        room = loaded.max_model_len, loaded.device, step_bytes, group
+        num_states = choose_num_states(config, spec, states.bytes_per_state, *room)
+        num_blocks = choose_num_blocks(config, spec, *room, num_states * states.bytes_per_state)
         num_host_blocks = choose_num_host_blocks(config.cache, spec, loaded.device, num_blocks, group)
         pool = spec.allocate(num_blocks, loaded.device)
-        backend = _open_backend(loaded, pool, spec.places, attention, config, group)
+        state_pool = open_states(loaded.model, states, num_states, loaded.device)
+        backend = _open_backend(loaded, pool, spec.places, attention, config, group, state_pool)
         opened = open_disk(
             config.cache,
             pool,
@@ -76,7 +82,8 @@ class UniProcExecutor:
             dtype=str(loaded.dtype).removeprefix("torch."),
             num_host_blocks=num_host_blocks,
             disk_level=disk_level,
-            kv_cache_groups=spec.groups,
+            kv_cache_groups=with_state_group(spec.groups, states, spec),
+            num_states=num_states,
             routed_experts=routed_experts,
         )
         self._runner: StepRunner | None = backend.runner(
@@ -113,6 +120,23 @@ class UniProcExecutor:
         torch.cuda.empty_cache()
 
 
+def _kv_cache_spec(
+    loaded: LoadedModel,
+    groups: tuple[KVCacheGroup, ...],
+    routed_experts: RoutedExpertsSpec | None,
+    config: EngineConfig,
+) -> KvCacheSpec:
+    return KvCacheSpec(
+        groups=groups,
+        num_kv_heads=loaded.model.num_kv_heads,
+        head_dim=loaded.model.head_dim,
+        dtype=storage_dtype(config.cache, loaded.dtype),
+        block_size=config.cache.block_size,
+        num_vectors=loaded.model.num_kv_vectors,
+        routing_bytes_per_token=0 if routed_experts is None else routed_experts.bytes_per_token,
+    )
+
+
 def _measure_steps(
     loaded: LoadedModel,
     attention: str,
@@ -135,9 +159,10 @@ def _open_backend(
     attention: str,
     config: EngineConfig,
     group: TensorParallelGroup,
+    states: StatePool | None,
 ) -> Backend:
     if attention != "triton":
-        return CPUBackend(loaded, pool, places, attention, config, group)
+        return CPUBackend(loaded, pool, places, attention, config, group, states)
     from engine.worker.gpu.backend import GPUBackend  # Triton is optional
 
     gpu = GPUBackend(loaded, pool, places, config, group)

@@ -16,6 +16,10 @@ from engine.worker.parallel.group import ALONE, TensorParallelGroup, sharers
 CPU_DEFAULT_BYTES = 4 * 2**30
 CPU_SHARE_OF_FREE_MEMORY = 0.4
 NUM_NULL_BLOCKS = 1
+STATES_OF_REQUEST = 4
+"""Slots that a running request takes at most: its state, a spare one, and its last two checkpoints."""
+SHARE_OF_STATES = 0.4
+"""What share states get of the memory of blocks and states together."""
 
 
 def choose_num_blocks(
@@ -25,23 +29,21 @@ def choose_num_blocks(
     device: torch.device,
     activation_bytes: int,
     group: TensorParallelGroup = ALONE,
+    state_bytes: int = 0,
 ) -> int:
     """The number of blocks in the pool, null block included: the requested number, else what fits in the
-    memory of each rank's device."""
+    memory of each rank's device beside ``state_bytes`` of states."""
     step_tokens = MAX_STEPS * config.scheduler.max_num_batched_tokens
     one_sequence = spec.blocks_for(max_model_len, step_tokens)
-    num_blocks = _requested_blocks(config.cache, spec)
+    num_blocks = _requested_blocks(config.cache, spec, state_bytes)
     available = available_bytes(device) // sharers(group, device)
     if num_blocks is None:
-        budget = (
-            _accelerator_bytes(config.cache, device, activation_bytes, available)
-            if device.type == "cuda"
-            else _host_bytes(spec, one_sequence, available, group.size)
-        )
+        budget = _budget(config, spec, max_model_len, device, activation_bytes, group)
+        budget = max(0, budget - state_bytes)
         all_cached = len(spec.groups) * -(-max_model_len // spec.block_size)
         useful = config.scheduler.max_num_seqs * all_cached + NUM_NULL_BLOCKS
         num_blocks = group.smallest(min(budget // spec.bytes_per_block, useful))
-    elif (needed := num_blocks * spec.bytes_per_block) > available:
+    elif (needed := num_blocks * spec.bytes_per_block + state_bytes) > available:
         raise ModelLoadError(
             f"The KV cache of {num_blocks} blocks needs {as_gib(needed)} of memory on {device.type}, "
             f"but only {as_gib(available)} are available."
@@ -51,11 +53,52 @@ def choose_num_blocks(
     return num_blocks
 
 
-def _requested_blocks(cache: CacheConfig, spec: KvCacheSpec) -> int | None:
+def choose_num_states(
+    config: EngineConfig,
+    spec: KvCacheSpec,
+    bytes_per_state: int,
+    max_model_len: int,
+    device: torch.device,
+    activation_bytes: int,
+    group: TensorParallelGroup = ALONE,
+) -> int:
+    """The number of state slots, slot 0 included: the requested number, else a share of the memory, but no
+    more than all running requests and as many checkpoints can use; 0 for a model without states."""
+    if not bytes_per_state:
+        return 0
+    if config.cache.num_state_slots is not None:
+        return config.cache.num_state_slots
+    budget = _budget(config, spec, max_model_len, device, activation_bytes, group)
+    useful = 2 * STATES_OF_REQUEST * config.scheduler.max_num_seqs + 1
+    num_states = min(int(budget * SHARE_OF_STATES) // bytes_per_state, useful)
+    return group.smallest(max(num_states, STATES_OF_REQUEST + 1))
+
+
+def _budget(
+    config: EngineConfig,
+    spec: KvCacheSpec,
+    max_model_len: int,
+    device: torch.device,
+    activation_bytes: int,
+    group: TensorParallelGroup,
+) -> int:
+    """Bytes of blocks and states together."""
+    cache, available = config.cache, available_bytes(device) // sharers(group, device)
+    if cache.num_gpu_blocks_override is not None:
+        return int(cache.num_gpu_blocks_override * spec.bytes_per_block / (1 - SHARE_OF_STATES))
+    if cache.kv_cache_memory_bytes is not None:
+        return cache.kv_cache_memory_bytes
+    if device.type == "cuda":
+        return _accelerator_bytes(cache, device, activation_bytes, available)
+    one_sequence = spec.blocks_for(max_model_len, MAX_STEPS * config.scheduler.max_num_batched_tokens)
+    return _host_bytes(spec, one_sequence, available, group.size)
+
+
+def _requested_blocks(cache: CacheConfig, spec: KvCacheSpec, state_bytes: int) -> int | None:
     if cache.num_gpu_blocks_override is not None:
         return cache.num_gpu_blocks_override
     if cache.kv_cache_memory_bytes is not None:
-        return cache.kv_cache_memory_bytes // spec.bytes_per_block
+        return max(0, cache.kv_cache_memory_bytes - state_bytes) // spec.bytes_per_block
     return None
 
 

@@ -19,7 +19,7 @@ def choose_groups(model: CausalModel, cache: CacheConfig) -> tuple[KVCacheGroup,
     groups = groups_of(model.windows, model.chunks)
     has_windows = not all(group.is_full for group in groups)
     if has_windows and cache.disable_hybrid_kv_cache_manager:
-        return one_group(model.num_layers)
+        return one_group(len(model.windows))
     if has_windows:
         logger.info("A KV block holds %d layers: %s.", num_slots(groups), _described(groups))
     return groups

@@ -15,6 +15,7 @@ from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.torch_paged import TorchPagedAttention
 from engine.worker.loading.loader import LoadedModel
 from engine.worker.memory import available_bytes
+from engine.worker.model_states import begin_trial
 from engine.worker.parallel.group import TensorParallelGroup
 
 PROBE_TOKENS = 2048
@@ -34,6 +35,7 @@ def measure_activations(loaded: LoadedModel, spec: KvCacheSpec, config: EngineCo
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     attention = TorchPagedAttention(pool, spec.places)
+    begin_trial(loaded.model, batch.query_lens, device)
     attention.begin_step(batch)
     logits = loaded.model.forward(
         torch.zeros(num_tokens, dtype=torch.int64, device=device),

@@ -170,6 +170,8 @@ def _add_cache_flags(group: FlagGroup) -> None:
         int,
         "BLOCKS",
     )
+    states = "Number of states of linear attention and Mamba layers (default: two fifths of the memory)"
+    group.add("num_state_slots", states, int, "STATES")
     group.add_switch("enable_prefix_caching", "Reuse the KV blocks of prompts that begin with equal tokens")
     group.add_switch(
         "disable_hybrid_kv_cache_manager",
@@ -177,12 +179,7 @@ def _add_cache_flags(group: FlagGroup) -> None:
     )
     group.add("block_size", "KV cache block size in tokens", int, "TOKENS")
     group.add("kv_cache_dtype", "Data type of the KV cache; auto: the model's", choices=KV_CACHE_DTYPES)
-    group.add(
-        "kv_cache_scale",
-        "Divisor of K and V when they are stored in 8 bits",
-        float,
-        "SCALE",
-    )
+    group.add("kv_cache_scale", "Divisor of K and V when they are stored in 8 bits", float, "SCALE")
 
 
 def _add_offloading_flags(group: FlagGroup) -> None:

@@ -24,6 +24,22 @@ _DEEPSEEK_YARN = {
     "mscale": 1.0,
     "mscale_all_dim": 0.707,
 }
+_DELTA_NET = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 16,
+}
+_MAMBA = {
+    "layer_types": ["mamba", "attention", "mamba", "mamba"],
+    "mamba_n_heads": 8,
+    "mamba_d_state": 16,
+    "shared_intermediate_size": 48,
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 2.0,
+    "residual_multiplier": 0.5,
+    "attention_multiplier": 0.2,
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {"family": "llama", "num_heads": 4, "num_kv_heads": 1},
     "llama-llama3-rope": {
@@ -236,11 +252,59 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "use_qk_norm": False,
         },
     },
+    "qwen3-next": {
+        "family": "qwen3_next",
+        "num_layers": 4,
+        "head_dim": 24,
+        "extra_config": {
+            **_DELTA_NET,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48,
+            "mlp_only_layers": [1],
+        },
+    },
+    "qwen3.5": {"family": "qwen3_5_text", "num_layers": 4, "head_dim": 24, "extra_config": _DELTA_NET},
+    "qwen3.5-moe": {
+        "family": "qwen3_5_moe_text",
+        "num_layers": 4,
+        "head_dim": 24,
+        "tie": True,
+        "extra_config": {
+            **_DELTA_NET,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+        },
+    },
+    "granite4": {
+        "family": "granitemoehybrid",
+        "num_layers": 4,
+        "intermediate_size": 32,
+        "extra_config": {**_MAMBA, "num_local_experts": 6, "num_experts_per_tok": 3},
+    },
+    "granite4-dense": {
+        "family": "granitemoehybrid",
+        "num_layers": 4,
+        "tie": True,
+        "extra_config": {
+            **_MAMBA,
+            "num_local_experts": 0,
+            "mamba_n_groups": 2,
+            "mamba_proj_bias": True,
+            "attention_bias": True,
+            "position_embedding_type": "rope",
+        },
+    },
     "gpt_neox": {"family": "gpt_neox"},
     "phi": {"family": "phi"},
     "olmo2": {"family": "olmo2"},
 }
 MODEL_NAMES = tuple(VARIANTS)
+WITH_STATES = ("qwen3-next", "qwen3.5", "qwen3.5-moe", "granite4", "granite4-dense")
+"""Models that have layers with states."""
 
 
 class ModelFolders(Protocol):

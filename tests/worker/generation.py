@@ -76,6 +76,12 @@ def _chosen(told: torch.Tensor, per_token: int) -> torch.Tensor:
     return told if told.dtype == torch.long else told.topk(per_token).indices
 
 
+def _cache(block_size: int, num_blocks: int, num_state_slots: int | None) -> CacheConfig:
+    return CacheConfig(
+        block_size=block_size, num_gpu_blocks_override=num_blocks, num_state_slots=num_state_slots
+    )
+
+
 class SmallEngine:
     """Requests in, tokens out; counts what the scheduler did on the way."""
 
@@ -84,6 +90,7 @@ class SmallEngine:
         folder: Path,
         *,
         num_blocks: int = 64,
+        num_state_slots: int | None = None,
         block_size: int = 8,
         max_model_len: int = 128,
         max_num_seqs: int = 8,
@@ -109,7 +116,7 @@ class SmallEngine:
                     tensor_parallel_size=tensor_parallel_size,
                     enable_expert_parallel=enable_expert_parallel,
                 ),
-                cache=CacheConfig(block_size=block_size, num_gpu_blocks_override=num_blocks),
+                cache=_cache(block_size, num_blocks, num_state_slots),
                 scheduler=limits,
             )
         )
@@ -117,6 +124,7 @@ class SmallEngine:
             limits,
             block_size=block_size,
             num_blocks=self.executor.info.num_gpu_blocks,
+            num_states=self.executor.info.num_states,
             max_model_len=max_model_len,
             policy=FcfsPolicy(),
             kv_cache_groups=self.executor.info.kv_cache_groups,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.sampling_params import SamplingParams
-from tests.worker.conftest import MODEL_NAMES, ModelFolders
+from tests.worker.conftest import MODEL_NAMES, WITH_STATES, ModelFolders
 from tests.worker.generation import Reference, SmallEngine, random_tokens
 
 SCARCE = {
@@ -44,7 +44,12 @@ def test_one_request_alone(folder: Path) -> None:
 def test_mixed_batch_with_chunks_hits_preemption_and_resumption(folder: Path) -> None:
     """Chunked prompts, shared prefixes and a pool too small for all change no token of any request."""
     num_blocks, budget = SCARCE.get(folder.name, (24, 24))
-    engine = SmallEngine(folder, num_blocks=num_blocks, max_num_batched_tokens=budget)
+    engine = SmallEngine(
+        folder,
+        num_blocks=num_blocks,
+        max_num_batched_tokens=budget,
+        num_state_slots=24 if folder.name in WITH_STATES else None,
+    )
     reference = Reference(folder)
     shared = random_tokens(27, seed=1)
     prompts = {f"r{i}": shared[: 9 * (i % 4)] + random_tokens(7 + 5 * i, seed=10 + i) for i in range(7)}

@@ -16,6 +16,7 @@ from engine.worker.loading.loader import LoadedModel
 from engine.worker.models.decoder import Decoder
 from engine.worker.models.routing_recorder import RoutingRecorder
 from engine.worker.parallel.group import TensorParallelGroup
+from engine.worker.states.state_pool import StatePool
 from engine.worker.step_runner import InlineRunner, StepRunner, ThreadedRunner
 
 
@@ -30,8 +31,10 @@ class CPUBackend:
         attention: str,
         config: EngineConfig,
         group: TensorParallelGroup,
+        states: StatePool | None = None,
     ) -> None:
-        """``attention``: from ``resolve_attention``."""
+        """``attention``: from ``resolve_attention``. ``states``: those of a model that has any."""
+        self._states = states
         self._num_groups = num_groups(places)
         self._loaded = loaded
         self._config = config
@@ -56,6 +59,7 @@ class CPUBackend:
             loaded.device,
             host_pool,
             recorder,
+            self._states,
         )
         ahead = config.scheduler.plans_ahead(loaded.device.type != "cpu")
         return ThreadedRunner(runner) if ahead else InlineRunner(runner)

@@ -9,9 +9,11 @@ from engine.messages import TokenLogprobs
 from engine.worker.attention.backend import AttentionBackend, IntArray
 from engine.worker.cpu.input_batch import InputBatch, StepInputs
 from engine.worker.kv_tiers.host_pool import HostTransfers, with_reports
+from engine.worker.model_states import state_batch
 from engine.worker.models.base import CausalModel
 from engine.worker.models.routing_recorder import RoutingRecorder
 from engine.worker.sampler import Sampler, TokenBitmask
+from engine.worker.states.state_pool import StatePool
 
 
 class ModelRunner:
@@ -26,6 +28,7 @@ class ModelRunner:
         device: torch.device,
         host_pool: HostTransfers | None = None,
         recorder: RoutingRecorder | None = None,
+        states: StatePool | None = None,
     ) -> None:
         self._model = model
         self._attention = attention
@@ -34,6 +37,7 @@ class ModelRunner:
         self._device = device
         self._host_pool = host_pool
         self._recorder = recorder
+        self._states = states
 
     @torch.inference_mode()
     def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput:
@@ -57,6 +61,8 @@ class ModelRunner:
         if plan.total_num_scheduled_tokens == 0:
             return EMPTY_MODEL_RUNNER_OUTPUT
         step = self._batch.step_inputs(plan)
+        if self._states is not None:
+            self._states.begin_step(state_batch(plan, step.req_ids, step.attention.query_lens))
         self._attention.begin_step(step.attention)
         logits = self._model.forward(
             self._to_device(step.input_ids),

@@ -124,8 +124,7 @@ class Checkpoint:
 
     def _fill(self, name: str, part: TensorPart, files: TensorFiles) -> None:
         tensor, view = self.tensors[name], part.view
-        pieces = torch.chunk(view, part.num_pieces, part.dim)
-        for piece, slices in zip(pieces, part.slices, strict=True):
+        for piece, slices in zip(part.views, part.slices, strict=True):
             tensor.fill(piece, files, region_of(tensor.shape, slices))
         if view.dtype == torch.float16 and tensor.entries[0].dtype != "F16":
             check_fits(view)

@@ -33,3 +33,47 @@ class TensorPart:
         length = self.view.shape[self.dim] // self.num_pieces
         starts = ((piece * self.count + self.index) * length for piece in range(self.num_pieces))
         return tuple((*(slice(None),) * self.dim, slice(start, start + length)) for start in starts)
+
+    @property
+    def views(self) -> tuple[torch.Tensor, ...]:
+        """The parts of ``view`` that ``slices`` fill, in their order."""
+        return torch.chunk(self.view, self.num_pieces, self.dim)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Consecutive rows of a tensor, of which a part is needed."""
+
+    length: int
+    """Rows of the part."""
+    index: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class SectionedPart(TensorPart):
+    """A part of each of several sections of a tensor, which lie one after the other along its first
+    dimension and may differ in length."""
+
+    sections: tuple[Section, ...] = ()
+
+    @classmethod
+    def of(cls, view: torch.Tensor, sections: tuple[Section, ...]) -> SectionedPart:
+        return cls(view, num_pieces=len(sections), sections=sections)
+
+    @property
+    def whole_shape(self) -> tuple[int, ...]:
+        return (sum(each.length * each.count for each in self.sections), *self.view.shape[1:])
+
+    @property
+    def slices(self) -> tuple[tuple[slice, ...], ...]:
+        slices, end = [], 0
+        for each in self.sections:
+            start = end + each.index * each.length
+            slices.append((slice(start, start + each.length),))
+            end += each.length * each.count
+        return tuple(slices)
+
+    @property
+    def views(self) -> tuple[torch.Tensor, ...]:
+        return torch.split(self.view, [each.length for each in self.sections])

@@ -34,11 +34,18 @@ _SPARSE = ("qwen3_moe", "mixtral", "glm4_moe", "gpt_oss", "llama4_text")
 _FUSED = ("gpt_oss", "llama4_text")
 """Families published with the experts of a layer in one tensor, too."""
 _LATENT = ("deepseek_v2", "deepseek_v3")
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", *_GEMMA, *_SPARSE, *_LATENT, "gpt_neox", "phi", "olmo2")
-_GROUPED_QUERY = frozenset({"llama", "mistral", "qwen2", "qwen3", "phi", "olmo2", *_GEMMA, *_SPARSE})
-_OWN_HEAD_DIM = frozenset({"llama", "mistral", "qwen3", *_GEMMA, *_SPARSE})
+_WITH_STATES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid")
+_OTHERS = ("gpt_neox", "phi", "olmo2")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", *_GEMMA, *_SPARSE, *_LATENT, *_WITH_STATES, *_OTHERS)
+_GROUPED_QUERY = frozenset(
+    {"llama", "mistral", "qwen2", "qwen3", "phi", "olmo2", *_GEMMA, *_SPARSE, *_WITH_STATES}
+)
+_OWN_HEAD_DIM = frozenset({"llama", "mistral", "qwen3", *_GEMMA, *_SPARSE, *_WITH_STATES})
 _CORRECTIONS = "e_score_correction_bias"
 """Buffers that a checkpoint holds, in fp32 whatever the dtype."""
+
+_DECAYS = "A_log"
+"""Parameters small enough here that states hold what lies many tokens back."""
 
 _CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 _CORPUS_CHARACTERS_PER_TOKEN = 400
@@ -145,6 +152,8 @@ def _as_published(name: str, tensor: torch.Tensor, model_type: str) -> dict[str,
     gate, up, down = ("w1", "w3", "w2") if model_type == "mixtral" else ("gate_proj", "up_proj", "down_proj")
     if model_type == "mixtral":
         name = name.replace(".mlp.", ".block_sparse_moe.")
+    if model_type == "granitemoehybrid":
+        return {_as_granite_publishes(name): tensor}
     prefix, _, kind = name.rpartition(".")
     if not prefix.endswith(".experts") or tensor.dim() != 3 or model_type in _FUSED:
         return {name: tensor}
@@ -154,6 +163,17 @@ def _as_published(name: str, tensor: torch.Tensor, model_type: str) -> dict[str,
         for each, part in zip(names, rows, strict=True):
             tensors[f"{prefix}.{index}.{each}.weight"] = part.contiguous().clone()
     return tensors
+
+
+def _as_granite_publishes(name: str) -> str:
+    moe = "block_sparse_moe."
+    for own, published in (
+        (f"{moe}experts.gate_up_proj", f"{moe}input_linear.weight"),
+        (f"{moe}experts.down_proj", f"{moe}output_linear.weight"),
+        (f"{moe}router.", f"{moe}router.layer."),
+    ):
+        name = name.replace(own, published)
+    return name
 
 
 def _random_tensor(
@@ -166,6 +186,8 @@ def _random_tensor(
         return noise * 0.3
     if len(shape) > 1:
         return noise / math.sqrt(shape[-1])
+    if name.endswith(_DECAYS):
+        return noise * 0.5 - 2.5
     return noise * 0.1 if name.endswith("bias") else 1.0 + noise * 0.1
 
 

@@ -17,14 +17,15 @@ class SelfAttention(nn.Module):
     """The attention of one layer, or a rank's heads of it."""
 
     def __init__(self, shape: DecoderShape, index: int, build: Builder) -> None:
-        """``index``: the layer's number."""
+        """``index``: the layer's number among those that attend."""
         super().__init__()
         self._shape = shape
         self._index = index
         self._chunk = shape.layer_chunks[index]
         self._group = build.group
         hidden = shape.hidden_size
-        self.qkv = build.linear(hidden, shape.query_size + 2 * shape.kv_size, shape.qkv_bias)
+        self._queries_size = shape.query_size * (2 if shape.output_gate else 1)
+        self.qkv = build.linear(hidden, self._queries_size + 2 * shape.kv_size, shape.qkv_bias)
         self.q_norm = build.parameter(shape.head_dim) if shape.qk_norm else None
         self.k_norm = build.parameter(shape.head_dim) if shape.qk_norm else None
         self.sinks = build.parameter(shape.num_heads, dtype=torch.float32) if shape.sinks else None
@@ -37,6 +38,11 @@ class SelfAttention(nn.Module):
         shape = self._shape
         heads = self.qkv(x).view(len(x), -1, shape.head_dim)
         qk, v = heads[:, : -shape.num_kv_heads], heads[:, -shape.num_kv_heads :]
+        gate = None
+        if shape.output_gate:
+            pairs = 2 * shape.num_heads
+            gate = qk[:, 1:pairs:2]
+            qk = torch.cat((qk[:, :pairs:2], qk[:, pairs:]), dim=1)
         qk = self._positioned(qk, cos, sin)
         attended = attention.attend(
             self._index,
@@ -49,6 +55,8 @@ class SelfAttention(nn.Module):
             soft_cap=shape.attention_cap,
             sinks=self.sinks,
         )
+        if gate is not None:
+            attended = attended * gate.sigmoid()
         output: torch.Tensor = self.output(attended.flatten(1))
         return output
 
@@ -58,7 +66,7 @@ class SelfAttention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = qk[:, : self._shape.num_heads], qk[:, self._shape.num_heads :]
             qk = torch.cat((self._norm(q, self.q_norm), self._norm(k, self.k_norm)), dim=1)
-        return rotate(qk, cos, sin)
+        return rotate(qk, cos, sin) if self._shape.has_rope else qk
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return normed(x, weight, self._shape)
@@ -71,7 +79,7 @@ class SelfAttention(nn.Module):
             parts["q_norm.weight"] = TensorPart(self.q_norm)
             parts["k_norm.weight"] = TensorPart(self.k_norm)
         for kind, qkv in self.qkv.named_parameters():
-            q, k, v = torch.split(qkv, [shape.query_size, shape.kv_size, shape.kv_size])
+            q, k, v = torch.split(qkv, [self._queries_size, shape.kv_size, shape.kv_size])
             kv_index, kv_count = rank // shape.num_kv_copies, size // shape.num_kv_copies
             parts[f"q_proj.{kind}"] = TensorPart(q, 0, rank, size)
             parts[f"k_proj.{kind}"] = TensorPart(k, 0, kv_index, kv_count)

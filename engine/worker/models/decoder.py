@@ -7,7 +7,7 @@ which sequence.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -36,20 +36,26 @@ from engine.worker.loading.tensor_part import TensorPart
 from engine.worker.models.attention import SelfAttention
 from engine.worker.models.builder import Builder
 from engine.worker.models.families.table import decoder_shape
+from engine.worker.models.gated_delta_net import GatedDeltaNet
 from engine.worker.models.latent_attention import LatentAttention
 from engine.worker.models.linears import Embedding, replace_modules
+from engine.worker.models.mamba2 import Mamba2
 from engine.worker.models.mixed_rope_attention import MixedRopeAttention, QueryFactors
 from engine.worker.models.mlp import GatedMLP
 from engine.worker.models.moe import Experts, MixtureOfExperts
 from engine.worker.models.norms import normed
 from engine.worker.models.rotary import RotaryEmbedding
 from engine.worker.models.shape import NO_ROPE, DecoderShape, DenseShape, MLPShape
+from engine.worker.models.state_layers import StateLayer
+from engine.worker.models.state_shapes import DeltaNetShape
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
 from engine.worker.parallel.linears import ParallelLMHead, VocabParallelEmbedding
+from engine.worker.states.state_pool import StatePool, StateSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+_FUSED_EXPERTS = (".experts.gate_up_proj", ".block_sparse_moe.input_linear.weight")
 _IN_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
@@ -62,7 +68,7 @@ class DecoderLayer(nn.Module):
         self._shape = shape
         size = shape.hidden_size
         self.input_norm = build.parameter(size)
-        self.attention = _build_attention(shape, index, build)
+        self.attention = _build_mixer(shape, index, build)
         self.attention_output_norm = build.parameter(size) if shape.output_norms else None
         self.post_attention_norm = build.parameter(size)
         self.mlp_output_norm = build.parameter(size) if shape.output_norms else None
@@ -73,9 +79,13 @@ class DecoderLayer(nn.Module):
     ) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape"""
         attended = self.attention(self._norm(x, self.input_norm), cos, sin, attention)
-        x = x + self._norm(attended, self.attention_output_norm)
+        x = x + self._scaled(self._norm(attended, self.attention_output_norm))
         output: torch.Tensor = self.mlp(self._norm(x, self.post_attention_norm))
-        return x + self._norm(output, self.mlp_output_norm)
+        return x + self._scaled(self._norm(output, self.mlp_output_norm))
+
+    def _scaled(self, x: torch.Tensor) -> torch.Tensor:
+        scale = self._shape.residual_scale
+        return x if scale == 1.0 else x * scale
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         return x if weight is None else normed(x, weight, self._shape)
@@ -88,11 +98,14 @@ class DecoderLayer(nn.Module):
             if isinstance(self.mlp, GatedMLP)
             else self.mlp.checkpoint_parts(fused=fused)
         )
-        return {
+        mixer = self.attention
+        prefix = mixer.checkpoint_prefix if isinstance(mixer, GatedDeltaNet | Mamba2) else "self_attn."
+        parts = {
             **{f"{name}.weight": TensorPart(norm) for name, norm in self._named_norms()},
-            **_prefixed("self_attn.", self.attention.checkpoint_parts()),
+            **_prefixed(prefix, mixer.checkpoint_parts()),
             **mlp,
         }
+        return {_renamed(name, self._shape.other_names): part for name, part in parts.items()}
 
     def _named_norms(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The layer's norms, by their names in checkpoints: with norms of outputs, Gemma's."""
@@ -105,7 +118,17 @@ class DecoderLayer(nn.Module):
         yield "post_feedforward_layernorm", self.mlp_output_norm
 
 
-def _build_attention(shape: DecoderShape, index: int, build: Builder) -> SelfAttention | LatentAttention:
+def _build_mixer(
+    shape: DecoderShape, index: int, build: Builder
+) -> SelfAttention | LatentAttention | GatedDeltaNet | Mamba2:
+    """What mixes tokens in a layer: attention, or one with a state in its place."""
+    if shape.states:
+        state = shape.states[index]
+        if state is not None:
+            if isinstance(state, DeltaNetShape):
+                return GatedDeltaNet(shape, state, build)
+            return Mamba2(shape, state, build)
+        index = shape.states[:index].count(None)
     if shape.mixed_rope is not None:
         return MixedRopeAttention(shape, shape.mixed_rope, index, build)
     if shape.latent is not None:
@@ -269,6 +292,8 @@ class Decoder(nn.Module):
         """x [num_samples, hidden_size], after the last layer -> [num_samples, vocab_size], or [num_samples,
         0] on other ranks than the first"""
         logits, cap = self.head(normed(x, self.final_norm, self.shape)), self.shape.logit_cap
+        if self.shape.logit_divisor != 1.0:
+            logits = logits / self.shape.logit_divisor
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def head(self, x: torch.Tensor) -> torch.Tensor:
@@ -280,12 +305,13 @@ class Decoder(nn.Module):
 
     def note_layout(self, names: Collection[str]) -> None:
         """Note from a checkpoint's tensor names whether it has the experts of a layer in one tensor."""
-        self._fused = any(name.endswith(".experts.gate_up_proj") for name in names)
+        self._fused = any(name.endswith(_FUSED_EXPERTS) for name in names)
 
     def is_unused(self, name: str) -> bool:
         """Whether a checkpoint may hold this tensor although this rank computes nothing from it."""
         # Tied models may contain a copy of the embedding, old checkpoints their rope frequencies.
-        if name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq"):
+        # Layers for multi-token prediction may lie apart.
+        if name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq") or name.startswith("mtp."):
             return True
         in_layer = _IN_LAYER.fullmatch(name)
         if in_layer is None:
@@ -302,6 +328,19 @@ class Decoder(nn.Module):
         for prefix, layer in self._named_layers():
             parts |= _prefixed(prefix, layer.checkpoint_parts(fused=self._fused))
         return parts if self.lm_head is None else parts | self._parts_of_head(self.lm_head)
+
+    @property
+    def state_spec(self) -> StateSpec:
+        """What is kept of a sequence in layers with a state."""
+        dtype = self.final_norm.dtype
+        states = (state for state in self.shape.states if state is not None)
+        return StateSpec(tuple(state.state_parts(dtype) for state in states))
+
+    def use_states(self, pool: StatePool) -> None:
+        """Keep the states of sequences there from now on."""
+        with_state = (each for each in self.modules() if isinstance(each, StateLayer))
+        for layer, states in zip(with_state, pool.layers, strict=True):
+            layer.use_states(states)
 
     def _parts_of_ends(self) -> dict[str, TensorPart]:
         assert isinstance(self.embedding, Embedding | VocabParallelEmbedding), "no parts after load()"
@@ -323,6 +362,14 @@ class Decoder(nn.Module):
 
 def _prefixed(prefix: str, parts: dict[str, TensorPart]) -> dict[str, TensorPart]:
     return {prefix + name: part for name, part in parts.items()}
+
+
+def _renamed(name: str, other_names: Sequence[tuple[str, str]]) -> str:
+    """The name in the checkpoint of a tensor of a layer."""
+    for own, other in other_names:
+        if name.startswith(own):
+            return other + name.removeprefix(own)
+    return name
 
 
 def _unchanged(module: nn.Module) -> nn.Module:

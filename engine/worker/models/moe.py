@@ -136,8 +136,9 @@ class MixtureOfExperts(nn.Module):
         self._group = build.group
         self.router = Router(hidden_size, shape.routing, build)
         self.experts: nn.Module = Experts(hidden_size, _of_experts(shape), build)
-        shared = DenseShape(shape.shared_size)
+        shared = DenseShape(shape.shared_size, joined=shape.names.joined_share)
         self.shared = GatedMLP(hidden_size, shared, build, partial=True) if shape.shared_size else None
+        self.share = build.parameter(1, hidden_size) if shape.gated_share else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape
@@ -160,8 +161,12 @@ class MixtureOfExperts(nn.Module):
     def add_up(self, mixed: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """The output of x, given what the experts of this rank make of it; ``mixed`` is overwritten."""
         if self.shared is not None:
-            mixed += self.shared(x)
+            mixed += self._shared_output(x, self.shared)
         return self._group.all_reduce(mixed)
+
+    def _shared_output(self, x: torch.Tensor, shared: GatedMLP) -> torch.Tensor:
+        output: torch.Tensor = shared(x)
+        return output if self.share is None else output * linear(x, self.share).sigmoid()
 
     def is_of_other_rank(self, name: str) -> bool:
         """Whether a tensor of the checkpoint, by its name within a layer, is one of an expert that another
@@ -185,6 +190,8 @@ class MixtureOfExperts(nn.Module):
         if self.shared is not None:
             shared = self.shared.checkpoint_parts()
             parts |= {f"{prefix}{names.shared}.{name}": part for name, part in shared.items()}
+        if self.share is not None:
+            parts[f"{prefix}{names.shared}_gate.weight"] = TensorPart(self.share)
         return parts
 
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from engine.worker.models.state_shapes import StateShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +21,8 @@ class DenseShape:
     bias: bool = False
     by_gelu: bool = False
     """Whether the gate goes through the tanh form of GELU; else through SiLU."""
+    joined: bool = False
+    """Whether a checkpoint has gates and ups in one tensor."""
 
     def of_rank(self, num_ranks: int, *, experts_by_rank: bool) -> DenseShape:
         """The shape of each rank's part. ConfigError if it cannot be split that way."""
@@ -63,6 +69,8 @@ class ExpertNames:
     shared: str = "shared_experts"
     transposed: bool = False
     """Whether tensors of all experts have inputs before outputs."""
+    joined_share: bool = False
+    """Whether gates and ups of the shared expert are in one tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +94,8 @@ class SparseShape:
     names: ExpertNames = ExpertNames()
     clamped: ClampedGate | None = None
     """None: experts without biases, ``silu(gate) * up``, all gates before all ups."""
+    gated_share: bool = False
+    """Whether each token's share of the shared expert is the sigmoid of a number."""
     by_rank: bool = False
     """Whether each rank has some of the experts whole; else it has a part of each."""
     num_ranks: int = 1
@@ -176,16 +186,21 @@ class DecoderShape:
     norm_eps: float
     tied: bool
     windows: tuple[int | None, ...]
-    """The attention window of each layer, None where it has none."""
+    """The attention window of each layer that attends, None where it has none."""
     mlps: tuple[MLPShape, ...]
     """The MLP of each layer."""
     chunks: tuple[int | None, ...] = ()
-    """The attention chunk of each layer, None where it has none; empty: no layer has any."""
+    """The attention chunk of each layer that attends, None where it has none; empty: no layer has any."""
+    states: tuple[StateShape | None, ...] = ()
+    """What each layer keeps a state for in place of attention, None where it attends; empty: all attend."""
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: bool = False
     sinks: bool = False
     """Whether each head has a sink; see ``AttentionBackend.attend``."""
+    output_gate: bool = False
+    """Whether each head's output is multiplied by the sigmoid of a gate, which comes with its query."""
+    has_rope: bool = True
     rotary_dim: int = 0
     """How many numbers of each head are rotated, the first ones; 0 means all."""
     rope_kinds: tuple[str, ...] = ()
@@ -208,6 +223,11 @@ class DecoderShape:
     """A factor of embeddings, rounded to the model's dtype."""
     mlp_prefix: str = "mlp."
     """How the names of a dense MLP's tensors begin, within a layer."""
+    residual_scale: float = 1.0
+    """A factor of the outputs of attention and MLP as they are added."""
+    logit_divisor: float = 1.0
+    other_names: tuple[tuple[str, str], ...] = ()
+    """Beginnings of the names of a layer's tensors, each with what a checkpoint has in its place."""
     num_unused_layers: int = 0
     """Layers of the checkpoint behind the last one, which nothing here computes."""
     num_kv_copies: int = 1
@@ -230,6 +250,7 @@ class DecoderShape:
             num_kv_heads=max(1, self.num_kv_heads // num_ranks),
             num_kv_copies=max(1, num_ranks // self.num_kv_heads),
             mlps=mlps,
+            states=tuple(None if state is None else state.of_rank(num_ranks) for state in self.states),
         )
 
     @property
@@ -238,8 +259,8 @@ class DecoderShape:
 
     @property
     def layer_chunks(self) -> tuple[int | None, ...]:
-        """The attention chunk of each layer, None where it has none."""
-        return self.chunks or (None,) * self.num_layers
+        """The attention chunk of each layer that attends, None where it has none."""
+        return self.chunks or (None,) * len(self.windows)
 
     @property
     def is_sparse(self) -> bool:
@@ -248,8 +269,8 @@ class DecoderShape:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether compiled steps of CPUs know it: all but latents and a mixed rope."""
-        return self.latent is None and self.mixed_rope is None
+        """Whether compiled steps of CPUs know it: all but latents, a mixed rope and states."""
+        return self.latent is None and self.mixed_rope is None and not any(self.states)
 
     @property
     def is_plain(self) -> bool:

@@ -20,6 +20,7 @@ def two_ranks(
     max_num_batched_tokens: int = 256,
     device: str = "cpu",
     enable_expert_parallel: bool = False,
+    num_state_slots: int | None = None,
 ) -> Iterator[SmallEngine]:
     """An engine whose model is two processes."""
     engine = SmallEngine(
@@ -29,6 +30,7 @@ def two_ranks(
         device=device,
         tensor_parallel_size=2,
         enable_expert_parallel=enable_expert_parallel,
+        num_state_slots=num_state_slots,
     )
     try:
         yield engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.sampling_params import SamplingParams
-from tests.worker.conftest import ModelFolders
+from tests.worker.conftest import WITH_STATES, ModelFolders
 from tests.worker.generation import Reference, SmallEngine, random_tokens
 from tests.worker.parallel.ranks import two_ranks
 
@@ -35,11 +35,15 @@ SAMPLED = (
         "deepseek-v2-groups",
         "deepseek-v3",
         "deepseek-v3-halves",
+        "qwen3-next",
+        "qwen3.5",
+        "granite4",
+        "granite4-dense",
     ],
 )
 def test_two_ranks_give_the_tokens_of_one_process(name: str, model_folders: ModelFolders) -> None:
     """One key-value head for both ranks, biases everywhere, a tied head, QK norms, two block tables,
-    Gemma's norms, halves of experts, sinks and biases of experts, latents that both ranks have: with
+    Gemma's norms, halves of experts, sinks and biases of experts, latents that both ranks have, states: with
     prompts longer than the budget, prefix hits and preemption the greedy tokens are those of transformers;
     sampled ones, those of a single process."""
     folder = model_folders(name)
@@ -47,7 +51,8 @@ def test_two_ranks_give_the_tokens_of_one_process(name: str, model_folders: Mode
     prompts = [shared[: 9 * (i % 4)] + random_tokens(7 + 5 * i, seed=10 + i) for i in range(6)]
     reference, single = Reference(folder), SmallEngine(folder)
     num_blocks = {"qwen2-window": 30, "gemma3": 30, "gpt-oss": 30, "llama4": 26}.get(name, 22)
-    with two_ranks(folder, num_blocks=num_blocks, max_num_batched_tokens=24) as engine:
+    slots = 24 if name in WITH_STATES else None
+    with two_ranks(folder, num_blocks=num_blocks, max_num_batched_tokens=24, num_state_slots=slots) as engine:
         for index, prompt in enumerate(prompts):
             greedy = SamplingParams(temperature=0.0, max_tokens=20 + index, ignore_eos=True)
             engine.add(f"r{index}", prompt, greedy)
@@ -68,7 +73,16 @@ def test_two_ranks_give_the_tokens_of_one_process(name: str, model_folders: Mode
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["qwen3-moe", "mixtral", "glm4-moe-groups", "gpt-oss", "deepseek-v2", "llama4-other-switches"],
+    [
+        "qwen3-moe",
+        "mixtral",
+        "glm4-moe-groups",
+        "gpt-oss",
+        "deepseek-v2",
+        "llama4-other-switches",
+        "qwen3-next",
+        "granite4",
+    ],
 )
 def test_experts_by_rank_give_the_tokens_of_transformers(name: str, model_folders: ModelFolders) -> None:
     """With half of the experts, whole, at each rank: for prompts in one step and in chunks, a shared expert

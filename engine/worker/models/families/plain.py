@@ -23,7 +23,7 @@ def plain_shape(config: PreTrainedConfig) -> DecoderShape:
         norm_eps=config.rms_norm_eps,
         tied=bool(config.tie_word_embeddings),
         windows=(None,) * num_layers,
-        mlps=(DenseShape(config.intermediate_size),) * num_layers,
+        mlps=(DenseShape(getattr(config, "intermediate_size", 0)),) * num_layers,
     )
 
 

@@ -15,6 +15,7 @@ from engine.worker.models.families.gemma2 import gemma2_shape, is_known_gemma
 from engine.worker.models.families.gemma3 import gemma3_shape
 from engine.worker.models.families.glm4_moe import glm4_moe_shape
 from engine.worker.models.families.gpt_oss import gpt_oss_shape
+from engine.worker.models.families.granitemoehybrid import granite_hybrid_shape, is_known_granite_hybrid
 from engine.worker.models.families.llama import llama_shape
 from engine.worker.models.families.llama4 import is_known_llama4, llama4_shape
 from engine.worker.models.families.mistral import mistral_shape
@@ -22,6 +23,7 @@ from engine.worker.models.families.mixtral import mixtral_shape
 from engine.worker.models.families.qwen2 import qwen2_shape
 from engine.worker.models.families.qwen3 import qwen3_shape
 from engine.worker.models.families.qwen3_moe import qwen3_moe_shape
+from engine.worker.models.families.qwen3_next import is_known_qwen3_next, qwen3_next_shape
 from engine.worker.models.rotary import STATIC_ROPE_TYPES, all_ropes
 from engine.worker.models.shape import DecoderShape
 
@@ -37,6 +39,10 @@ _SHAPES: Mapping[str, Callable[[PreTrainedConfig], DecoderShape]] = {
     "mixtral": mixtral_shape,
     "glm4_moe": glm4_moe_shape,
     "gpt_oss": gpt_oss_shape,
+    "granitemoehybrid": granite_hybrid_shape,
+    "qwen3_next": qwen3_next_shape,
+    "qwen3_5_text": qwen3_next_shape,
+    "qwen3_5_moe_text": qwen3_next_shape,
     "gemma2": gemma2_shape,
     "gemma3_text": gemma3_shape,
     "deepseek_v2": deepseek_v2_shape,
@@ -49,10 +55,12 @@ _KNOWN: Mapping[str, Callable[[PreTrainedConfig], bool]] = {
     "deepseek_v2": is_known_deepseek_v2,
     "deepseek_v3": is_known_deepseek_v3,
     "llama4_text": is_known_llama4,
+    "granitemoehybrid": is_known_granite_hybrid,
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), is_known_qwen3_next),
 }
 """Families whose configs may ask for more than their page reads."""
 _SEVERAL_ROPES = frozenset({"gemma3_text"})
-_PARTIAL_ROPE = frozenset({"glm4_moe"})
+_PARTIAL_ROPE = frozenset({"glm4_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})
 NATIVE_MODEL_TYPES = _SHAPES.keys()
 
 

@@ -1,0 +1,69 @@
+"""Granite 4: Mamba-2 in most layers and attention without positions in a few, an MLP for all tokens beside
+the experts, if there are any, and factors of embeddings, residuals, scores and logits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from engine.worker.models.families.plain import has_attention_bias, plain_shape
+from engine.worker.models.shape import DecoderShape, DenseShape, ExpertNames, MLPShape, Routing, SparseShape
+from engine.worker.models.state_shapes import MambaShape
+
+_EVERY_STEP = (0.0, math.inf)
+_NAMES = ExpertNames(joined_share=True)
+_OTHER_NAMES = (
+    ("mlp.gate.", "block_sparse_moe.router.layer."),
+    ("mlp.experts.gate_up_proj", "block_sparse_moe.input_linear.weight"),
+    ("mlp.experts.down_proj", "block_sparse_moe.output_linear.weight"),
+    ("mlp.shared_experts.gate_up_proj.", "shared_mlp.input_linear."),
+    ("mlp.shared_experts.down_proj.", "shared_mlp.output_linear."),
+    ("mlp.gate_up_proj.", "shared_mlp.input_linear."),
+    ("mlp.down_proj.", "shared_mlp.output_linear."),
+)
+
+
+def is_known_granite_hybrid(config: Any) -> bool:
+    """Whether its layers are of the two kinds that are known here, and some of them attend; and whether
+    nothing bounds the steps of time, which transformers' decodes would leave out."""
+    kinds = set(config.layer_types)
+    known = {"linear_attention", "full_attention"}
+    is_bounded = tuple(config.time_step_limit or _EVERY_STEP) != _EVERY_STEP
+    return config.hidden_act == "silu" and "full_attention" in kinds and known >= kinds and not is_bounded
+
+
+def granite_hybrid_shape(config: Any) -> DecoderShape:
+    plain, biased = plain_shape(config), has_attention_bias(config)
+    mamba = MambaShape(
+        config.mamba_n_heads,
+        config.mamba_d_head,
+        config.mamba_n_groups,
+        config.mamba_d_state,
+        config.mamba_d_conv,
+        bool(config.mamba_conv_bias),
+        bool(config.mamba_proj_bias),
+    )
+    states = tuple(mamba if kind == "linear_attention" else None for kind in config.layer_types)
+    return replace(
+        plain,
+        windows=(None,) * states.count(None),
+        states=states,
+        mlps=(_mlp_shape(config),) * plain.num_layers,
+        qkv_bias=biased,
+        output_bias=biased,
+        has_rope=config.position_embedding_type == "rope",
+        attention_scale=float(config.attention_multiplier),
+        embedding_scale=float(config.embedding_multiplier),
+        residual_scale=float(config.residual_multiplier),
+        logit_divisor=float(config.logits_scaling),
+        other_names=_OTHER_NAMES,
+    )
+
+
+def _mlp_shape(config: Any) -> MLPShape:
+    if not config.num_local_experts:
+        return DenseShape(config.shared_intermediate_size, joined=True)
+    # Its softmax is over the chosen experts only: the same as one over all, normalized.
+    routing = Routing(config.num_local_experts, config.num_experts_per_tok, rounded=True)
+    return SparseShape(config.intermediate_size, routing, config.shared_intermediate_size, names=_NAMES)

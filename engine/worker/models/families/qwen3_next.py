@@ -1,0 +1,75 @@
+"""Qwen3-Next and Qwen3.5 (text): a gated delta net in most layers, gated attention in every fourth, and a
+mixture of experts with a gated shared one. The layers for multi-token prediction are not used."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from engine.worker.models.families.plain import has_attention_bias, plain_shape
+from engine.worker.models.rotary import rope_parameters
+from engine.worker.models.shape import DecoderShape, ExpertNames, MLPShape, Routing, SparseShape
+from engine.worker.models.state_shapes import DeltaNetShape
+
+_NAMES = ExpertNames(shared="shared_expert")
+
+
+def is_known_qwen3_next(config: Any) -> bool:
+    """Whether its layers are of the two kinds that are known here, and some of them attend."""
+    kinds = set(config.layer_types)
+    known = {"linear_attention", "full_attention"}
+    return config.hidden_act == "silu" and "full_attention" in kinds and known >= kinds
+
+
+def qwen3_next_shape(config: Any) -> DecoderShape:
+    plain, biased = plain_shape(config), has_attention_bias(config)
+    net = DeltaNetShape(
+        config.linear_num_key_heads,
+        config.linear_num_value_heads,
+        config.linear_key_head_dim,
+        config.linear_value_head_dim,
+        config.linear_conv_kernel_dim,
+        by_head=config.model_type == "qwen3_next",
+    )
+    states = tuple(net if kind == "linear_attention" else None for kind in config.layer_types)
+    share = rope_parameters(config).get("partial_rotary_factor", 1.0)
+    return replace(
+        plain,
+        windows=(None,) * states.count(None),
+        states=states,
+        mlps=_mlps(config, plain),
+        qkv_bias=biased,
+        output_bias=biased,
+        qk_norm=True,
+        output_gate=True,
+        centered_norms=True,
+        rotary_dim=int(plain.head_dim * share),
+    )
+
+
+def _sparse_shape(config: Any) -> SparseShape:
+    routing = Routing(
+        config.num_experts,
+        config.num_experts_per_tok,
+        normalized=bool(getattr(config, "norm_topk_prob", True)),
+        rounded=True,
+    )
+    return SparseShape(
+        config.moe_intermediate_size,
+        routing,
+        config.shared_expert_intermediate_size,
+        gated_share=True,
+        names=_NAMES,
+    )
+
+
+def _mlps(config: Any, plain: DecoderShape) -> tuple[MLPShape, ...]:
+    """Qwen3.5 has experts in all layers or in none, Qwen3-Next where its config says so."""
+    if not getattr(config, "num_experts", 0):
+        return plain.mlps
+    sparse, dense_layers = _sparse_shape(config), getattr(config, "mlp_only_layers", ())
+    every = getattr(config, "decoder_sparse_step", 1)
+    return tuple(
+        mlp if index in dense_layers or (index + 1) % every else sparse
+        for index, mlp in enumerate(plain.mlps)
+    )

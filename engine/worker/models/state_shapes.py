@@ -1,0 +1,109 @@
+"""The sizes of layers that keep a state of fixed size for a sequence, and what of them each rank has. Knows
+no family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from engine.worker.models.shape import split
+from engine.worker.states.state_pool import StatePart
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetShape:
+    """A gated delta net; see ``GatedDeltaNet``. Sizes of heads are in numbers."""
+
+    num_k_heads: int
+    num_v_heads: int
+    k_size: int
+    v_size: int
+    conv_width: int
+    by_head: bool = True
+    """Whether a checkpoint's projections have what belongs to a key head together; else they are apart."""
+
+    def of_rank(self, num_ranks: int) -> DeltaNetShape:
+        """The shape of each rank's part. ConfigError if it cannot be split that way."""
+        return replace(
+            self,
+            num_k_heads=split("number of key heads of linear attention,", self.num_k_heads, num_ranks),
+            num_v_heads=split("number of value heads of linear attention,", self.num_v_heads, num_ranks),
+        )
+
+    @property
+    def keys_size(self) -> int:
+        """The size of all keys of a token; that of its queries is the same."""
+        return self.num_k_heads * self.k_size
+
+    @property
+    def values_size(self) -> int:
+        """The size of all values of a token."""
+        return self.num_v_heads * self.v_size
+
+    @property
+    def conv_size(self) -> int:
+        """The channels of the convolution: queries, keys and values."""
+        return 2 * self.keys_size + self.values_size
+
+    def state_parts(self, dtype: torch.dtype) -> tuple[StatePart, ...]:
+        """What is kept of a sequence by a model of ``dtype``."""
+        recurrent = (self.num_v_heads, self.k_size, self.v_size)
+        return (
+            StatePart((self.conv_size, self.conv_width - 1), dtype),
+            StatePart(recurrent, torch.float32),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MambaShape:
+    """A Mamba-2 layer; see ``Mamba2``."""
+
+    num_heads: int
+    head_size: int
+    num_groups: int
+    """Groups of heads that share what is written to their state and what reads it."""
+    state_size: int
+    conv_width: int
+    conv_bias: bool
+    bias: bool
+    """Whether the linears that begin and end it have a bias."""
+    num_group_copies: int = 1
+    """Ranks that have the same group, if there is one for all."""
+
+    def of_rank(self, num_ranks: int) -> MambaShape:
+        """The shape of each rank's part. ConfigError if it cannot be split that way."""
+        if self.num_groups > 1:
+            split("number of groups of Mamba heads,", self.num_groups, num_ranks)
+        return replace(
+            self,
+            num_heads=split("number of Mamba heads,", self.num_heads, num_ranks),
+            num_groups=max(1, self.num_groups // num_ranks),
+            num_group_copies=num_ranks if self.num_groups == 1 else 1,
+        )
+
+    @property
+    def inner_size(self) -> int:
+        """The size of all heads of a token."""
+        return self.num_heads * self.head_size
+
+    @property
+    def groups_size(self) -> int:
+        """The size of what is written for a token, and of what reads it."""
+        return self.num_groups * self.state_size
+
+    @property
+    def conv_size(self) -> int:
+        """The channels of the convolution: the heads' inputs, what is written and what reads."""
+        return self.inner_size + 2 * self.groups_size
+
+    def state_parts(self, dtype: torch.dtype) -> tuple[StatePart, ...]:
+        """What is kept of a sequence by a model of ``dtype``."""
+        recurrent = (self.num_heads, self.head_size, self.state_size)
+        return (
+            StatePart((self.conv_size, self.conv_width - 1), dtype),
+            StatePart(recurrent, torch.float32),
+        )
+
+
+StateShape = DeltaNetShape | MambaShape

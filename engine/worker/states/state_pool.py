@@ -1,0 +1,100 @@
+"""The pool of states: a tensor for each part of each layer that has a state. Does not know which request has
+which slot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.worker.memory import zeros_on_host
+from engine.worker.states.selection import select_state_ops
+from engine.worker.states.state_batch import StateBatch
+
+
+@dataclass(frozen=True, slots=True)
+class StatePart:
+    """One of the tensors that a layer keeps of a sequence."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """What a model keeps of a sequence."""
+
+    layers: tuple[tuple[StatePart, ...], ...]
+    """The parts of each layer that has a state."""
+
+    @property
+    def bytes_per_state(self) -> int:
+        """Bytes of the state of one sequence, in all layers."""
+        return sum(part.num_bytes for parts in self.layers for part in parts)
+
+
+class LayerStates:
+    """The states of one layer, and what it computes from them for the sequences of the step that runs."""
+
+    def __init__(self, pool: StatePool, parts: Sequence[torch.Tensor]) -> None:
+        """``parts``: [num_states, ...] each: the inputs of the convolution, and the recurrent state."""
+        self._pool = pool
+        self._ops = select_state_ops(parts[0].device)
+        self.conv, self.recurrent = parts
+
+    def causal_conv(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """x [num_tokens, channels] -> the same shape, through SiLU; see ``torch_states``"""
+        return self._ops.causal_conv(x, weight, bias, self.conv, self._pool.batch, silu=True)
+
+    def gated_delta_rule(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
+    ) -> torch.Tensor:
+        """-> [num_tokens, v_heads, v_size]; see ``torch_states``"""
+        return self._ops.gated_delta_rule(q, k, v, g, beta, self.recurrent, self._pool.batch)
+
+    def selective_scan(
+        self,
+        x: torch.Tensor,
+        dt: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        d: torch.Tensor,
+        dt_bias: torch.Tensor,
+    ) -> torch.Tensor:
+        """-> [num_tokens, heads, head_size]; see ``torch_states``"""
+        return self._ops.selective_scan(x, dt, a, b, c, d, dt_bias, self.recurrent, self._pool.batch)
+
+
+class StatePool:
+    """Slots for the states of sequences, in all layers that have one. Slot 0 is never read."""
+
+    def __init__(self, spec: StateSpec, num_states: int, device: torch.device) -> None:
+        self._batch: StateBatch | None = None
+        self.layers = tuple(
+            LayerStates(self, [_allocate((num_states, *part.shape), part.dtype, device) for part in parts])
+            for parts in spec.layers
+        )
+        """The states of each layer that has one."""
+
+    @property
+    def batch(self) -> StateBatch:
+        """The sequences of the step that runs."""
+        assert self._batch is not None, "begin_step() comes first"
+        return self._batch
+
+    def begin_step(self, batch: StateBatch) -> None:
+        """Tell all layers which states the next forward pass reads and writes."""
+        self._batch = batch
+
+
+def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type == "cpu":
+        return zeros_on_host(shape, dtype)
+    return torch.zeros(shape, dtype=dtype, device=device)
