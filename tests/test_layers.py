@@ -56,6 +56,7 @@ IMPURE = {
 TORCH_USERS = (
     "engine/worker/",
     "benchmarks/cpu/experts.py",
+    "benchmarks/cpu/states.py",
     "benchmarks/gpu/measures/",
     *(f"eval/agent_model/training/{name}.py" for name in ("examples", "initial_weights", "network", "train")),
 )

@@ -39,8 +39,8 @@ class DeltaRuleStep {
         static thread_local Buffers kept;
         Buffers& buffers = kept;
         grow(buffers.state, rule_.k_size * SLICE);
-        grow(buffers.q, BLOCK_TOKENS * k_padded_);
-        grow(buffers.k, BLOCK_TOKENS * k_padded_);
+        grow(buffers.q, (1 + BLOCK_TOKENS) * k_padded_);
+        grow(buffers.k, (1 + BLOCK_TOKENS) * k_padded_);
         share_states(batch, rule_.num_v_heads * num_slices, [&](const StateWork& work, std::int64_t part) {
             const std::int64_t column = part % num_slices * SLICE;
             run(buffers, work, part / num_slices, column, std::min<std::int64_t>(SLICE, rule_.v_size - column));
@@ -49,26 +49,36 @@ class DeltaRuleStep {
 
   private:
     struct Buffers {
-        Lines<float> state;                      // [k_size, SLICE]
-        Lines<float> q, k;                       // [BLOCK_TOKENS, k_padded_] normalized; q times k_size^-0.5
-        float products[BLOCK_TOKENS];            // q . k
+        Lines<float> state;                         // [k_size, SLICE]
+        Lines<float> q, k;                          // [1 + BLOCK_TOKENS, k_padded_] normalized; q times k_size^-0.5
+        float products[BLOCK_TOKENS];               // q . k
         alignas(64) float v[BLOCK_TOKENS * SLICE];  // values, then outputs
+    };
+
+    // What a token does to the state: it becomes decay S + k delta^T. It is done when the next token reads the
+    // state, in the same pass.
+    struct Change {
+        float decay = 1.0f;
+        Lane delta[SLICE_VECTORS] = {};
     };
 
     void run(Buffers& buffers, const StateWork& work, std::int64_t head, std::int64_t column, std::int64_t width) const {
         load_state(buffers, work.source, head, column, width);
+        Change change;
+        std::int64_t last = 0;  // the row of q and k of the token of `change`; at first none
+        std::fill(buffers.k.data(), buffers.k.data() + k_padded_, 0.0f);
         for (std::int64_t done = 0; done < work.num_tokens; done += BLOCK_TOKENS) {
             const std::int64_t first = work.first_token + done, count = std::min(BLOCK_TOKENS, work.num_tokens - done);
+            std::memmove(buffers.k.data(), buffers.k.data() + last * k_padded_, k_padded_ * sizeof(float));
             load_tokens(buffers, first, count, head, column, width);
             for (std::int64_t i = 0; i < count; ++i) {
                 const std::int64_t place = (first + i) * rule_.num_v_heads + head;
-                add_token(buffers, i, std::exp(rule_.g[place]), rule_.beta[place]);
+                add_token(buffers, i, std::exp(rule_.g[place]), rule_.beta[place], change);
                 from_floats(buffers.v + i * SLICE, width, static_cast<T*>(rule_.output) + place * rule_.v_size + column);
             }
+            last = count;
         }
-        float* const to = state_of(work.target, head) + column;
-        for (std::int64_t row = 0; row < rule_.k_size; ++row)
-            std::memcpy(to + row * rule_.v_size, buffers.state.data() + row * SLICE, width * sizeof(float));
+        store_state(buffers, change, buffers.k.data() + last * k_padded_, state_of(work.target, head) + column, width);
     }
 
     float* state_of(std::int64_t slot, std::int64_t head) const {
@@ -89,8 +99,8 @@ class DeltaRuleStep {
         std::int64_t width) const {
         const std::int64_t k_head = head / (rule_.num_v_heads / rule_.num_k_heads);
         for (std::int64_t i = 0; i < count; ++i) {
-            float* const q = buffers.q.data() + i * k_padded_;
-            float* const k = buffers.k.data() + i * k_padded_;
+            float* const q = buffers.q.data() + (1 + i) * k_padded_;
+            float* const k = buffers.k.data() + (1 + i) * k_padded_;
             to_floats(row_of(rule_.q, first + i, rule_.q_stride, k_head, rule_.k_size), rule_.k_size, q);
             to_floats(row_of(rule_.k, first + i, rule_.k_stride, k_head, rule_.k_size), rule_.k_size, k);
             buffers.products[i] = normalize_keys(q, k);
@@ -125,30 +135,42 @@ class DeltaRuleStep {
         return products[2] * q_factor * k_factor;
     }
 
-    // With S the state before: delta = beta (v - decay S^T k); the state is decay S + k delta^T, the output its
-    // product with q, which is decay S^T q + (q . k) delta.
-    void add_token(Buffers& buffers, std::int64_t i, float decay, float beta) const {
-        const float* const q = buffers.q.data() + i * k_padded_;
-        const float* const k = buffers.k.data() + i * k_padded_;
+    // With S the state before: delta = beta (v - decay S^T k); the output is the product of the state behind the
+    // token with q, which is decay S^T q + (q . k) delta. Changes the state by the token before, and `change` to
+    // this one's.
+    void add_token(Buffers& buffers, std::int64_t i, float decay, float beta, Change& change) const {
+        const float* const q = buffers.q.data() + (1 + i) * k_padded_;
+        const float* const k = buffers.k.data() + (1 + i) * k_padded_;
+        const float* const k_before = k - k_padded_;
         float* const state = buffers.state.data();
         float* const v = buffers.v + i * SLICE;
         const std::int64_t num_rows = rule_.k_size;  // a local: stores might change members
-        Lane found[SLICE_VECTORS] = {}, output[SLICE_VECTORS] = {}, delta[SLICE_VECTORS];
+        const Change before = change;
+        Lane found[SLICE_VECTORS] = {}, output[SLICE_VECTORS] = {};
         for (std::int64_t row = 0; row < num_rows; ++row)
             for (int j = 0; j < SLICE_VECTORS; ++j) {
-                const Lane s = load<Lane>(state + row * SLICE + j * LANES);
+                float* const at = state + row * SLICE + j * LANES;
+                const Lane s = load<Lane>(at) * before.decay + before.delta[j] * k_before[row];
+                store(at, s);
                 found[j] += s * k[row];
                 output[j] += s * q[row];
             }
+        change.decay = decay;
         for (int j = 0; j < SLICE_VECTORS; ++j) {
-            delta[j] = (load<Lane>(v + j * LANES) - found[j] * decay) * beta;
-            store(v + j * LANES, output[j] * decay + delta[j] * buffers.products[i]);
+            change.delta[j] = (load<Lane>(v + j * LANES) - found[j] * decay) * beta;
+            store(v + j * LANES, output[j] * decay + change.delta[j] * buffers.products[i]);
         }
-        for (std::int64_t row = 0; row < num_rows; ++row)
-            for (int j = 0; j < SLICE_VECTORS; ++j) {
-                float* const s = state + row * SLICE + j * LANES;
-                store(s, load<Lane>(s) * decay + delta[j] * k[row]);
-            }
+    }
+
+    // Stores the state behind the last token, whose key is k.
+    void store_state(const Buffers& buffers, const Change& change, const float* k, float* to, std::int64_t width) const {
+        const std::int64_t num_rows = rule_.k_size, stride = rule_.v_size;
+        for (std::int64_t row = 0; row < num_rows; ++row) {
+            Lane changed[SLICE_VECTORS];
+            for (int j = 0; j < SLICE_VECTORS; ++j)
+                changed[j] = load<Lane>(buffers.state.data() + row * SLICE + j * LANES) * change.decay + change.delta[j] * k[row];
+            std::memcpy(to + row * stride, changed, width * sizeof(float));
+        }
     }
 
     const DeltaRule& rule_;
