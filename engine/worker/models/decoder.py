@@ -237,6 +237,8 @@ class Decoder(nn.Module):
             replace_modules(self, Embedding, replacements.table)
         for prefix, layer in self._named_layers():
             fill(_prefixed(prefix, layer.checkpoint_parts(fused=self._fused)))
+            if isinstance(layer.attention, LatentAttention):
+                layer.attention.split_maps()
             replace_modules(layer, nn.Linear, replacements.linear)
             replace_modules(layer, Experts, replacements.experts)
         if self.lm_head is not None:

@@ -35,8 +35,14 @@ class LatentAttention(nn.Module):
         self.q_norm = None if rank is None else build.parameter(rank)
         self.kv_norm = build.parameter(latent.kv_rank)
         self.query = build.linear(rank or hidden, shape.num_heads * latent.query_dim, bias=False)
-        self.up = build.parameter(shape.num_heads, latent.nope_dim + latent.value_dim, latent.kv_rank)
-        """Maps of each head from a latent to its key and to its value."""
+        self.up: nn.Parameter | None = build.parameter(
+            shape.num_heads, latent.nope_dim + latent.value_dim, latent.kv_rank
+        )
+        """Maps of each head from a latent to its key and to its value, as a checkpoint holds them."""
+        self.key_map: nn.Parameter | None = None
+        """[num_heads, nope_dim, kv_rank], once loaded."""
+        self.value_map: nn.Parameter | None = None
+        """[num_heads, kv_rank, value_dim], once loaded."""
         self.output = build.row_parallel(shape.num_heads * latent.value_dim, hidden, latent.bias)
 
     def forward(
@@ -55,7 +61,8 @@ class LatentAttention(nn.Module):
             value_size=latent.kv_rank,
             scale=latent.scale,
         )
-        values = torch.bmm(attended.transpose(0, 1), self.up[:, latent.nope_dim :].transpose(1, 2))
+        assert self.value_map is not None, "split_maps() comes first"
+        values = torch.bmm(attended.transpose(0, 1), self.value_map)
         output: torch.Tensor = self.output(values.transpose(0, 1).flatten(1))
         return output
 
@@ -65,7 +72,8 @@ class LatentAttention(nn.Module):
         latent = self._latent
         heads = query.view(len(query), self._num_heads, latent.query_dim)
         nope, rope = torch.split(heads, [latent.nope_dim, latent.rope_dim], dim=-1)
-        absorbed = torch.bmm(nope.transpose(0, 1), self.up[:, : latent.nope_dim])
+        assert self.key_map is not None, "split_maps() comes first"
+        absorbed = torch.bmm(nope.transpose(0, 1), self.key_map)
         return torch.cat((absorbed.transpose(0, 1), self._rotated(rope, cos, sin)), dim=-1)
 
     def _rotated(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -75,9 +83,19 @@ class LatentAttention(nn.Module):
             x = torch.cat((x[..., ::2], x[..., 1::2]), dim=-1)
         return rotate(x, cos, sin)
 
+    def split_maps(self) -> None:
+        """Lay the loaded maps out as they are multiplied with: of strided ones torch makes a copy at each
+        call. ``checkpoint_parts`` is not available afterwards."""
+        assert self.up is not None
+        key, value = torch.split(self.up, [self._latent.nope_dim, self._latent.value_dim], dim=1)
+        self.key_map = nn.Parameter(key.contiguous(), requires_grad=False)
+        self.value_map = nn.Parameter(value.transpose(1, 2).contiguous(), requires_grad=False)
+        self.up = None
+
     def checkpoint_parts(self) -> dict[str, TensorPart]:
         """The checkpoint's tensor names, each with its part and the parameter that it fills."""
         rank, size = self._group.rank, self._group.size
+        assert self.up is not None, "no parts after load()"
         parts = {"kv_a_layernorm.weight": TensorPart(self.kv_norm)}
         if self.q_norm is not None:
             parts["q_a_layernorm.weight"] = TensorPart(self.q_norm)

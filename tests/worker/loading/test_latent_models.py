@@ -138,7 +138,7 @@ def test_ranks_have_some_heads_and_all_of_the_latent(model_folders: ModelFolders
     whole, *halves = (attention_of(group) for group in (None, LoneRank(0, 2), LoneRank(1, 2)))
     for name in ("down.weight", "q_norm", "kv_norm"):
         assert all(torch.equal(half[name], whole[name]) for half in halves)
-    for name in ("query.weight", "up"):
+    for name in ("query.weight", "key_map", "value_map"):
         assert torch.equal(torch.cat([half[name] for half in halves]), whole[name])
 
 
@@ -182,7 +182,8 @@ def test_in_int8_the_maps_of_latents_stay_as_they_are(tmp_path: Path) -> None:
     attention = model.layers[1].get_submodule("attention")
     assert not any(isinstance(module, torch.nn.Linear) for module in attention.modules())
     up = load_file(folder / "model.safetensors")["model.layers.1.self_attn.kv_b_proj.weight"]
-    assert torch.equal(attention.get_parameter("up").flatten(0, 1), up)
+    keys, values = attention.get_parameter("key_map"), attention.get_parameter("value_map")
+    assert torch.equal(torch.cat((keys, values.transpose(1, 2)), dim=1).flatten(0, 1), up)
 
 
 @pytest.mark.parametrize(
