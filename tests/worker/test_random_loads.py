@@ -130,6 +130,14 @@ SPARSE: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 64,
         "first_k_dense_replace": 1,
     },
+    "llama4_text": {
+        "attention_chunk_size": 28,
+        "floor_scale": 16,
+        "intermediate_size_mlp": 64,
+        "interleave_moe_layer_step": 2,
+        "no_rope_layer_interval": 3,
+        "num_local_experts": 8,
+    },
 }
 
 
@@ -144,7 +152,9 @@ def test_mixtures_of_experts_too(family: str, seed: int, tmp_path: Path) -> None
     block_size = random.choice((4, 8, 16))
     oracle = Oracle(folder, dtype="float32")
     load = LoadDrawer(random, oracle, block_size, (60, 190)).draw(NUM_TURNS)
-    options = draw_options(random, block_size, load.longest, tmp_path) | {"async_scheduling": seed % 2 == 1}
+    num_groups = 3 if family == "llama4_text" else 1
+    options = draw_options(random, block_size, load.longest, tmp_path, num_groups)
+    options["async_scheduling"] = seed % 2 == 1
     policy = POLICIES[random.choice(sorted(POLICIES))]()
     with LLM(str(folder), scheduling_policy=policy, multiprocess=False, dtype="float32", **options) as llm:
         assert wrong_answers(llm, load, oracle) == [], options
