@@ -400,6 +400,8 @@ def test_layers_with_states_share_the_memory_of_the_pool(
     arguments = ["simulate", "--workload", str(workload), *flags, "--kv-tokens", "60000"]
     assert main(arguments) != 0
     assert "leave memory for 7 states of qwen3-next-80b-a3b" in capsys.readouterr().err
+    assert main([*arguments[:-1], "100000", "--host-kv-tokens", "100000"]) != 0
+    assert "needs a model without states" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -235,6 +235,13 @@ def test_no_wait_can_be_left_out(forgotten: Collection[Wait]) -> None:
     assert is_found(lambda seed: late_day(seed, random_picks(seed), forgotten=forgotten))
 
 
+@pytest.mark.slow
+def test_a_block_that_a_window_left_is_stored_before_it_is_written() -> None:
+    """It may be another request's in the very next plan."""
+    forgotten, groups = MUTANTS["a step does not wait for stores"], LAYOUTS["a window"]
+    assert is_found(lambda seed: late_day(seed, random_picks(seed), forgotten=forgotten, groups=groups))
+
+
 @pytest.mark.parametrize("who", ["reading", "writing"])
 def test_stores_are_waited_for_by_block_and_by_slot(monkeypatch: pytest.MonkeyPatch, who: str) -> None:
     """Who overwrites a block that is being stored, and who reads a slot that is being stored to."""
