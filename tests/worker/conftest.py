@@ -288,7 +288,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "granite4-dense": {
         "family": "granitemoehybrid",
         "num_layers": 4,
-        "tie": True,
         "extra_config": {
             **_MAMBA,
             "num_local_experts": 0,
