@@ -90,7 +90,7 @@ class ContinuumPolicy(SchedulingPolicy):
         self._rule = make_rule(config)
         self._trace = PolicyTrace(context.tracer)
         self._jobs = JobRegistry(config.max_jobs, config.job_idle_s, block_size)
-        self._pins = PinTable(int(context.num_blocks * config.pin_budget), config.pin_tenant_share)
+        self._pins = PinTable(int(context.num_countable_blocks * config.pin_budget), config.pin_tenant_share)
         # What is learned.
         published = PublishedGaps() if config.ttl_rule in PUBLISHED_RULES else None
         self._gaps = GapLearner(self.tools, published, block_size)

@@ -118,12 +118,6 @@ def blocks_per_state(groups: Iterable[KVCacheGroup]) -> int:
     return sum(group.state_blocks or 0 for group in groups)
 
 
-def num_countable_blocks(num_blocks: int, groups: Iterable[KVCacheGroup], num_states: int) -> int:
-    """Of what pins, budget and price are shares: ``num_blocks`` usable blocks, and ``num_states`` usable
-    states, each of which counts as the blocks whose bytes it takes."""
-    return num_blocks + num_states * blocks_per_state(groups)
-
-
 def num_slots(groups: Iterable[KVCacheGroup]) -> int:
     """Layers whose KV one block holds."""
     return max(len(group.layers) for group in attention_groups(groups))

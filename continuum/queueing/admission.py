@@ -192,7 +192,7 @@ class WorkingSet(BranchListener):
             probability = self._tools.return_probability(tip, now + self._horizon_s, now)
             probability *= 1 - self._tools.last_turn_probability(tip.tools, tip.job.tenant)
         growth_tokens = self._tools.prompt_growth(tip.tools, tip.job.tenant) or 0.0
-        num_blocks = self._context.blocks_of_pin(len(tip.chain)) - self._num_each * tip.job.num_shared_blocks
+        num_blocks = self._context.blocks_for(len(tip.chain)) - self._num_each * tip.job.num_shared_blocks
         growth_blocks = self._num_each * growth_tokens / self._block_size
         num_expected = max(0, round(probability * (num_blocks + growth_blocks)))
         need = Need(tip.place[0], num_expected, tip.job.tenant or "")
@@ -222,4 +222,4 @@ class WorkingSet(BranchListener):
 
     def _blocks(self, num_tokens: int) -> int:
         """Of the pool, that a context of so many tokens takes when it is computed."""
-        return self._context.blocks_of_pin(-(-num_tokens // self._block_size))
+        return self._context.blocks_for(-(-num_tokens // self._block_size))

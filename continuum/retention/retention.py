@@ -172,7 +172,7 @@ class Retention(BranchListener):
             curve=curve if published is None else published.curve(tip),
             global_curve=self._of_any_tool(tip),
             num_blocks=num_blocks,
-            pool_share=num_blocks / self._context.num_blocks,
+            pool_share=num_blocks / self._context.num_countable_blocks,
             prefill_s=self._kv_cost.prefill_s(num_tokens),
             reload_s=self._kv_cost.reload_s(num_tokens),
             queue_delay_s=self._queue_delay.mean_s,

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING
 
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.request import Request
-from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup, num_blocks_held
+from engine.kv_cache_groups import (
+    ONE_FULL_GROUP,
+    KVCacheGroup,
+    attention_groups,
+    blocks_per_state,
+    num_blocks_held,
+)
 from engine.messages import JobStats, JobStatus, PastTurn, Signal, TurnReceipt
 
 if TYPE_CHECKING:
@@ -91,6 +97,13 @@ class PolicyContext:
     """Blocks that fit in host memory, to which computed blocks are offloaded; 0: there is no host tier."""
     kv_cache_groups: tuple[KVCacheGroup, ...] = ONE_FULL_GROUP
     """Layers that share a block table. A block of the pool is of one group."""
+    num_states: int = 0
+    """Usable state slots, of a model that has layers with states."""
+
+    @property
+    def num_countable_blocks(self) -> int:
+        """What budget and price are shares of: all blocks, and all states as the blocks they count as."""
+        return self.num_blocks + self.num_states * blocks_per_state(self.kv_cache_groups)
 
     @property
     def has_host_tier(self) -> bool:
@@ -106,8 +119,8 @@ class PolicyContext:
         """Blocks of the pool that a block of tokens keeps: one per group of full attention."""
         return sum(group.is_full for group in self.kv_cache_groups)
 
-    def blocks_of_pin(self, num_blocks: int) -> int:
-        """Blocks of the pool that a pin of so many blocks of tokens holds.
+    def blocks_for(self, num_blocks: int) -> int:
+        """Blocks of the pool that a context of so many blocks of tokens keeps.
 
         All of them in a group of full attention, in others those of the last window, or of the chunk that
         goes on.
@@ -115,7 +128,11 @@ class PolicyContext:
         groups = self.kv_cache_groups
         if len(groups) == 1 and groups[0].is_full:
             return num_blocks
-        return num_blocks_held(groups, self.block_size, num_blocks)
+        return num_blocks_held(attention_groups(groups), self.block_size, num_blocks)
+
+    def blocks_of_pin(self, num_blocks: int) -> int:
+        """As how many blocks a pin of so many blocks of tokens counts: those of its context, and a state."""
+        return self.blocks_for(num_blocks) + blocks_per_state(self.kv_cache_groups) * (num_blocks > 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,6 @@ from engine.core_process.trace_control import TraceControl
 from engine.core_process.utilities import CoreUtilities
 from engine.errors import ConfigError, EngineError, RequestError
 from engine.executor import Executor, ExecutorFactory, FinishedOutput, ModelInfo, PendingOutput
-from engine.kv_cache_groups import num_countable_blocks
 from engine.messages import (
     AbortRequest,
     EngineCoreOutput,
@@ -157,10 +156,11 @@ class EngineCore:
     def _policy_context(self, config: EngineConfig, info: ModelInfo) -> PolicyContext:
         return PolicyContext(
             config.cache.block_size,
-            num_countable_blocks(info.num_gpu_blocks - 1, info.kv_cache_groups, max(0, info.num_states - 1)),
+            info.num_gpu_blocks - 1,
             self._tracer if self._telemetry is None else Tracer(self._tracer, self._telemetry),
             num_host_blocks=info.num_host_blocks,
             kv_cache_groups=info.kv_cache_groups,
+            num_states=max(0, info.num_states - 1),
         )
 
     def _make_scheduler(self, config: EngineConfig, info: ModelInfo) -> Scheduler:

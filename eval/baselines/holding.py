@@ -25,7 +25,7 @@ class RetainingPolicy(ProgramPolicy):
     def __init__(self, context: PolicyContext) -> None:
         super().__init__(context)
         self._context = context
-        self._pins = PinTable(context.num_blocks, 1.0)
+        self._pins = PinTable(context.num_countable_blocks, 1.0)
         self._num_pins = 0
 
     def ttl_s(self, tip: BranchTip, request: Request | None, now: float) -> float:

@@ -55,7 +55,7 @@ class OraclePolicy(ContinuumPolicy):
         """Unpin until the request fits in the next step, except for tips that are worth their memory."""
         turn = self._turns.get(request)
         own = turn.pin if turn is not None else None
-        missing = self._context.blocks_of_pin(-(-request.num_tokens // self._block_size)) - num_free_blocks
+        missing = self._context.blocks_for(-(-request.num_tokens // self._block_size)) - num_free_blocks
         missing -= own.num_blocks if own is not None else 0
         if missing <= 0:
             return
@@ -72,7 +72,7 @@ class OraclePolicy(ContinuumPolicy):
         """Pool seconds that a pin until the return costs, per device second that it saves."""
         remaining_s = pin.deadline_s - SLACK_S - now
         saved_s = self._prefill_or_reload_s(pin.num_prefix_blocks)
-        return remaining_s * pin.num_blocks / self._context.num_blocks / saved_s
+        return remaining_s * pin.num_blocks / self._context.num_countable_blocks / saved_s
 
     def _prefill_or_reload_s(self, num_blocks: int) -> float:
         seconds = self._seconds_again.get(num_blocks)

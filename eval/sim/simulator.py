@@ -11,7 +11,6 @@ from engine.core.policy import PolicyContext
 from engine.kv_cache_groups import (
     ONE_FULL_GROUP,
     KVCacheGroup,
-    num_countable_blocks,
 )
 from engine.messages import EngineCoreOutput, FinishReason, JobFinished, JobRef, ToolCall, ToolGapStarted
 from eval.baselines.knowledge import NamedPolicy
@@ -141,10 +140,11 @@ class Simulator:
         self._foresight = Foresight(self._jobs, config.cost, host_sizes)
         context = PolicyContext(
             config.block_size,
-            num_countable_blocks(config.num_blocks, config.kv_cache_groups, config.num_states),
+            config.num_blocks,
             tracer,
             num_host_blocks=config.sizes.num_blocks(config.host_kv_tokens),
             kv_cache_groups=config.kv_cache_groups,
+            num_states=config.num_states,
         )
         replica = ReplicaConfig(
             cost=config.cost,

@@ -9,6 +9,7 @@ import pytest
 from continuum.config import ContinuumConfig
 from continuum.policy import ContinuumPolicy
 from engine.core.policy import PolicyContext
+from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
 from engine.messages import ToolCall, ToolGapStarted
 from tests.core.engine_room import EngineRoom
 from tracing.events import JobEvent, TraceEvent
@@ -27,9 +28,19 @@ HOLD_BRIEFLY = replace(CONFIG, ttl_rule="fixed", fixed_ttl_s=2.0)
 class Room(EngineRoom):
     """A pool and copies next to it, or none; tools that were never seen are as likely back as not."""
 
-    def __init__(self, num_host_blocks: int = HOST_BLOCKS, config: ContinuumConfig = CONFIG) -> None:
+    def __init__(
+        self, num_host_blocks: int = HOST_BLOCKS, config: ContinuumConfig = CONFIG, num_states: int = 0
+    ) -> None:
         tracer = Tracer()
-        context = PolicyContext(BLOCK, POOL_BLOCKS, tracer, num_host_blocks=num_host_blocks)
+        groups = (*ONE_FULL_GROUP, KVCacheGroup((0,), state_blocks=10))[: 2 if num_states else 1]
+        context = PolicyContext(
+            BLOCK,
+            POOL_BLOCKS,
+            tracer,
+            num_host_blocks=num_host_blocks,
+            kv_cache_groups=groups,
+            num_states=max(0, num_states - 1),
+        )
         self.events: list[TraceEvent] = []
         self.begun: dict[str, int] = {}
         """The token that is the prompt of a job: no two begin alike by chance."""
@@ -40,6 +51,8 @@ class Room(EngineRoom):
             num_blocks=POOL_BLOCKS + 1,
             max_model_len=96,
             num_host_blocks=num_host_blocks,
+            kv_cache_groups=groups,
+            num_states=num_states,
             tracer=tracer,
         )
 
@@ -86,10 +99,11 @@ def crowded(
     *,
     num_blocks: int = 14,
     num_shared: int = 0,
+    num_states: int = 0,
 ) -> Room:
     """One turn runs for long, two jobs of so many blocks are about to be back, and a new one as large has
     come."""
-    room = Room(num_host_blocks, config)
+    room = Room(num_host_blocks, config, num_states)
     room.learn("ls", 5.0)
     room.add("runs", [50] * 4, max_tokens=80)
     for job_id in ("one", "two"):
@@ -116,10 +130,11 @@ def test_a_new_job_waits_for_room_beside_those_that_will_be_back() -> None:
     assert room.is_started("new")
 
 
-def test_without_a_host_tier_they_are_to_find_room_in_the_pool() -> None:
-    """The pins of both have run out, so there is room for it now, and there would not be when they are
-    back."""
-    room = crowded(num_host_blocks=0, config=HOLD_BRIEFLY, num_blocks=11)
+@pytest.mark.parametrize("num_states", [0, 17])
+def test_without_a_host_tier_they_are_to_find_room_in_the_pool(num_states: int) -> None:
+    """The pins of both have run out, so there is room for it now, and there would not be when they are back.
+    States have a pool of their own, and make no room for KV."""
+    room = crowded(num_host_blocks=0, config=HOLD_BRIEFLY, num_blocks=11, num_states=num_states)
     room.clock.advance(3.0)
     room.step()
     assert room.scheduler.statistics().num_pinned_blocks == 0

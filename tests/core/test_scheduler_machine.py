@@ -17,7 +17,7 @@ from engine.core.offload.disk_tier import DiskLevel
 from engine.core.policy import Pin, PinEnd, PolicyContext, PriorityPolicy, SchedulingPolicy
 from engine.core.request import Request, RequestStatus
 from engine.core.scheduler_report import PauseState
-from engine.kv_cache_groups import KVCacheGroup, num_countable_blocks
+from engine.kv_cache_groups import KVCacheGroup
 from engine.messages import JobFinished, JobRef, ToolCall, ToolGapStarted, ToolSignal, ToolState
 from eval.baselines.catalog import parse_policy
 from eval.baselines.gate import GatePolicy
@@ -214,10 +214,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         groups = (*groups, STATES) if num_states else groups
         context = PolicyContext(
             BLOCK_SIZE,
-            num_countable_blocks(self.num_blocks - 1, groups, max(0, num_states - 1)),
+            self.num_blocks - 1,
             self.tracer,
             num_host_blocks=num_host_blocks,
             kv_cache_groups=groups,
+            num_states=max(0, num_states - 1),
         )
         self.room = EngineRoom(
             make_policy(policy, bits, context),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from engine.core.policy import PinEnd, PolicyContext, StalePrefix
-from engine.kv_cache_groups import KVCacheGroup, num_countable_blocks
+from engine.kv_cache_groups import KVCacheGroup
 from tests.core.engine_room import EngineRoom
 from tests.core.test_windows import PinningPolicy
 from tracing.events import PrefixCacheEvent, TraceEvent
@@ -214,8 +214,9 @@ def test_a_pin_holds_one_state_and_counts_its_bytes() -> None:
     assert (pin.num_prefix_blocks, pin.num_blocks) == (6, 16)
     assert room.scheduler.kv.num_pinned_blocks == 16
     assert free_states(room) == 15
-    context = PolicyContext(4, num_countable_blocks(64, GROUPS, 16), kv_cache_groups=GROUPS)
+    context = PolicyContext(4, 64, kv_cache_groups=GROUPS, num_states=16)
     assert context.blocks_of_pin(6) == pin.num_blocks
+    assert (context.blocks_for(6), context.num_countable_blocks) == (6, 224)
     for other in range(6):
         cached_tokens(room, f"o{other}", [100 + other] * 20)
     assert cached_tokens(room, "b", [*room.tokens["a"], 1, 2, 3]) == 24

@@ -11,7 +11,6 @@ from engine.core.scheduler import Scheduler
 from engine.core.scheduler_report import PauseState
 from engine.core.trace.inputs import ENDINGS
 from engine.core.traced_scheduler import TracedScheduler
-from engine.kv_cache_groups import num_countable_blocks
 from engine.messages import JobFinished, Signal, ToolCall, ToolGapStarted, ToolSignal, ToolState
 from engine.row_failures import NOT_NUMBERS
 from eval.trace.recorded_groups import recorded_groups
@@ -61,10 +60,11 @@ class RecordedEngine:
         groups = recorded_groups(header)
         context = PolicyContext(
             header.block_size,
-            num_countable_blocks(header.num_blocks, groups, header.num_states),
+            header.num_blocks,
             tracer,
             num_host_blocks=header.num_host_blocks,
             kv_cache_groups=groups,
+            num_states=header.num_states,
         )
         scheduler = Scheduler(
             _scheduler_config(header),
