@@ -12,6 +12,7 @@ import pytest
 
 from engine.frontend.llm import LLM
 from engine.worker.loading.tiny_models import make_model_folder
+from tests.worker.conftest import ModelFolders
 from tests.worker.random_loads import POLICIES, LoadDrawer, Oracle, wrong_answers
 
 pytestmark = pytest.mark.slow
@@ -109,6 +110,15 @@ def draw_options(
     return options
 
 
+OF_TIERS = frozenset(
+    (
+        "num_host_blocks_override",
+        "num_disk_blocks_override",
+        "kv_offloading_disk_path",
+        "kv_offloading_disk_min_tokens",
+    )
+)
+"""Options that a model with states refuses."""
 SPARSE: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
     "glm4_moe": {
@@ -155,6 +165,26 @@ def test_mixtures_of_experts_too(family: str, seed: int, tmp_path: Path) -> None
     num_groups = 3 if family == "llama4_text" else 1
     options = draw_options(random, block_size, load.longest, tmp_path, num_groups)
     options["async_scheduling"] = seed % 2 == 1
+    policy = POLICIES[random.choice(sorted(POLICIES))]()
+    with LLM(str(folder), scheduling_policy=policy, multiprocess=False, dtype="float32", **options) as llm:
+        assert wrong_answers(llm, load, oracle) == [], options
+        llm.engine.check_invariants()
+    oracle.close()
+
+
+@pytest.mark.parametrize("name", ["qwen3-next", "granite4"])
+@pytest.mark.parametrize("seed", range(4))
+def test_models_with_states_too(name: str, seed: int, model_folders: ModelFolders, tmp_path: Path) -> None:
+    """The same where a prefix is found only behind a state that was kept: with slots for a single request or
+    for many, and blocks for few requests or for all."""
+    random = Random(200 + seed)
+    folder = model_folders(name)
+    block_size = random.choice((4, 8, 16))
+    oracle = Oracle(folder, dtype="float32")
+    load = LoadDrawer(random, oracle, block_size, (60, 190)).draw(NUM_TURNS)
+    options = draw_options(random, block_size, load.longest, tmp_path)
+    options = {name: value for name, value in options.items() if name not in OF_TIERS}
+    options |= {"async_scheduling": seed % 2 == 1, "num_state_slots": random.choice((5, 9, 60))}
     policy = POLICIES[random.choice(sorted(POLICIES))]()
     with LLM(str(folder), scheduling_policy=policy, multiprocess=False, dtype="float32", **options) as llm:
         assert wrong_answers(llm, load, oracle) == [], options
