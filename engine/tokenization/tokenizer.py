@@ -15,6 +15,12 @@ from engine.tokenization.content_format import ContentFormat
 from engine.tokenization.parted_text import PartedText
 from engine.tokenization.prompt_encoder import PromptEncoder
 from engine.tokenization.text_cuts import MAX_PART_CHARS, PART_CHARS, too_long_to_tokenize
+from engine.tokenization.tiktoken_folder import (
+    VOCABULARY_FILE,
+    is_known_tiktoken_folder,
+    load_tiktoken_folder,
+    with_sorted_keys,
+)
 from engine.tokenization.token_bounds import TokenBounds
 from engine.tokenization.tool_arguments import read_arguments
 from engine.tokenization.unicode_text import readable
@@ -25,7 +31,10 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, Any]
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer.model", VOCABULARY_FILE),
+    *("vocab.json", "vocab.txt", "tokenizer_config.json"),
+)
 """A folder with none of these has no tokenizer."""
 INLINE_CHARS = 4096
 """A longer text is encoded off the event loop's thread, so that it does not block other streams."""
@@ -43,8 +52,10 @@ _NOT_FOR_TEMPLATES = frozenset(
 class Tokenizer:
     """A Hugging Face tokenizer as the engine uses it. ``hf`` is the tokenizer itself."""
 
-    def __init__(self, hf: PreTrainedTokenizerBase) -> None:
+    def __init__(self, hf: PreTrainedTokenizerBase, *, sorts_tools: bool = False) -> None:
+        """``sorts_tools``: templates get tools with their keys in order."""
         self.hf = hf
+        self._sorts_tools = sorts_tools
         # None if the tokenizer is pure Python: text is then decoded the slow way.
         self.backend: BackendTokenizer | None = getattr(hf, "backend_tokenizer", None)
         self._token_texts: dict[int, str] = {}
@@ -63,7 +74,11 @@ class Tokenizer:
             raise ModelLoadError(f"The folder {name} has no tokenizer: none of {', '.join(TOKENIZER_FILES)}.")
         transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # what matters is raised
         try:
+            if is_known_tiktoken_folder(Path(name), config.trust_remote_code):
+                return cls(load_tiktoken_folder(Path(name)), sorts_tools=True)
             hf = AutoTokenizer.from_pretrained(name, trust_remote_code=config.trust_remote_code)
+        except ModelLoadError:
+            raise
         except Exception as error:  # the library raises many types
             raise ModelLoadError(f"Cannot load the tokenizer of {name!r}: {_first_line(error)}") from error
         return cls(hf)
@@ -257,6 +272,7 @@ class Tokenizer:
             raise RequestError(
                 "This model has no chat template: use completions, or give a chat_template.", "messages"
             )
+        tools = with_sorted_keys(tools) if self._sorts_tools else tools
         extra = dict(chat_template_kwargs or {})
         if clash := sorted(extra.keys() & _NOT_FOR_TEMPLATES):
             raise RequestError(f"chat_template_kwargs must not set {clash[0]!r}.", "chat_template_kwargs")
