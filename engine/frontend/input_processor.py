@@ -82,7 +82,7 @@ class GenerationDefaults:
         values = found or {}
         eos, named_by = values.get("eos_token_id"), f"generation_config.json of {source!r}"
         if eos is None:
-            eos = (_read_json(config.model, "config.json") or {}).get("eos_token_id")
+            eos = _eos_in(_read_json(config.model, "config.json") or {})
             named_by = f"config.json of {config.model!r}"
         defaults = cls(eos_token_ids=_checked(_TokenIds, {"eos_token_id": eos}, named_by).as_list())
         if config.generation_config == "vllm":
@@ -111,6 +111,13 @@ class GenerationDefaults:
             for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
         }
         return SamplingParams(**{name: value for name, value in named.items() if value is not None})
+
+
+def _eos_in(config: Mapping[str, Any]) -> Any:
+    """What a config.json names as EOS; that of a model with other parts beside its decoder may leave it to
+    the decoder's config."""
+    eos, text = config.get("eos_token_id"), config.get("text_config")
+    return text.get("eos_token_id") if eos is None and isinstance(text, dict) else eos
 
 
 def _read_json(folder_or_name: str, filename: str) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ from engine.errors import ModelLoadError, RequestError
 from engine.tokenization.chat_template import ChatTemplate, ContentShape
 from engine.tokenization.content_format import ContentFormat
 from engine.tokenization.parted_text import PartedText
+from engine.tokenization.processor_template import processor_template
 from engine.tokenization.prompt_encoder import PromptEncoder
 from engine.tokenization.text_cuts import MAX_PART_CHARS, PART_CHARS, too_long_to_tokenize
 from engine.tokenization.tiktoken_folder import (
@@ -81,6 +82,8 @@ class Tokenizer:
             raise
         except Exception as error:  # the library raises many types
             raise ModelLoadError(f"Cannot load the tokenizer of {name!r}: {_first_line(error)}") from error
+        if not hf.chat_template:
+            hf.chat_template = processor_template(name)
         return cls(hf)
 
     @property

@@ -137,6 +137,16 @@ def test_the_models_recommendations_can_be_left_out(model_folder: Path, tmp_path
     assert defaults.eos_token_ids == [1]
 
 
+@pytest.mark.parametrize(("outer", "eos"), [({}, [7, 8]), ({"eos_token_id": 5}, [5])], ids=str)
+def test_a_decoder_among_other_parts_may_name_its_eos(
+    outer: dict[str, int], eos: list[int], tmp_path: Path
+) -> None:
+    """In ``text_config``, if neither the outer config nor ``generation_config.json`` does."""
+    config = {"model_type": "mistral3", "text_config": {"eos_token_id": [7, 8]}, **outer}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert GenerationDefaults.load(ModelConfig(model=str(tmp_path))).eos_token_ids == eos
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
