@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,9 +33,10 @@ def random_tokens(count: int, seed: int, vocab_size: int = 500) -> list[int]:
 class Reference:
     """transformers' own model of a folder, in the folder's type."""
 
-    def __init__(self, folder: Path, device: str = "cpu") -> None:
+    def __init__(self, folder: Path, device: str = "cpu", code: Any = AutoModelForCausalLM) -> None:
+        """``code``: the class of transformers that reads the folder."""
         self._device = device
-        self.model = AutoModelForCausalLM.from_pretrained(folder).to(device)  # type: ignore[arg-type]
+        self.model = code.from_pretrained(folder).to(device)
 
     def greedy(self, prompt: list[int], max_tokens: int) -> list[int]:
         input_ids = torch.tensor([prompt], device=self._device)

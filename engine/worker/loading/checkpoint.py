@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,20 +51,22 @@ class Checkpoint:
         folder: Path,
         weights_name: str | None = None,
         weight_format: WeightFormat | None = None,
-        prefix: str = "",
+        name_of: Callable[[str], str | None] | None = None,
     ) -> None:
         """``weights_name``: the file that the model's config names (``transformers_weights``);
-        ``weight_format``: how weights are stored, if not as they are; ``prefix``: of the names of the tensors
-        that count, which are known without it here."""
+        ``weight_format``: how weights are stored, if not as they are; ``name_of``: from a tensor's name in
+        the files to the one here, None to leave it out."""
         entries: dict[str, TensorEntry] = {}
         for file in _weight_files(folder, weights_name):
             found = _read_header(file)
             for name in found.keys() & entries.keys():
                 raise ModelLoadError(f"Tensor {name} is both in {entries[name].file} and in {file}.")
             entries.update(found)
-        entries = {
-            name.removeprefix(prefix): entry for name, entry in entries.items() if name.startswith(prefix)
-        }
+        num_found = len(entries)
+        if name_of is not None:
+            entries = {here: entry for name, entry in entries.items() if (here := name_of(name)) is not None}
+        self.num_left_out = num_found - len(entries)
+        """The number of tensors in the files that are not here."""
         self.tensors: dict[str, StoredTensor] = (
             {name: PlainTensor(entry) for name, entry in entries.items()}
             if weight_format is None

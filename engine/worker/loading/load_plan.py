@@ -12,7 +12,8 @@ from engine.config import ModelConfig
 from engine.errors import ModelLoadError
 from engine.worker.loading.checkpoint import Checkpoint
 from engine.worker.loading.formats.weight_format import WeightFormat
-from engine.worker.loading.model_folder import decoder_prefix
+from engine.worker.loading.model_folder import is_multimodal_folder
+from engine.worker.loading.text_decoder import decoder_name
 from engine.worker.memory import as_gib, available_bytes
 from engine.worker.models.base import architecture_of
 from engine.worker.parallel.group import ALONE, TensorParallelGroup, sharers
@@ -44,9 +45,20 @@ class LoadPlan:
         name = getattr(self.config, "transformers_weights", None)
         return name if isinstance(name, str) else None
 
+    @property
+    def multimodal(self) -> bool:
+        """Whether the folder holds other parts beside the decoder."""
+        return is_multimodal_folder(self.folder)
+
     def checkpoint(self) -> Checkpoint:
         """Read the headers of the folder's weights. Raises ModelLoadError."""
-        return Checkpoint(self.folder, self.weights_name, self.weight_format, decoder_prefix(self.folder))
+        return Checkpoint(self.folder, self.weights_name, self.weight_format)
+
+    def decoder_checkpoint(self) -> Checkpoint:
+        """Read the headers of the decoder's weights, by the names that they have in a folder of its own.
+        Raises ModelLoadError."""
+        name_of = decoder_name if self.multimodal else None
+        return Checkpoint(self.folder, self.weights_name, self.weight_format, name_of)
 
     @property
     def architecture(self) -> str:

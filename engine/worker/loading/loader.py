@@ -14,6 +14,7 @@ import torch
 
 from engine.config import ModelConfig
 from engine.errors import ConfigError, ModelLoadError
+from engine.process.process_log import start_log
 from engine.process.trim import give_back_freed
 from engine.worker.cpu.packed_weights import compiled_gemm
 from engine.worker.loading.checkpoint import Checkpoint
@@ -39,6 +40,7 @@ from engine.worker.parallel.group import ALONE, TensorParallelGroup
 
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 MODEL_IMPLEMENTATIONS = ("auto", "native", "transformers")
+_HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +129,10 @@ def _check_experts(option: str, plan: LoadPlan, native: bool) -> None:
 
 def _load_native(plan: LoadPlan) -> CausalModel:
     by_rank = plan.options.enable_expert_parallel
+    checkpoint = None if plan.dummy else plan.decoder_checkpoint()
+    if checkpoint is not None and plan.multimodal:
+        _take_decoder(plan, checkpoint)
     model = Decoder(plan.config, plan.dtype, plan.group, experts_by_rank=by_rank)
-    checkpoint = None if plan.dummy else plan.checkpoint()
     if checkpoint is None:
         check_memory(model, plan)
         fill = _random_weights(plan)
@@ -147,6 +151,17 @@ def _load_native(plan: LoadPlan) -> CausalModel:
     if plan.device.type == "cpu":
         use_huge_pages(model.buffers())
     return model
+
+
+def _take_decoder(plan: LoadPlan, checkpoint: Checkpoint) -> None:
+    """Settle what the config of a multimodal folder leaves open, and tell what is not served."""
+    if _HEAD in checkpoint.tensors:
+        plan.config.tie_word_embeddings = False
+    start_log.info(
+        "%s is served as text: %d tensors of its other parts are left out.",
+        plan.architecture,
+        checkpoint.num_left_out,
+    )
 
 
 def _kept_weights(

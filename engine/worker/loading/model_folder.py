@@ -13,6 +13,7 @@ from engine.config import ModelConfig
 from engine.errors import ConfigError, ModelLoadError
 from engine.worker.loading.formats.weight_format import FORMAT_FIELDS, WeightFormat, read_weight_format
 from engine.worker.loading.native_config import native_config
+from engine.worker.loading.text_decoder import decoder_config, is_multimodal
 from engine.worker.models.rotary import STATIC_ROPE_TYPES, all_ropes
 
 if TYPE_CHECKING:
@@ -22,9 +23,6 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _HUB_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py")
 _READ_AS = {"kimi_k2": "deepseek_v3"}
 """Model types that transformers does not know, each with the one whose architecture it is."""
-_DECODERS = {"llama4": "language_model."}
-"""Model types of folders with a decoder beside parts that are left out, and how the names of its tensors
-begin."""
 _STRETCHING_ROPE_TYPES = ("linear", "dynamic", "yarn")
 
 
@@ -55,27 +53,22 @@ def read_config(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
     if native is not None:
         return cast("PreTrainedConfig", native)
     config = read_by_transformers(folder, trust_remote_code)
-    return _decoder_of(config) if config.model_type in _DECODERS else config
+    return decoder_config(config) if is_multimodal_folder(folder) else config
 
 
-def _decoder_of(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The config of the decoder in a folder that holds other parts, too, with the folder's architecture."""
-    decoder = config.get_text_config(decoder=True)
-    decoder.architectures = config.architectures
-    if decoder.dtype is None:
-        decoder.dtype = config.dtype
-    return decoder
-
-
-def decoder_prefix(folder: Path) -> str:
-    """How the names of the decoder's tensors begin, in a folder that holds other parts, too; empty if all are
-    the decoder's."""
-    return _DECODERS.get(str(_raw_config(folder).get("model_type")), "")
+def is_multimodal_folder(folder: Path) -> bool:
+    """Whether the folder holds a decoder beside parts that are left out."""
+    return is_multimodal(_raw_config(folder))
 
 
 def read_format(folder: Path) -> WeightFormat | None:
-    """How the folder's weights are stored; None if as they are. Raises ModelLoadError."""
-    return read_weight_format(_raw_config(folder))
+    """How the folder's weights are stored, or those of its decoder; None if as they are. Raises
+    ModelLoadError."""
+    raw = _raw_config(folder)
+    own = read_weight_format(raw)
+    if own is None and is_multimodal(raw):
+        return read_weight_format(raw.get("text_config") or {})
+    return own
 
 
 def _without_format(raw: dict[str, Any]) -> dict[str, Any]:

@@ -44,11 +44,11 @@ class WeightFormat:
         """All tensors of the model, by the names that they have in a plain checkpoint. Raises
         ModelLoadError."""
         found = self.weights(entries)
-        used = {entry.name for tensor in found.values() for entry in tensor.entries}
+        used = {entry for tensor in found.values() for entry in tensor.entries}
         plain = {
             name: PlainTensor(entry)
             for name, entry in entries.items()
-            if name not in used and not name.endswith(_OF_ACTIVATIONS)
+            if entry not in used and not name.endswith(_OF_ACTIVATIONS)
         }
         return plain | found
 

@@ -1,0 +1,56 @@
+"""Folders that hold a text decoder beside other parts, such as a vision tower: which of them are known, and
+what of them is the decoder's. Knows no model code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+MULTIMODAL_TYPES = frozenset(
+    (
+        *("gemma3", "internvl", "kimi_k25", "llama4", "llava", "llava_next", "llava_onevision"),
+        *("mistral3", "qwen3_5", "qwen3_5_moe", "voxtral"),
+    )
+)
+"""Model types of folders whose ``text_config`` is the config of a decoder that computes, without images and
+sound, what it computes alone."""
+_PREFIXES = {
+    "model.language_model.": "model.",
+    "language_model.": "",
+    "lm_head.": "lm_head.",
+}
+"""How the names of a decoder's tensors begin in such folders, and how in a folder of its own: the first and
+the last as Qwen3.5 is published and transformers has it in memory, the second as all others are."""
+
+
+def is_multimodal(raw: Mapping[str, Any]) -> bool:
+    """Whether the config.json is of a folder with a decoder that is served without the other parts."""
+    return str(raw.get("model_type")) in MULTIMODAL_TYPES
+
+
+def decoder_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The config of the decoder in a multimodal one, with the folder's architecture.
+
+    Its head is tied if either config says so, which holds only where the checkpoint has no head: configs
+    leave the field out, and its defaults differ.
+    """
+    decoder = config.get_text_config(decoder=True)
+    decoder.architectures = config.architectures
+    decoder.tie_word_embeddings = bool(
+        decoder.tie_word_embeddings or getattr(config, "tie_word_embeddings", False)
+    )
+    if decoder.dtype is None:
+        decoder.dtype = config.dtype
+    return decoder
+
+
+def decoder_name(name: str) -> str | None:
+    """The name that a tensor of a multimodal folder has in a folder of the decoder alone; None for tensors of
+    other parts."""
+    for prefix, alone in _PREFIXES.items():
+        if name.startswith(prefix):
+            return alone + name.removeprefix(prefix)
+    return None

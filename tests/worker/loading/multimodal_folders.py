@@ -1,0 +1,137 @@
+"""Small folders with a text decoder beside other parts, written by transformers' own classes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, PreTrainedModel
+
+_TEXT = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+_MISTRAL = {**_TEXT, "model_type": "mistral", "sliding_window": None}
+_QWEN2 = {**{name: x for name, x in _TEXT.items() if name != "head_dim"}, "model_type": "qwen2"}
+_DELTA_NET = {
+    **_TEXT,
+    "head_dim": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 16,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10_000_000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_interleaved": True,
+        "mrope_section": [2, 2, 2],
+    },
+}
+_TOWER = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+_VISION = {**_TOWER, "image_size": 28, "patch_size": 14}
+_PIXTRAL = {**_VISION, "model_type": "pixtral", "head_dim": 16}
+_CLIP = {**_VISION, "model_type": "clip_vision_model"}
+_QWEN_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+_EXPERTS = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
+_DEEPSEEK = {
+    **{name: x for name, x in _TEXT.items() if name != "head_dim"},
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 48,
+    "q_lora_rank": 32,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 32,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "gemma3": {"text_config": {**_TEXT, "sliding_window": 12}, "vision_config": _VISION},
+    "internvl": {
+        "text_config": _QWEN2,
+        "vision_config": {**_TOWER, "image_size": [28, 28], "patch_size": [14, 14]},
+    },
+    "kimi_k25": {"text_config": _DEEPSEEK, "vision_config": _TOWER},
+    "llava": {"text_config": _MISTRAL, "vision_config": _PIXTRAL},
+    "llava_next": {"text_config": _MISTRAL, "vision_config": _CLIP},
+    "llava_onevision": {"text_config": _QWEN2, "vision_config": _VISION},
+    "mistral3": {"text_config": _MISTRAL, "vision_config": _PIXTRAL},
+    "qwen3_5": {"text_config": _DELTA_NET, "vision_config": _QWEN_VISION},
+    "qwen3_5_moe": {"text_config": {**_DELTA_NET, **_EXPERTS}, "vision_config": _QWEN_VISION},
+    "voxtral": {"text_config": {**_TEXT, "model_type": "llama"}, "audio_config": _TOWER},
+}
+"""By model type."""
+
+
+def make_multimodal_folder(to: Path, model_type: str, tokenizer_of: Path, **fields: Any) -> Path:
+    """A folder with random weights, with the tokenizer of another one; ``fields`` of the outer config."""
+    config = AutoConfig.for_model(model_type, **CONFIGS[model_type], **fields)
+    model = _class_of(config)(config)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(_random(name, parameter, generator))
+    model.save_pretrained(to)
+    if model_type == "kimi_k25":  # transformers writes "blocks" for the layers of the decoder, too
+        _rename(to, lambda name: name.replace("language_model.model.blocks.", "language_model.model.layers."))
+    for file in tokenizer_of.glob("*"):
+        if file.name.startswith(("tokenizer", "chat_template", "special_tokens")):
+            shutil.copy(file, to)
+    return to
+
+
+def code_of(folder: Path) -> Any:
+    """The class of transformers that a folder names."""
+    return getattr(transformers, json.loads((folder / "config.json").read_text())["architectures"][0])
+
+
+def _class_of(config: Any) -> Callable[[Any], PreTrainedModel]:
+    mapping: Any = transformers.AutoModelForMultimodalLM._model_mapping
+    found: Callable[[Any], PreTrainedModel] = mapping[type(config)]
+    return found
+
+
+def _random(name: str, parameter: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Numbers that keep the scale of activations, and norms that are not neutral."""
+    noise = torch.randn(parameter.shape, generator=generator)
+    if parameter.dim() > 1:
+        return noise * 0.3 if "embed" in name else noise / parameter.shape[-1] ** 0.5
+    return noise * 0.5 - 2.5 if name.endswith("A_log") else noise * 0.1 + ("norm" in name)
+
+
+def renamed(folder: Path, to: Path, name_of: Callable[[str], str]) -> Path:
+    """A copy of a folder whose tensors have other names."""
+    shutil.copytree(folder, to)
+    _rename(to, name_of)
+    return to
+
+
+def _rename(folder: Path, name_of: Callable[[str], str]) -> None:
+    weights = folder / "model.safetensors"
+    tensors = {name_of(name): x for name, x in load_file(weights).items()}
+    save_file(tensors, weights, metadata={"format": "pt"})
