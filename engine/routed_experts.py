@@ -6,12 +6,13 @@ Knows no model and no request.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-ExpertArray = npt.NDArray[np.unsignedinteger]
+ExpertArray: TypeAlias = "npt.NDArray[np.unsignedinteger]"
 """[num_tokens, num_layers, experts_per_token], in the type of the model's RoutedExpertsSpec."""
 
 

@@ -66,7 +66,6 @@ def greedy(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
     [
         ("doge", {}, "a mask of its own"),
         ("bert", {}, "not that of causal attention"),
-        ("llama4_text", {}, "chunked_attention layers"),
     ],
 )
 def test_attention_that_is_not_plainly_causal_is_refused(

@@ -86,8 +86,8 @@ def test_a_difference_names_what_else_is_different(
 
 # ---- what decides, read ----
 
-AT_THE_EDGE = {"engine/core/outputs.py"}
-"""Arrays of token ids, which the worker made; no float."""
+AT_THE_EDGE = {"engine/core/outputs.py", "engine/core/routed_experts.py"}
+"""Arrays of token ids and of numbers of experts, which the worker made; no float."""
 
 
 def deciding() -> list[Path]:
