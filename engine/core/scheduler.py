@@ -216,7 +216,7 @@ class Scheduler:
             if num_new <= 0:
                 index += 1
                 continue
-            num_new = self.kv.aligned(request, num_new)
+            num_new = self.kv.aligned(request, num_new) if num_new > 1 else num_new
             blocks = self.kv.allocate_slots(request, num_new)
             while blocks is None:
                 num_needed = request.num_computed_tokens + num_new
