@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+from tests.child_processes import children_of
+
 _SERVING = re.compile(r"Serving (\S+) at (\S+)")
 START_TIMEOUT_S = 90.0
 
@@ -26,14 +28,7 @@ class Server:
 
     def core_pid(self) -> int:
         """The engine core, among the server's child processes."""
-        children: list[int] = []
-        for task in Path(f"/proc/{self.process.pid}/task").iterdir():
-            children += [int(pid) for pid in (task / "children").read_text().split()]
-        (core,) = (
-            pid
-            for pid in children
-            if b"engine.core_process.core_proc" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        )
+        (core,) = children_of(self.process.pid, "engine.core_process.core_proc")
         return core
 
     def interrupt(self) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 
 from tests.api.server import Server, is_alive, running_server
+from tests.child_processes import children_of
 
 WITHIN_S = 60.0
 """For what takes a moment, on a machine that has other things to do."""
@@ -33,10 +34,7 @@ class Crowd:
         return [self.server.process.pid, self.core_pid(), *self.front_end_pids()]
 
     def _children(self, module: str) -> list[int]:
-        found: list[int] = []
-        for task in Path(f"/proc/{self.server.process.pid}/task").iterdir():
-            found += [int(pid) for pid in (task / "children").read_text().split()]
-        return [pid for pid in found if f"from {module} import" in Path(f"/proc/{pid}/cmdline").read_text()]
+        return children_of(self.server.process.pid, f"from {module} import")
 
     def folder(self) -> Path:
         """What the front ends share."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from tests.child_processes import children_of
 from tests.worker.generation import SmallEngine
 
 
@@ -40,10 +41,7 @@ def two_ranks(
 
 def rank_pids(parent: int) -> list[int]:
     """The ranks among a process's children, in order."""
-    children: list[int] = []
-    for task in Path(f"/proc/{parent}/task").iterdir():
-        children += [int(pid) for pid in (task / "children").read_text().split()]
-    return sorted(pid for pid in children if b"rank_proc" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return sorted(children_of(parent, "rank_proc"))
 
 
 @dataclass(frozen=True)
