@@ -19,6 +19,6 @@ def children_of(parent: int, saying: str) -> list[int]:
 def _read(file: Path) -> str:
     """What a process tells of itself, empty if it has ended."""
     try:
-        return file.read_text()
+        return file.read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return ""

@@ -7,7 +7,7 @@ import logging
 import os
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -35,8 +35,9 @@ BYTES_PER_BLOCK = 2 * 2 * 2 * 16 * 4 * 16
 def file_in(folder: Path, pid: int | str = "self") -> str:
     """The nameless file there that a process has open: a path by which it can be opened again."""
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        if descriptor.exists() and str(descriptor.readlink()).startswith(f"{folder}/"):
-            return str(descriptor)
+        with suppress(FileNotFoundError):  # it was closed meanwhile
+            if str(descriptor.readlink()).startswith(f"{folder}/"):
+                return str(descriptor)
     raise AssertionError(f"no file is open in {folder}")
 
 
