@@ -21,7 +21,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help demo chat serve bench simulate readme-tables reproduce bench-sim bench-cores \
-  bench-cpu bench-front bench-step bench-grammar bench-trace bench-watch bench-replay bench-policy \
+  bench-cpu bench-front bench-step bench-drafts bench-grammar bench-trace bench-watch bench-replay bench-policy \
   bench-parts bench-constants bench-served gpu-check agent-model agent-score test test-all lint \
   types browser bare-install check format clean
 
@@ -66,6 +66,9 @@ bench-front: $(DEV) ## API server time for the next turn of a long chat (seconds
 
 bench-step: $(DEV) ## scheduler time per step, without a model, in microseconds (seconds) [ARGS="--steps 100"]
 	@$(BIN)/python -m benchmarks.scheduler.step_bench $(ARGS)
+
+bench-drafts: $(DEV) ## tokens per step of drafters on recorded texts, without a model (a minute) ARGS="jobs.jsonl [--all]"
+	@$(BIN)/python -m benchmarks.drafts $(ARGS)
 
 bench-grammar: $(DEV) ## throughput with and without grammars (a minute) [ARGS="--batch 16"]
 	@$(BIN)/python -m benchmarks.grammar.grammar_bench $(ARGS)

@@ -1,0 +1,147 @@
+"""Lets a drafter guess what was said: the model of this replay says what the recording says.
+
+A step verifies the drafts and samples one token more. The first token of a turn is the prefill's and counts
+for nobody.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.drafts.contenders import Contender
+from benchmarks.drafts.texts import SpokenJob, SpokenTurn, TurnKind
+from engine.core.drafts.drafter import Drafter
+from engine.core.drafts.proposals import DraftProposals
+from engine.core.kv_cache.block_hash import NO_CONTEXT, BlockHasher
+from engine.core.request import Request
+from engine.messages import JobRef
+from engine.sampling_params import SamplingParams
+
+BLOCK_SIZE = 16
+
+StepsByDrafts = dict[tuple[int, int], int]
+"""How many steps had so many drafts, of which so many were accepted."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a drafter did for turns of one kind."""
+
+    turns: int = 0
+    steps: int = 0
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    seconds: float = 0.0
+    """Time of the drafter, indexing included."""
+
+    def add(self, other: Tally) -> None:
+        """Count in what another one has."""
+        self.turns += other.turns
+        self.steps += other.steps
+        self.tokens += other.tokens
+        self.drafted += other.drafted
+        self.accepted += other.accepted
+        self.seconds += other.seconds
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self.tokens / self.steps if self.steps else 1.0
+
+    @property
+    def acceptance(self) -> float | None:
+        """Share of the drafts that were accepted; None if there were none."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def us_per_token(self) -> float:
+        return 1e6 * self.seconds / self.tokens if self.tokens else 0.0
+
+
+@dataclass(slots=True)
+class Replayed:
+    """One contender's tallies."""
+
+    name: str
+    by_kind: dict[TurnKind, Tally] = field(default_factory=lambda: {kind: Tally() for kind in TurnKind})
+    steps_by_drafts: dict[TurnKind, StepsByDrafts] = field(
+        default_factory=lambda: {kind: {} for kind in TurnKind}
+    )
+
+    @property
+    def total(self) -> Tally:
+        """Over all kinds."""
+        total = Tally()
+        for tally in self.by_kind.values():
+            total.add(tally)
+        return total
+
+
+def replay(jobs: Sequence[SpokenJob], contender: Contender, max_drafts: int, at_once: int) -> Replayed:
+    """Play all turns, ``at_once`` jobs in turns with each other, with a new drafter."""
+    replayed = Replayed(contender.name)
+    drafter = contender.make(lambda request: request.job.job_id if request.job is not None else None)
+    for number, (job_id, prompt, turn) in enumerate(_turns(jobs, at_once)):
+        tenant = "" if contender.knows_kinds else job_id if contender.knows_jobs else str(number)
+        request = _request(f"{job_id} {number}", prompt, JobRef(job_id=job_id, tenant=tenant))
+        steps_by_drafts = replayed.steps_by_drafts[turn.kind]
+        replayed.by_kind[turn.kind].add(_say(request, turn, drafter, max_drafts, steps_by_drafts))
+    return replayed
+
+
+def _turns(jobs: Sequence[SpokenJob], at_once: int) -> Iterator[tuple[str, list[int], SpokenTurn]]:
+    """Job, whole prompt and turn, one of each job that runs after the other."""
+    for first in range(0, len(jobs), at_once):
+        running = [(job, list[int]()) for job in jobs[first : first + at_once]]
+        for index in range(max(len(job.turns) for job, _ in running)):
+            for job, history in running:
+                if index < len(job.turns):
+                    turn = job.turns[index]
+                    history += turn.told
+                    yield job.job_id, history, turn
+                    history += turn.said
+
+
+def _request(request_id: str, prompt: list[int], job: JobRef) -> Request:
+    """A request of which only the first block is hashed: more the drafter does not look at."""
+    request = Request(request_id, prompt, SamplingParams(max_tokens=1 << 30), 0.0, job=job)
+    BlockHasher(BLOCK_SIZE).extend(request.block_hashes, prompt[:BLOCK_SIZE], NO_CONTEXT)
+    return request
+
+
+def _say(
+    request: Request, turn: SpokenTurn, drafter: Drafter, max_drafts: int, steps_by_drafts: StepsByDrafts
+) -> Tally:
+    """One turn: each step takes the drafts that are what was said, and one token more."""
+    tally, said, tokens = Tally(turns=1), turn.said, request.all_token_ids
+    proposals = DraftProposals(drafter, max_drafts)
+    tokens.append(said[0])
+    place = 1
+    while place < len(said):
+        request.num_computed_tokens = len(tokens) - 1
+        begun = time.perf_counter()
+        drafts = proposals.propose((request,)).get(request.request_id, [])[: len(said) - place - 1]
+        num_accepted = _num_equal(drafts, said, place)
+        proposals.verified(request.request_id, len(drafts), num_accepted)
+        tally.seconds += time.perf_counter() - begun
+        tokens += said[place : place + num_accepted + 1]
+        place += num_accepted + 1
+        tally.steps += 1
+        tally.drafted += len(drafts)
+        tally.accepted += num_accepted
+        pair = (len(drafts), num_accepted)
+        steps_by_drafts[pair] = steps_by_drafts.get(pair, 0) + 1
+    tally.tokens = len(said) - 1
+    begun = time.perf_counter()
+    proposals.ended(request)
+    tally.seconds += time.perf_counter() - begun
+    return tally
+
+
+def _num_equal(drafts: Sequence[int], said: Sequence[int], place: int) -> int:
+    for i, draft in enumerate(drafts):
+        if draft != said[place + i]:
+            return i
+    return len(drafts)

@@ -1,0 +1,35 @@
+"""What proposes draft tokens: the seam between the core and its drafters.
+
+Drafters are pure: tokens in, tokens out, and no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from engine.config import SpeculativeConfig
+from engine.core.drafts.ngram import NgramDrafter
+from engine.core.drafts.proposal import Proposal
+from engine.core.drafts.suffix import SuffixDrafter
+from engine.core.drafts.worker_drafts import WorkerDrafts
+from engine.core.request import Request
+
+
+class Drafter(Protocol):
+    """Proposes how a request may go on."""
+
+    def propose(self, request: Request, max_tokens: int) -> Proposal:
+        """At most so many tokens that may follow the request's, all of which are known; none if unsure."""
+
+    def ended(self, request: Request) -> None:
+        """The request has ended; what its job may need of it is kept."""
+
+
+def make_drafter(config: SpeculativeConfig, job_of: Callable[[Request], str | None]) -> Drafter:
+    """The drafter that the configuration names. ``job_of``: the job of a request, if it is known."""
+    if config.has_weights:
+        return WorkerDrafts()
+    if config.method == "ngram":
+        return NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
+    return SuffixDrafter(config, job_of)

@@ -1,0 +1,56 @@
+"""V1's prompt look-up: what followed the last n tokens where they stood before in the request.
+
+After Saxena, "Prompt Lookup Decoding" (2023). It keeps nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, repeat
+from operator import mul
+
+from engine.core.drafts.proposal import NOTHING, Proposal
+from engine.core.request import Request
+
+MAX_TOKENS_SEARCHED = 16_384
+"""How far back it looks: a search is a walk over all of them."""
+RATE = 0.8
+"""Chance of a token behind one that was accepted; a request's own acceptance corrects it."""
+
+
+class NgramDrafter:
+    """Finds the longest n-gram at the end of a request that stood in it before, at its first place."""
+
+    def __init__(self, min_tokens: int, max_tokens: int) -> None:
+        """Look for n-grams of ``max_tokens`` down to ``min_tokens``."""
+        self._min, self._max = min_tokens, max_tokens
+
+    def propose(self, request: Request, max_tokens: int) -> Proposal:
+        tokens = request.all_token_ids[-MAX_TOKENS_SEARCHED:]
+        drafts = _continuation(tokens, self._min, self._max, max_tokens)
+        return Proposal(drafts, list(accumulate(repeat(RATE, len(drafts)), mul))) if drafts else NOTHING
+
+    def ended(self, request: Request) -> None:
+        """Nothing is kept of it."""
+
+
+def _continuation(tokens: list[int], shortest: int, longest: int, max_tokens: int) -> list[int]:
+    """What followed the first place of the longest n-gram that ends the tokens and stood there before."""
+    best, after, last = 0, 0, tokens[-1]
+    place = tokens.index(last) + 1
+    while place < len(tokens):
+        length = _common_end(tokens, place, longest)
+        if length > best:
+            best, after = length, place
+            if length == longest:
+                break
+        place = tokens.index(last, place) + 1
+    return tokens[after : after + max_tokens] if best >= shortest else []
+
+
+def _common_end(tokens: Sequence[int], place: int, most: int) -> int:
+    """How many tokens before ``place`` are those at the end, at most so many; the last one is."""
+    length, most = 1, min(most, place)
+    while length < most and tokens[place - 1 - length] == tokens[-1 - length]:
+        length += 1
+    return length

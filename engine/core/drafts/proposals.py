@@ -1,0 +1,80 @@
+"""Asks the drafter for each running request after a step, for as many tokens as pay."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from engine.core.drafts.drafter import Drafter
+from engine.core.drafts.lengths import AcceptanceRecords, StepCosts, best_lengths
+from engine.core.drafts.proposal import Proposal
+from engine.core.drafts.worker_drafts import WorkerDrafts
+from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
+from engine.core.request import Request
+
+
+class DraftProposals:
+    """A drafter, and how many drafts each request gets of it."""
+
+    def __init__(
+        self, drafter: Drafter, max_tokens: int, costs: StepCosts | None = None, max_rows: int = 1 << 30
+    ) -> None:
+        """At most ``max_tokens`` drafts per request, and ``max_rows`` rows in a step.
+
+        ``costs``: of steps by their rows, if they were measured.
+        """
+        self._drafter = drafter
+        self._max_tokens = max_tokens
+        self._costs = costs
+        self._max_rows = max_rows
+        self._records = AcceptanceRecords()
+
+    def observe(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> None:
+        """Take what became of a step's drafts, and those that the worker has made for the next one."""
+        if isinstance(self._drafter, WorkerDrafts):
+            self._drafter.take(result.drafts)
+        if not plan.scheduled_spec_decode_tokens:
+            return
+        sampled = dict(zip(result.req_ids, result.sampled_token_ids, strict=True))
+        for request_id, drafts in plan.scheduled_spec_decode_tokens.items():
+            self.verified(request_id, len(drafts), max(0, len(sampled.get(request_id, ())) - 1))
+
+    def verified(self, request_id: str, num_drafts: int, num_accepted: int) -> None:
+        """Take what became of one request's drafts."""
+        self._records.observe(request_id, num_drafts, num_accepted)
+
+    def propose(self, running: Collection[Request]) -> Mapping[str, list[int]]:
+        """Drafts for the next step, by request id; of requests that have none there is no entry."""
+        num_rows = len(running)
+        if self._costs is not None and not self._costs.may_pay(num_rows, num_rows * self._max_tokens):
+            return {}
+        # A request may be computing its prompt, or again what it had before it was preempted.
+        ready = [
+            request
+            for request in running
+            if request.num_output_tokens and request.num_computed_tokens >= request.num_tokens - 1
+        ]
+        proposals = [self._ask(request) for request in ready]
+        chances = [
+            self._records.corrected(request.request_id, proposal.chances)
+            for request, proposal in zip(ready, proposals, strict=True)
+        ]
+        lengths = best_lengths(chances, num_rows, self._costs, self._max_rows)
+        drafts: dict[str, list[int]] = {}
+        for request, proposal, length in zip(ready, proposals, lengths, strict=True):
+            self._records.proposed(request.request_id, proposal.chances[:length])
+            if length:
+                drafts[request.request_id] = proposal.token_ids[:length]
+        return drafts
+
+    def _ask(self, request: Request) -> Proposal:
+        """The drafter's proposal, as far as the request's grammar allows."""
+        proposal = self._drafter.propose(request, self._max_tokens)
+        if proposal.token_ids and request.grammar is not None:
+            allowed = request.grammar.count_allowed(proposal.token_ids)
+            return Proposal(proposal.token_ids[:allowed], proposal.chances[:allowed])
+        return proposal
+
+    def ended(self, request: Request) -> None:
+        """A request has ended."""
+        self._drafter.ended(request)
+        self._records.ended(request.request_id)

@@ -1,0 +1,73 @@
+"""``python -m benchmarks.drafts``: counts what drafters bring on recorded texts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.drafts.command import main
+from benchmarks.drafts.texts import TurnKind, kind_of
+
+CODE = "\n".join(f"value_{i} = compute(value_{i - 1}, offset={i * 17 % 31})" for i in range(1, 30))
+
+
+def turn(told: str, said: str) -> dict[str, object]:
+    counts = {"input_tokens": 10, "prefix_tokens": 0, "output_tokens": 10}
+    return {**counts, "gap_kind": "tool", "input_text": told, "output_text": said}
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    """A job that reads a file and writes it back, and a sibling that says the same."""
+    turns = [
+        turn("Change the file.", "I read it.\n\n```bash\ncat values.py\n```"),
+        turn(CODE, f"I write it.\n\n```bash\ncat > values.py <<'EOF'\n{CODE}\nEOF\n```"),
+        {**turn("", "Done."), "gap_kind": "end"},
+    ]
+    jobs = [{"job_id": name, "source": "made", "system_text": "You act.", "turns": turns} for name in "ab"]
+    path = tmp_path / "jobs.jsonl"
+    path.write_text("".join(json.dumps(job) + "\n" for job in jobs))
+    return path
+
+
+def test_a_job_that_writes_back_what_it_read(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its memory brings several tokens per step; the counts add up and are the same twice."""
+    out = recording.with_name("out.json")
+    found = []
+    for _ in range(2):
+        assert main([str(recording), "--all", "--json", str(out)]) == 0
+        found.append(json.loads(out.read_text()))
+    assert found[0] == found[1]
+    assert "met: write or edit" in capsys.readouterr().out
+    rows = {(row["drafter"], row["turns"]): row for row in found[0]}
+    assert {kind for _, kind in rows} == {"write or edit", "command", "text", "all"}
+    for row in rows.values():
+        assert row["steps"] + row["accepted"] == row["tokens"]
+        assert sum(steps for _, _, steps in row["steps_by_drafts"]) == row["steps"]
+        assert sum(accepted * steps for _, accepted, steps in row["steps_by_drafts"]) == row["accepted"]
+    assert len({row["tokens"] for (_, kind), row in rows.items() if kind == "all"}) == 1
+    assert rows["no drafts", "all"]["accepted"] == 0
+    with_both, alone = rows["suffix, job and kind", "all"], rows["suffix, job alone", "all"]
+    assert with_both["steps"] < alone["steps"] < rows["no drafts", "all"]["steps"]
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("Now:\n```bash\nsed -i 's/a/b/' f.py\n```", TurnKind.WRITE),
+        ("Now:\n```bash\ncat > f.py\n```", TurnKind.WRITE),
+        ("Now:\n```bash\nls -la | head\n```", TurnKind.COMMAND),
+        ("I would write << here, but do not.", TurnKind.TEXT),
+    ],
+)
+def test_the_kind_of_a_turn(said: str, kind: TurnKind) -> None:
+    """It is the shell command that says it, not the words around it."""
+    assert kind_of(said) is kind
+
+
+def test_a_tokenizer_that_is_not_there_is_named(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a sentence."""
+    assert main([str(recording), "--tokenizer", "nowhere"]) == 2
+    assert "nowhere is no folder of a tokenizer" in capsys.readouterr().err
