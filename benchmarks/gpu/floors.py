@@ -40,11 +40,12 @@ class Floors:
     def kv_bytes_per_token(self) -> int:
         return self.shape.kv_bytes_per_token(_BYTES)
 
-    def decode_s(self, contexts: Sequence[int]) -> float:
-        """A step with one token for each sequence; ``contexts``: the tokens of its KV."""
+    def decode_s(self, contexts: Sequence[int], tokens_each: int = 1) -> float:
+        """A step with one token for each sequence, or more where it verifies drafts; ``contexts``: the tokens
+        of its KV."""
         weights = self.shape.shared_params + self.shape.head_params
         read_s = weights * _BYTES / self.rates.copy_bytes_s
-        computed_s = 2 * weights * len(contexts) / self.rates.matmul_flop_s
+        computed_s = 2 * weights * len(contexts) * tokens_each / self.rates.matmul_flop_s
         return max(read_s, computed_s) + sum(contexts) * self.kv_bytes_per_token / self.rates.copy_bytes_s
 
     def prefill_flop(self, num_new: int, num_cached: int = 0) -> float:

@@ -48,6 +48,8 @@ class Sizes:
     """Lengths of the prompts whose output is compared."""
     equality_tokens: int
     """Tokens generated of each prompt."""
+    verified_tokens: int
+    """Tokens generated of each prompt with drafts."""
     chunk: int
     """Token budget of a step while tokens are compared: long prompts come in several."""
 
@@ -87,6 +89,7 @@ FULL = Sizes(
     history=32_768,
     equality_prompts=(1, 17, 100, 513, 1500, 1500, 64, 700),
     equality_tokens=48,
+    verified_tokens=32,
     chunk=512,
     idle_sequences=64,
     idle_prompt=1024,
@@ -120,6 +123,7 @@ TOY = Sizes(
     history=32,
     equality_prompts=(1, 34),
     equality_tokens=2,
+    verified_tokens=8,
     chunk=16,
     idle_sequences=2,
     idle_prompt=4,

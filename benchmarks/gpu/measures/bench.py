@@ -77,6 +77,13 @@ class Bench:
         action()
         return [seconds_of(self.device, action) for _ in range(num_repeats or self.sizes.num_repeats)]
 
+    def repeats_of_kernels(self, action: Callable[[], object], num_calls: int) -> list[float]:
+        """Seconds of a call in each repeat, of which each has ``num_calls``: as a step's graph has them."""
+        action()
+        self.device.synchronize()
+        calls = self.device.recorded(lambda: [action() for _ in range(num_calls)])
+        return [each / num_calls for each in self.repeats(calls)]
+
     def floors(self, shape: TimedModel) -> Floors:
         return Floors(shape, self.rates)
 

@@ -36,6 +36,9 @@ class Device(Protocol):
     def give_back(self) -> None:
         """Free memory that is not in use."""
 
+    def recorded(self, action: Callable[[], object]) -> Callable[[], object]:
+        """The launches of ``action``, which has run before, without the host's work for them."""
+
     def spans(self, action: Callable[[], object]) -> list[Span]:
         """When the device worked while ``action`` ran."""
 
@@ -60,6 +63,12 @@ class CudaDevice:
         gc.collect()
         torch.cuda.empty_cache()
 
+    def recorded(self, action: Callable[[], object]) -> Callable[[], object]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            action()
+        return graph.replay
+
     def spans(self, action: Callable[[], object]) -> list[Span]:
         return _profiled(action, ProfilerActivity.CUDA, DEVICE_WORK, self.synchronize)
 
@@ -82,6 +91,9 @@ class HostDevice:
 
     def give_back(self) -> None:
         gc.collect()
+
+    def recorded(self, action: Callable[[], object]) -> Callable[[], object]:
+        return action
 
     def spans(self, action: Callable[[], object]) -> list[Span]:
         return _profiled(action, ProfilerActivity.CPU, HOST_WORK, self.synchronize)

@@ -14,6 +14,7 @@ import torch
 from benchmarks.gpu.measures.bench import Bench
 from benchmarks.gpu.measures.models import engine_options, own_dtype
 from benchmarks.gpu.measures.reference import reference_model
+from benchmarks.gpu.measures.verification import verified_tokens
 from benchmarks.gpu.shapes import TimedModel
 from engine.frontend.llm import LLM
 from engine.sampling_params import SamplingParams
@@ -52,7 +53,8 @@ class Gaps:
 
 
 def run(bench: Bench) -> None:
-    """The small model in fp32, which knows hardly any ties; then both in the type they are served in."""
+    """The small model in fp32, which knows hardly any ties; then both in the type they are served in; then
+    the small model with drafts."""
     small, large = bench.sizes.small, bench.sizes.large
     half = own_dtype(bench)
     for shape, dtype, judge in (
@@ -67,6 +69,22 @@ def run(bench: Bench) -> None:
             bench.device.give_back()
             judge(bench, reference_model(bench, shape, dtype), answers, f"{name}: greedy tokens")
             bench.device.give_back()
+    _check_drafts(bench)
+
+
+def _check_drafts(bench: Bench) -> None:
+    """Of the small model in fp32."""
+    shape, dtype = bench.sizes.small, "float32"
+    name = f"{shape.name}, {dtype}, with drafts"
+    with bench.case(name):
+        said = verified_tokens(bench, shape, dtype)
+        bench.device.give_back()
+        none_of_a_kind = not said.num_accepted or not said.num_rejected
+        note = f"{said.num_accepted} accepted, {said.num_rejected} rejected"
+        bench.check(f"{name}: drafts accepted and rejected", float(none_of_a_kind), 0.0, note)
+        answers = [Answer(*pair) for pair in zip(said.prompts, said.outputs, strict=True)]
+        _check_exact(bench, reference_model(bench, shape, dtype), answers, f"{name}: greedy tokens")
+        bench.device.give_back()
 
 
 def _check_exact(bench: Bench, model: Any, answers: list[Answer], name: str) -> None:

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from benchmarks.gpu.measures import draws, fused_ops, host_copies, paged_attention, states
+from benchmarks.gpu.measures import (
+    draws,
+    experts,
+    fused_ops,
+    host_copies,
+    latents,
+    paged_attention,
+    rows,
+    states,
+)
 from benchmarks.gpu.measures.bench import Bench
 
 
 def run(bench: Bench) -> None:
-    for part in (paged_attention, fused_ops, states, draws, host_copies):
+    for part in (paged_attention, latents, experts, rows, fused_ops, states, draws, host_copies):
         part.check(bench)

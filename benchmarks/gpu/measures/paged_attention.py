@@ -35,6 +35,8 @@ class Variant:
     window: int | None = None
     chunk: int | None = None
     soft_cap: float | None = None
+    sinks: bool = False
+    """Whether each head has a logit that takes a share of the attention and gives nothing."""
 
     @property
     def kv_scale(self) -> float:
@@ -77,6 +79,8 @@ def _variants(sizes: Sizes) -> tuple[Variant, ...]:
         Variant(name=f"{name}, window {window}", dtype=half, stored=half, window=window),
         Variant(name=f"{name}, chunks of {window}", dtype=half, stored=half, chunk=window),
         Variant(name=f"{name}, soft cap 5", dtype=half, stored=half, soft_cap=5.0),
+        Variant(name=f"{name}, sinks", dtype=half, stored=half, sinks=True),
+        Variant(name=f"{name}, window {window}, sinks", dtype=half, stored=half, window=window, sinks=True),
         Variant(name="fp8 KV", dtype=half, stored=fp8),
         Variant(
             name=f"fp8 KV, window {window}, soft cap 5", dtype=half, stored=fp8, window=window, soft_cap=5.0
@@ -143,9 +147,15 @@ def _check_attention(
         window=variant.window,
         chunk=variant.chunk,
         soft_cap=variant.soft_cap,
+        sinks=_sinks(shape, step.query) if variant.sinks else None,
     )
     error = max(_errors(step, found, shape, variant))
     bench.check(name, error, bench.sizes.slack * LIMITS[variant.dtype])
+
+
+def _sinks(shape: TimedModel, query: torch.Tensor) -> torch.Tensor:
+    """A logit of each head: [num_heads], from next to nothing to most of the attention"""
+    return torch.linspace(-2.0, 10.0, shape.num_heads, device=query.device)
 
 
 def _make_step(bench: Bench, shape: TimedModel, lengths: Lengths, num_uniform: int, variant: Variant) -> Step:
@@ -252,6 +262,10 @@ def _errors_by_head(
         scores *= shape.head_dim**-0.5
         if variant.soft_cap is not None:
             scores = variant.soft_cap * (scores / variant.soft_cap).tanh()
-        weights = scores.masked_fill_(hidden, float("-inf")).softmax(dim=-1)
+        scores.masked_fill_(hidden, float("-inf"))
+        if variant.sinks:
+            sinks = _sinks(shape, query)[part].double()[:, None, None].expand(-1, len(query), 1)
+            scores = torch.cat((scores, sinks), dim=-1)
+        weights = scores.softmax(dim=-1)[..., : len(keys)]
         expected = torch.einsum("hqk,kd->qhd", weights, values[:, head].double())
         yield row_error(found[:, part], expected)

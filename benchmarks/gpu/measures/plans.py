@@ -6,10 +6,10 @@ A sequence that begins in the middle reads whatever the pool holds: right for ti
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from engine.core.outputs import CachedRequestData, NewRequestData, SchedulerOutput
+from engine.core.outputs import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from engine.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=10**6, ignore_eos=True)
@@ -31,6 +31,16 @@ class Planner:
         requests = [self._request(new, cached, room) for new, cached in lengths]
         scheduled = {request.req_id: new for request, (new, _) in zip(requests, lengths, strict=True)}
         return _plan(scheduled, new=requests)
+
+    def again(self, begun: SchedulerOutput) -> SchedulerOutput:
+        """The same prompts in the same blocks, as sequences of their own; those of ``begun`` have ended."""
+        requests = [
+            replace(request, req_id=f"timed-{next(self._ids)}") for request in begun.scheduled_new_reqs
+        ]
+        counts = begun.num_scheduled_tokens.values()
+        return _plan(
+            {request.req_id: count for request, count in zip(requests, counts, strict=True)}, new=requests
+        )
 
     def rewind(self) -> None:
         """From the pool's first block on again."""
@@ -57,7 +67,7 @@ class Planner:
 
 @dataclass(slots=True)
 class Decoding:
-    """Sequences that get one token in each step from now on."""
+    """Sequences that get one token in each step from now on, or as many as are verified."""
 
     num_computed: dict[str, int]
 
@@ -71,15 +81,26 @@ class Decoding:
         )
 
     def step(self) -> SchedulerOutput:
+        plan = self.verification({})
+        for req_id in self.num_computed:
+            self.num_computed[req_id] += 1
+        return plan
+
+    def verification(self, drafts: Mapping[str, list[int]]) -> SchedulerOutput:
+        """A step with drafts; ``verified`` has to follow it."""
         ids = list(self.num_computed)
         cached = CachedRequestData(
             req_ids=ids,
             new_block_ids=[[] for _ in ids],
             num_computed_tokens=list(self.num_computed.values()),
         )
-        for req_id in ids:
-            self.num_computed[req_id] += 1
-        return _plan(dict.fromkeys(ids, 1), cached=cached)
+        scheduled = {req_id: 1 + len(drafts.get(req_id, ())) for req_id in ids}
+        return replace(_plan(scheduled, cached=cached), scheduled_spec_decode_tokens=drafts)
+
+    def verified(self, output: ModelRunnerOutput) -> None:
+        """Take the output of a step with drafts."""
+        for req_id, tokens in zip(output.req_ids, output.sampled_token_ids, strict=True):
+            self.num_computed[req_id] += len(tokens)
 
     def end(self) -> SchedulerOutput:
         return ending(self.num_computed)

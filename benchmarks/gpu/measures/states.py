@@ -13,6 +13,7 @@ from engine.worker.states.state_batch import StateBatch
 
 _NUM_SLOTS = 8
 _CONV_WIDTH = 4
+_TIMED_CALLS = 10
 
 
 def check(bench: Bench) -> None:
@@ -21,7 +22,7 @@ def check(bench: Bench) -> None:
 
     ops, size = TritonStates(), 16 if bench.sizes.toy else 128
     length = 9 if bench.sizes.toy else 300
-    batch = StateBatch(*(np.array(x) for x in ([1, 2, length, length], [1, 0, 5, 5], [1, 2, 3, 4])))
+    batch = StateBatch(np.array([1, 2, length, length]), np.array([1, 0, 5, 5]), np.array([1, 2, 3, 4]))
     for dtype in (torch.float32, torch.bfloat16):
         kind = str(dtype).removeprefix("torch.")
         layers = {
@@ -32,6 +33,7 @@ def check(bench: Bench) -> None:
         for name, (function, inputs) in layers.items():
             with bench.case(name):
                 _check(bench, name, ops, function, inputs, batch)
+    _time(bench, ops, size)
 
 
 def _check(
@@ -50,25 +52,66 @@ def _check(
     bench.check(f"{name}: states", row_error(there[-1].cpu().flatten(1), inputs[-1].flatten(1)), limit)
 
 
+def _time(bench: Bench, ops: StateOps, size: int) -> None:
+    """A decode beside reading and writing each state once; a prompt, whose tokens follow one another."""
+    decodes, tokens = bench.sizes.decode_batches[1], bench.sizes.fused_tokens
+    slots = np.arange(1, decodes + 1)
+    batches = {
+        f"{decodes} decodes": StateBatch(np.ones_like(slots), slots, slots),
+        f"a prompt of {tokens:,}": StateBatch(np.array([tokens]), np.array([0]), np.array([1])),
+    }
+    for name, batch in batches.items():
+        for function, make in (("gated_delta_rule", _delta_rule), ("selective_scan", _scan)):
+            with bench.case(f"{function}: {name}"):
+                inputs = make(batch, torch.bfloat16, size, decodes + 1)
+                _time_calls(
+                    bench, f"{function.replace('_', ' ')}, a layer, {name}", ops, function, inputs, batch
+                )
+
+
+def _time_calls(
+    bench: Bench,
+    name: str,
+    ops: StateOps,
+    function: str,
+    inputs: tuple[torch.Tensor, ...],
+    batch: StateBatch,
+) -> None:
+    there = tuple(x.to(bench.device.where) for x in inputs)
+    call = getattr(ops, function)
+    seconds = bench.repeats_of_kernels(lambda: call(*there, batch), _TIMED_CALLS)
+    moved = 2 * len(batch.query_lens) * there[-1][0].nbytes
+    bench.figure(
+        name,
+        "us",
+        [1e6 * each for each in seconds],
+        floor=1e6 * moved / bench.rates.copy_bytes_s if int(max(batch.query_lens)) == 1 else None,
+    )
+
+
 def _noise(dtype: torch.dtype, *shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def _delta_rule(batch: StateBatch, dtype: torch.dtype, size: int) -> tuple[torch.Tensor, ...]:
+def _delta_rule(
+    batch: StateBatch, dtype: torch.dtype, size: int, num_slots: int = _NUM_SLOTS
+) -> tuple[torch.Tensor, ...]:
     tokens, k_heads, v_heads = int(batch.query_lens.sum()), size // 8, size // 4
     q, k = (_noise(dtype, tokens, k_heads, size, seed=seed) for seed in (1, 2))
     v = _noise(dtype, tokens, v_heads, size, seed=3)
     g = -_noise(torch.float32, tokens, v_heads).abs()
-    pool = _noise(torch.float32, _NUM_SLOTS, v_heads, size, size)
+    pool = _noise(torch.float32, num_slots, v_heads, size, size)
     return q, k, v, g, _noise(dtype, tokens, v_heads).sigmoid(), pool
 
 
-def _scan(batch: StateBatch, dtype: torch.dtype, size: int) -> tuple[torch.Tensor, ...]:
+def _scan(
+    batch: StateBatch, dtype: torch.dtype, size: int, num_slots: int = _NUM_SLOTS
+) -> tuple[torch.Tensor, ...]:
     tokens, heads = int(batch.query_lens.sum()), size // 2
     x, dt = _noise(dtype, tokens, heads, size // 2), _noise(dtype, tokens, heads, seed=1)
     b, c = (_noise(dtype, tokens, 1, size, seed=seed) for seed in (2, 3))
     a, d, dt_bias = (_noise(torch.float32, heads, seed=seed) for seed in (4, 5, 6))
-    return x, dt, -a.exp(), b, c, d, dt_bias, _noise(torch.float32, _NUM_SLOTS, heads, size // 2, size)
+    return x, dt, -a.exp(), b, c, d, dt_bias, _noise(torch.float32, num_slots, heads, size // 2, size)
 
 
 def _conv(batch: StateBatch, dtype: torch.dtype, channels: int) -> tuple[torch.Tensor, ...]:

@@ -1,4 +1,5 @@
-"""Section ``steps``: decode and prefill of the large model, step by step through the executor."""
+"""Section ``steps``: decode and prefill of the large model, and steps with drafts of the small one, step by
+step through the executor."""
 
 from __future__ import annotations
 
@@ -15,8 +16,17 @@ from engine.executor import Executor, PendingOutput
 from engine.frontend.llm import engine_config
 from engine.worker.executor import UniProcExecutor
 
+_NUM_DRAFTS = 4
+"""Drafts of each sequence in a step that verifies them."""
+
 
 def run(bench: Bench) -> None:
+    _time_large(bench)
+    bench.device.give_back()
+    _time_drafts(bench)
+
+
+def _time_large(bench: Bench) -> None:
     sizes, shape = bench.sizes, bench.sizes.large
     options = engine_options(
         bench,
@@ -42,6 +52,30 @@ def run(bench: Bench) -> None:
                 _time_prefill(bench, executor, planner, lengths, name, goal)
     finally:
         executor.shutdown()
+
+
+def _time_drafts(bench: Bench) -> None:
+    """Of the small model, for the smaller batches: under load there are no drafts."""
+    sizes, shape = bench.sizes, bench.sizes.small
+    batches = sizes.decode_batches[:2]
+    options = engine_options(
+        bench,
+        shape,
+        max_model_len=sizes.decode_context + sizes.prefill,
+        max_num_seqs=max(batches),
+        max_num_batched_tokens=max(sizes.prefill, max(batches) * (1 + _NUM_DRAFTS)),
+        enable_prefix_caching=False,
+        speculative_config={"num_speculative_tokens": _NUM_DRAFTS},
+    )
+    with bench.case("steps with drafts"):
+        executor = UniProcExecutor(engine_config(**options))
+        planner = Planner(executor.info.num_gpu_blocks, sizes.block_size, shape.vocab_size)
+        try:
+            _fill_pool(bench, executor, planner)
+            for batch in batches:
+                _time_verification(bench, executor, planner, batch)
+        finally:
+            executor.shutdown()
 
 
 def _run_plans(executor: Executor, plans: Iterable[SchedulerOutput]) -> None:
@@ -86,6 +120,33 @@ def _time_decode(bench: Bench, executor: Executor, planner: Planner, batch: int)
         goal=goals.DECODE.get(batch),
         note="" if context == sizes.decode_context else f"the pool holds no {sizes.decode_context:,}",
     )
+
+
+def _time_verification(bench: Bench, executor: Executor, planner: Planner, batch: int) -> None:
+    """Seconds per step with as many drafts for each sequence, right or wrong: each is waited for."""
+    sizes, shape = bench.sizes, bench.sizes.small
+    num_steps = sizes.num_warm_up_steps + (sizes.num_repeats + 1) * sizes.steps_per_repeat
+    room = num_steps * (1 + _NUM_DRAFTS)
+    planner.rewind()
+    context = min(sizes.decode_context, planner.longest(batch) - room)
+    begun = planner.begin([(1, context - num_steps // 2)] * batch, room=room)
+    decoding = Decoding.of(begun)
+    _run_plans(executor, [begun])
+    _verify(executor, decoding, sizes.num_warm_up_steps)
+    seconds = bench.repeats(lambda: _verify(executor, decoding, sizes.steps_per_repeat))
+    _run_plans(executor, [decoding.end()])
+    bench.figure(
+        f"{shape.name} with {_NUM_DRAFTS} drafts each, B={batch} at {context:,}",
+        "ms",
+        [1e3 * each / sizes.steps_per_repeat for each in seconds],
+        floor=1e3 * bench.floors(shape).decode_s([context] * batch, 1 + _NUM_DRAFTS),
+    )
+
+
+def _verify(executor: Executor, decoding: Decoding, count: int) -> None:
+    drafts = {req_id: [0] * _NUM_DRAFTS for req_id in decoding.num_computed}
+    for _ in range(count):
+        decoding.verified(executor.submit(decoding.verification(drafts)).result())
 
 
 def _steps(decoding: Decoding, count: int) -> Iterator[SchedulerOutput]:

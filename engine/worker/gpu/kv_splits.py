@@ -65,8 +65,9 @@ class KvSplitter:
     @classmethod
     def for_few_queries(cls, scratch: SplitScratch, num_processors: int) -> KvSplitter:
         """For decode. Each processor runs several programs that wait for memory; lengths differ, and a long
-        sequence should not be left to a few programs after the others have ended."""
-        return cls(scratch, 4 * num_processors, worth_it=128, too_many=16384)
+        sequence should not be left to a few programs after the others have ended. Two programs for each
+        processor keep an H200's memory as busy as more would, with less to merge."""
+        return cls(scratch, 2 * num_processors, worth_it=128, too_many=16384)
 
     @classmethod
     def for_prompts(cls, scratch: SplitScratch, num_processors: int) -> KvSplitter:

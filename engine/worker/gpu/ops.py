@@ -40,10 +40,19 @@ class FusedOps(Protocol):
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
         """gate_up [num_tokens, 2 * inner], gate first -> silu(gate) * up [num_tokens, inner]"""
 
+    def linear_of_row(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """x [1, inputs], weight [outputs, inputs] -> [1, outputs]"""
+
+    def swiglu_of_row(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """x [1, inputs], weight [2 * inner, inputs], gates first -> silu(gate) * up [1, inner]"""
+
     def mix_experts(
         self, x: torch.Tensor, experts: Experts, chosen: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """As ``Experts.forward``. In plain torch this does make the host wait."""
+        """As ``Experts.forward``, for experts that ``can_mix`` says yes to."""
+
+    def can_mix(self, experts: Experts) -> bool:
+        """Whether there is a grouped GEMM for these experts."""
 
 
 def uses_triton(device: torch.device) -> bool:

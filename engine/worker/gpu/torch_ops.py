@@ -6,7 +6,7 @@ Numbers are rounded to the dtype of the activations where transformers' models r
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import silu
+from torch.nn.functional import linear, silu
 
 from engine.worker.gpu.kv_write import HeadNorms, KVWrite
 from engine.worker.models.moe import Experts
@@ -49,10 +49,20 @@ class TorchOps:
         gate, up = gate_up.chunk(2, dim=-1)
         return silu(gate).mul_(up)
 
+    def linear_of_row(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return linear(x, weight, bias)
+
+    def swiglu_of_row(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return self.swiglu(linear(x, weight, bias))
+
     def mix_experts(
         self, x: torch.Tensor, experts: Experts, chosen: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         return experts.forward(x, chosen, weights)
+
+    def can_mix(self, experts: Experts) -> bool:
+        """See FusedOps. Which experts are chosen is asked of the device."""
+        return False
 
 
 def store(pages: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor, scale: float) -> None:

@@ -1,4 +1,4 @@
-"""The matrix multiplication of all Triton kernels here."""
+"""What all Triton kernels here share: the matrix multiplication, and rounding as torch does it."""
 
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
 # (arguments of kernels have Triton's types)
@@ -17,3 +17,15 @@ def dot(left, right, sums):
     if _INTERPRETED:
         left, right = left.to(tl.float32), right.to(tl.float32)
     return tl.dot(left, right, sums, input_precision="ieee")
+
+
+@triton.jit
+def rounded(x, like):
+    """x in fp32, rounded to the type that ``like`` points to."""
+    return x.to(like.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
+def gated_by_silu(gate, up, like):
+    """silu(gate) * up in fp32, rounded in between to the type that ``like`` points to."""
+    return rounded(gate / (1.0 + tl.exp(-gate)), like) * up

@@ -1,7 +1,7 @@
-"""Experts in Triton: one grouped GEMM for gates and ups of all of them, one for their outputs.
+"""Experts in Triton: rows sorted by expert, a grouped GEMM for what is gated, one for outputs, their sum.
 
-Rows are sorted by expert. A tile is rows of one expert, found from tables on the device: nothing makes the
-host wait and no shape depends on data.
+A tile is rows of one expert, found from a table on the device: nothing makes the host wait and no shape
+depends on data.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -9,142 +9,385 @@ host wait and no shape depends on data.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
-from engine.worker.gpu.triton_dot import dot
+from engine.worker.gpu.tiling import HOPPER_SHARED_BYTES, shared_bytes_of
+from engine.worker.gpu.triton_dot import dot, gated_by_silu, rounded
 from engine.worker.models.moe import Experts
-
-_FEW_ROWS, _MANY_ROWS = 16, 64
-"""Rows of a tile: in a decode most experts have one or two, in a prompt's step dozens."""
-_ROWS_EACH_FOR_MANY = 32
-"""Rows per expert from which larger tiles are used."""
-_BLOCK_N, _BLOCK_K = 64, 64
 
 
 @dataclass(frozen=True, slots=True)
-class _Sorted:
-    """The chosen experts of a step as rows sorted by expert, and these in tiles."""
+class _Tiles:
+    """Sizes of a program's tiles, and how it runs."""
 
-    order: torch.Tensor
-    """[num_rows] where each sorted row was."""
+    rows: int
+    columns: int
+    """Rows of weights that a program multiplies by: half of them gates, half ups, in the first GEMM."""
+    depth: int
+    """Inputs of a product that are loaded at a time."""
+    num_warps: int
+    num_stages: int
+
+
+_FEW = _Tiles(rows=16, columns=64, depth=128, num_warps=4, num_stages=4)
+"""For decodes, of which most experts have a row or two: bound by loading weights."""
+_SOME = _Tiles(rows=64, columns=128, depth=64, num_warps=4, num_stages=3)
+"""For short prompts; for long ones where ``_MANY`` does not fit. It takes 72 KiB of shared memory."""
+_MANY = _Tiles(rows=128, columns=256, depth=64, num_warps=8, num_stages=3)
+"""For prompts: bound by the tensor cores. Of those tried on an H200 the fastest at 128 rows per expert. Not
+for an A100, which has the shared memory, but spills."""
+_ROWS_EACH_FOR_SOME, _ROWS_EACH_FOR_MANY = 32, 64
+"""Rows per expert from which larger tiles are used. The second is twice the first: some power of two of
+tokens lies between them, and warm-up runs try all of these."""
+_TILES_TOGETHER = 8
+"""Tiles whose programs are neighbors, see ``_tile_and_block``."""
+_SORTED_AT_ONCE, _SUMMED_AT_ONCE = 2048, 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows of a step, one for each token and expert that it goes to; sorted by expert."""
+
+    chosen: torch.Tensor
+    """[num_tokens, experts_per_token] numbers of experts, of all ranks."""
     tokens: torch.Tensor
-    """[num_rows] the token of each sorted row."""
-    tile_rows: int
-    experts: torch.Tensor
-    """[num_tiles] the expert of each tile."""
-    begins: torch.Tensor
-    """[num_tiles] its first row."""
-    ends: torch.Tensor
-    """[num_tiles] where the rows of its expert end; not behind its first row for tiles beyond the last."""
+    """[num_rows] int32, the token of each sorted row; anything behind the last of an own expert."""
+    places: torch.Tensor
+    """[num_tokens, experts_per_token] int32, where each row of an own expert was sorted to."""
+    tiles: _Tiles
+    table: torch.Tensor
+    """[num_tiles, 3] int32: a tile's expert, its first row, and where the rows of its expert end; not behind
+    its first row for tiles that have none."""
 
 
 def mix_experts(
-    x: torch.Tensor,
-    experts: Experts,
-    chosen: torch.Tensor,
-    weights: torch.Tensor,
-    swiglu: Callable[[torch.Tensor], torch.Tensor],
+    x: torch.Tensor, experts: Experts, chosen: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
     """As ``Experts.forward``."""
-    rows = _sort(chosen - experts.first, len(experts.gate_up))
-    gated = swiglu(_multiply(x, experts.gate_up, rows, rows.tokens))
-    found = _multiply(gated, experts.down, rows, None)
-    outputs = torch.empty_like(found).index_copy_(0, rows.order, found)
-    outputs = outputs.view(*chosen.shape, -1) * weights[..., None]
-    return outputs.sum(dim=1, dtype=torch.float32).to(x.dtype)
+    rows = _sort(chosen.contiguous(), experts)
+    found = _outputs(_gated(x.contiguous(), experts, rows), experts, rows)
+    return _weighted_sum(found, experts, rows, weights.contiguous())
 
 
-def _sort(chosen: torch.Tensor, num_experts: int) -> _Sorted:
-    """chosen [num_tokens, experts_per_token]: numbers of the rank's own experts, others are left out"""
-    ascending, order = chosen.flatten().sort(stable=True)
-    num_rows = len(order)
-    tile_rows = _MANY_ROWS if num_rows >= _ROWS_EACH_FOR_MANY * num_experts else _FEW_ROWS
-    bounds = torch.arange(num_experts + 1, device=chosen.device)
-    borders = torch.searchsorted(ascending, bounds)
-    begins, ends = borders[:-1], borders[1:]
-    tile_ends = ((ends - begins + tile_rows - 1) // tile_rows).cumsum(0)
-    tiles = torch.arange(num_rows // tile_rows + min(num_experts, num_rows), device=chosen.device)
-    owners = torch.searchsorted(tile_ends, tiles, right=True).clamp_(max=num_experts - 1)
-    counts = (ends - begins + tile_rows - 1) // tile_rows
-    first_tiles = tile_ends - counts
-    return _Sorted(
-        order,
-        order // chosen.shape[1],
-        tile_rows,
-        owners,
-        begins[owners] + (tiles - first_tiles[owners]) * tile_rows,
-        ends[owners],
+def _tiles_for(num_rows: int, num_experts: int, device: torch.device) -> _Tiles:
+    """num_experts: of all ranks, as the rows are"""
+    if num_rows < _ROWS_EACH_FOR_SOME * num_experts:
+        return _FEW
+    is_many = num_rows >= _ROWS_EACH_FOR_MANY * num_experts
+    return _MANY if is_many and shared_bytes_of(device) >= HOPPER_SHARED_BYTES else _SOME
+
+
+def _sort(chosen: torch.Tensor, experts: Experts) -> _Rows:
+    """chosen [num_tokens, experts_per_token]"""
+    num_rows, num_experts = chosen.numel(), len(experts.gate_up)
+    tiles = _tiles_for(num_rows, experts.shape.routing.num_experts, chosen.device)
+    most = num_rows // tiles.rows + min(num_experts, num_rows)
+    num_tiles = triton.cdiv(most, _TILES_TOGETHER) * _TILES_TOGETHER
+    tokens = torch.empty(num_rows, dtype=torch.int32, device=chosen.device)
+    places = torch.empty(chosen.shape, dtype=torch.int32, device=chosen.device)
+    table = torch.empty(num_tiles, 3, dtype=torch.int32, device=chosen.device)
+    _sort_rows[(num_experts,)](
+        chosen,
+        tokens,
+        places,
+        table,
+        num_rows,
+        num_tiles,
+        FIRST=experts.first,
+        NUM_EXPERTS=num_experts,
+        PER_TOKEN=chosen.shape[1],
+        TILE_ROWS=tiles.rows,
+        BLOCK=_SORTED_AT_ONCE,
+        num_warps=8,
     )
+    return _Rows(chosen, tokens, places, tiles, table)
 
 
-def _multiply(
-    x: torch.Tensor, weight: torch.Tensor, rows: _Sorted, sources: torch.Tensor | None
-) -> torch.Tensor:
-    """Each sorted row times the weight of its expert. x [*, inputs], of which ``sources`` names the row of
-    each sorted one, None: the same; weight [num_experts, outputs, inputs] -> [num_rows, outputs], zeros for
-    rows of no expert"""
-    _, num_outputs, num_inputs = weight.shape
-    assert x.is_contiguous()
-    out = x.new_zeros(len(rows.order), num_outputs)
-    _expert_gemm[(len(rows.experts), triton.cdiv(num_outputs, _BLOCK_N))](
+def _gated(x: torch.Tensor, experts: Experts, rows: _Rows) -> torch.Tensor:
+    """x [num_tokens, hidden_size] -> [num_rows, size of an expert]: gates times ups of the sorted rows"""
+    _, size, num_inputs = experts.gate_up.shape
+    size, tiles, clamped = size // 2, rows.tiles, experts.shape.clamped
+    gated = x.new_empty(len(rows.tokens), size)
+    block = tiles.columns // 2
+    _gates_times_ups[(len(rows.table) * triton.cdiv(size, block),)](
         x,
-        weight,
+        experts.gate_up,
+        experts.gate_up_bias,
+        gated,
+        rows.tokens,
+        rows.table,
+        ALPHA=0.0 if clamped is None else clamped.alpha,
+        LIMIT=0.0 if clamped is None else clamped.limit,
+        IS_CLAMPED=clamped is not None,
+        SIZE=size,
+        NUM_INPUTS=num_inputs,
+        TILE_ROWS=tiles.rows,
+        BLOCK_N=block,
+        BLOCK_K=tiles.depth,
+        TOGETHER=_TILES_TOGETHER,
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+    )
+    return gated
+
+
+def _outputs(gated: torch.Tensor, experts: Experts, rows: _Rows) -> torch.Tensor:
+    """gated [num_rows, size of an expert] -> [num_rows, hidden_size]"""
+    _, num_outputs, num_inputs = experts.down.shape
+    bias, tiles = experts.added_bias, rows.tiles
+    out = gated.new_empty(len(gated), num_outputs)
+    _multiply_rows[(len(rows.table) * triton.cdiv(num_outputs, tiles.columns),)](
+        gated,
+        experts.down,
+        bias,
         out,
-        sources,
-        rows.experts,
-        rows.begins,
-        rows.ends,
+        rows.table,
+        HAS_BIAS=bias is not None,
         NUM_OUTPUTS=num_outputs,
         NUM_INPUTS=num_inputs,
-        TILE_ROWS=rows.tile_rows,
-        BLOCK_N=_BLOCK_N,
-        BLOCK_K=_BLOCK_K,
-        HAS_SOURCES=sources is not None,
+        TILE_ROWS=tiles.rows,
+        BLOCK_N=tiles.columns,
+        BLOCK_K=tiles.depth,
+        TOGETHER=_TILES_TOGETHER,
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
     )
     return out
 
 
+def _weighted_sum(found: torch.Tensor, experts: Experts, rows: _Rows, weights: torch.Tensor) -> torch.Tensor:
+    """found [num_rows, hidden_size], weights [num_tokens, experts_per_token] -> [num_tokens, hidden_size]"""
+    num_tokens, per_token = rows.chosen.shape
+    size = found.shape[1]
+    out = found.new_empty(num_tokens, size)
+    _sum_rows[(num_tokens, triton.cdiv(size, _SUMMED_AT_ONCE))](
+        found,
+        rows.chosen,
+        rows.places,
+        weights,
+        out,
+        FIRST=experts.first,
+        NUM_EXPERTS=len(experts.down),
+        PER_TOKEN=per_token,
+        SIZE=size,
+        BLOCK=_SUMMED_AT_ONCE,
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_tiles"])
+def _sort_rows(
+    chosen,
+    tokens,
+    places,
+    table,
+    num_rows,
+    num_tiles,
+    FIRST: tl.constexpr,
+    NUM_EXPERTS: tl.constexpr,
+    PER_TOKEN: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program places the rows of one expert, in their order, behind those of the experts before it, which
+    it counts. All read all rows, so that none waits for another: of 16,384 tokens these are a MB."""
+    expert = tl.program_id(0)
+    numbers = tl.arange(0, BLOCK)
+    are_before, are_own = tl.zeros((BLOCK,), dtype=tl.int32), tl.zeros((BLOCK,), dtype=tl.int32)
+    for first in range(0, num_rows, BLOCK):
+        found = _experts_of(chosen, first + numbers, num_rows, FIRST)
+        are_before += ((found >= 0) & (found < expert)).to(tl.int32)
+        are_own += (found == expert).to(tl.int32)
+    begin = tl.sum(are_before, axis=0)
+    end = begin + tl.sum(are_own, axis=0)
+    place = begin
+    for first in range(0, num_rows, BLOCK):
+        rows = first + numbers
+        is_own = _experts_of(chosen, rows, num_rows, FIRST) == expert
+        targets = place + tl.cumsum(is_own.to(tl.int32), axis=0) - 1
+        tl.store(tokens + targets, rows // PER_TOKEN, mask=is_own)
+        tl.store(places + rows, targets, mask=is_own)
+        place += tl.sum(is_own.to(tl.int32), axis=0)
+    last_tile = _first_tile(expert + 1, end, TILE_ROWS)
+    if expert == NUM_EXPERTS - 1:
+        last_tile = num_tiles
+    _write_tiles(table, expert, begin, end, _first_tile(expert, begin, TILE_ROWS), last_tile, TILE_ROWS)
+
+
 @triton.jit
-def _expert_gemm(
+def _experts_of(chosen, rows, num_rows, FIRST: tl.constexpr):
+    """The experts of rows by their numbers on this rank; below 0 or too large for those of others."""
+    return tl.load(chosen + rows, mask=rows < num_rows, other=FIRST - 1).to(tl.int32) - FIRST
+
+
+@triton.jit
+def _first_tile(expert, begin, TILE_ROWS: tl.constexpr):
+    """Where the tiles of an expert begin in the table, of which ``begin`` rows are before its own.
+
+    No count of the tiles before is needed: an expert's rows, n > 0, move this on by n // TILE_ROWS + 1 or
+    more, which is enough for them. A tile that is left over is empty.
+    """
+    return begin // TILE_ROWS + tl.minimum(expert, begin)
+
+
+@triton.jit
+def _write_tiles(table, expert, begin, end, first_tile, last_tile, TILE_ROWS: tl.constexpr):
+    """Write the tiles of an expert, of which those behind its last row are empty."""
+    numbers = tl.arange(0, 128)
+    for first in range(first_tile, last_tile, 128):
+        tiles = first + numbers
+        is_tile = tiles < last_tile
+        tl.store(table + 3 * tiles, expert, mask=is_tile)
+        tl.store(table + 3 * tiles + 1, begin + (tiles - first_tile) * TILE_ROWS, mask=is_tile)
+        tl.store(table + 3 * tiles + 2, end, mask=is_tile)
+
+
+@triton.jit
+def _tile_and_block(NUM_BLOCKS: tl.constexpr, TOGETHER: tl.constexpr):
+    """The tile and the block of columns of this program. Programs that run at a time are neighbors: some
+    tiles, mostly of one or two experts, by some blocks. So L2 holds both what a block's weights are
+    multiplied by and the weights until the last of them is done, and memory is read about once. In the order
+    of tiles all rows would be read again for each block (at 16,384 tokens 0.5 GB, more than L2), in the order
+    of blocks all weights of an expert for each of its tiles (Mixtral's have 352 MB)."""
+    program = tl.program_id(0)
+    tile = program // (TOGETHER * NUM_BLOCKS) * TOGETHER + program % TOGETHER
+    return tile, program // TOGETHER % NUM_BLOCKS
+
+
+@triton.jit
+def _load_tile(place):
+    return tl.load(place).to(tl.int64), tl.load(place + 1), tl.load(place + 2)
+
+
+@triton.jit
+def _gates_times_ups(
     x,
     weight,
+    bias,
+    gated,
+    tokens,
+    table,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+    IS_CLAMPED: tl.constexpr,
+    SIZE: tl.constexpr,
+    NUM_INPUTS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    TOGETHER: tl.constexpr,
+):
+    """One program computes some columns of one tile. Clamped gates and ups come in turn, with biases; others
+    are all gates before all ups."""
+    tile, block = _tile_and_block((SIZE + BLOCK_N - 1) // BLOCK_N, TOGETHER)
+    expert, begin, end = _load_tile(table + 3 * tile)
+    if begin < end:
+        rows = begin + tl.arange(0, TILE_ROWS)
+        is_row = rows < end
+        columns = block * BLOCK_N + tl.arange(0, BLOCK_N)
+        is_column = columns < SIZE
+        APART: tl.constexpr = 1 if IS_CLAMPED else SIZE
+        gate_rows = expert * (2 * SIZE) + columns * (2 if IS_CLAMPED else 1)
+        words = tl.arange(0, BLOCK_K)
+        sources = tl.load(tokens + rows, mask=is_row, other=0).to(tl.int64)
+        inputs = x + sources[:, None] * NUM_INPUTS + words[None, :]
+        of_gates = weight + gate_rows[None, :] * NUM_INPUTS + words[:, None]
+        of_ups = of_gates + APART * NUM_INPUTS
+        gates = tl.zeros((TILE_ROWS, BLOCK_N), dtype=tl.float32)
+        ups = tl.zeros((TILE_ROWS, BLOCK_N), dtype=tl.float32)
+        for first in range(0, NUM_INPUTS, BLOCK_K):
+            inside = words < NUM_INPUTS - first
+            is_weight = inside[:, None] & is_column[None, :]
+            a = tl.load(inputs + first, mask=is_row[:, None] & inside[None, :], other=0.0)
+            gates = dot(a, tl.load(of_gates + first, mask=is_weight, other=0.0), gates)
+            ups = dot(a, tl.load(of_ups + first, mask=is_weight, other=0.0), ups)
+        if IS_CLAMPED:
+            gates += tl.load(bias + gate_rows, mask=is_column, other=0.0).to(tl.float32)[None, :]
+            ups += tl.load(bias + gate_rows + APART, mask=is_column, other=0.0).to(tl.float32)[None, :]
+        gates, ups = rounded(gates, gated), rounded(ups, gated)
+        result = _clamped(gates, ups, gated, ALPHA, LIMIT) if IS_CLAMPED else gated_by_silu(gates, ups, gated)
+        target = gated + rows[:, None].to(tl.int64) * SIZE + columns[None, :]
+        tl.store(target, result.to(gated.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+
+
+@triton.jit
+def _clamped(gates, ups, like, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
+    """As ``clamped_gate``, which rounds each step."""
+    gates = tl.minimum(gates, LIMIT)
+    ups = tl.clamp(ups, -LIMIT, LIMIT)
+    shares = rounded(1.0 / (1.0 + tl.exp(-rounded(gates * ALPHA, like))), like)
+    return rounded(ups + 1.0, like) * rounded(gates * shares, like)
+
+
+@triton.jit
+def _multiply_rows(
+    x,
+    weight,
+    bias,
     out,
-    sources,
-    experts,
-    begins,
-    ends,
+    table,
+    HAS_BIAS: tl.constexpr,
     NUM_OUTPUTS: tl.constexpr,
     NUM_INPUTS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    HAS_SOURCES: tl.constexpr,
+    TOGETHER: tl.constexpr,
 ):
     """One program computes some outputs of one tile."""
-    tile = tl.program_id(0)
-    begin, end = tl.load(begins + tile), tl.load(ends + tile)
+    tile, block = _tile_and_block((NUM_OUTPUTS + BLOCK_N - 1) // BLOCK_N, TOGETHER)
+    expert, begin, end = _load_tile(table + 3 * tile)
     if begin < end:
         rows = begin + tl.arange(0, TILE_ROWS)
         is_row = rows < end
-        places = rows
-        if HAS_SOURCES:
-            places = tl.load(sources + rows, mask=is_row, other=0)
-        columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+        columns = block * BLOCK_N + tl.arange(0, BLOCK_N)
         is_column = columns < NUM_OUTPUTS
         words = tl.arange(0, BLOCK_K)
-        own_rows = x + places[:, None].to(tl.int64) * NUM_INPUTS + words[None, :]
-        own_weight = weight + tl.load(experts + tile).to(tl.int64) * NUM_OUTPUTS * NUM_INPUTS
-        own_weight += columns[None, :] * NUM_INPUTS + words[:, None]
+        weight_rows = expert * NUM_OUTPUTS + columns
+        inputs = x + rows[:, None].to(tl.int64) * NUM_INPUTS + words[None, :]
+        of_columns = weight + weight_rows[None, :] * NUM_INPUTS + words[:, None]
         sums = tl.zeros((TILE_ROWS, BLOCK_N), dtype=tl.float32)
         for first in range(0, NUM_INPUTS, BLOCK_K):
             inside = words < NUM_INPUTS - first
-            a = tl.load(own_rows + first, mask=is_row[:, None] & inside[None, :], other=0.0)
-            b = tl.load(own_weight + first, mask=inside[:, None] & is_column[None, :], other=0.0)
+            a = tl.load(inputs + first, mask=is_row[:, None] & inside[None, :], other=0.0)
+            b = tl.load(of_columns + first, mask=inside[:, None] & is_column[None, :], other=0.0)
             sums = dot(a, b, sums)
+        if HAS_BIAS:
+            sums += tl.load(bias + weight_rows, mask=is_column, other=0.0).to(tl.float32)[None, :]
         target = out + rows[:, None].to(tl.int64) * NUM_OUTPUTS + columns[None, :]
         tl.store(target, sums.to(out.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+
+
+@triton.jit
+def _sum_rows(
+    found,
+    chosen,
+    places,
+    weights,
+    out,
+    FIRST: tl.constexpr,
+    NUM_EXPERTS: tl.constexpr,
+    PER_TOKEN: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program adds up some columns of one token, in fp32, of the experts that this rank has."""
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < SIZE
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for number in tl.static_range(PER_TOKEN):
+        row = token * PER_TOKEN + number
+        expert = tl.load(chosen + row) - FIRST
+        is_own = (expert >= 0) & (expert < NUM_EXPERTS)
+        place = tl.load(places + row, mask=is_own, other=0).to(tl.int64)
+        output = tl.load(found + place * SIZE + columns, mask=inside & is_own, other=0.0).to(tl.float32)
+        output *= tl.load(weights + row).to(tl.float32)
+        if weights.dtype.element_ty != tl.float32:
+            output = rounded(output, out)
+        total += output
+    tl.store(out + token * SIZE + columns, total.to(out.dtype.element_ty), mask=inside)

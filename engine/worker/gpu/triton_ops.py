@@ -15,7 +15,9 @@ import triton.language as tl
 
 from engine.worker.gpu.kv_write import HeadNorms, KVWrite
 from engine.worker.gpu.torch_ops import FP8_MAX
+from engine.worker.gpu.triton_dot import gated_by_silu, rounded
 from engine.worker.gpu.triton_experts import mix_experts
+from engine.worker.gpu.triton_rows import linear_of_row
 from engine.worker.models.moe import Experts
 
 _FP8_MAX = tl.constexpr(FP8_MAX)
@@ -96,16 +98,20 @@ class TritonOps:
         )
         return gated
 
+    def linear_of_row(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return linear_of_row(x, weight, bias)
+
+    def swiglu_of_row(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return linear_of_row(x, weight, bias, gated=True)
+
+    def can_mix(self, experts: Experts) -> bool:
+        """See FusedOps. All kinds are in the kernels."""
+        return True
+
     def mix_experts(
         self, x: torch.Tensor, experts: Experts, chosen: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        return mix_experts(x, experts, chosen, weights, self.swiglu)
-
-
-@triton.jit
-def _rounded(x, like):
-    """x in fp32, rounded to the type that ``like`` points to."""
-    return x.to(like.dtype.element_ty).to(tl.float32)
+        return mix_experts(x, experts, chosen, weights)
 
 
 @triton.jit
@@ -128,11 +134,11 @@ def _rms_norm(
     numbers = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         numbers += tl.load(residual + row * SIZE + columns, mask=inside, other=0.0).to(tl.float32)
-        numbers = _rounded(numbers, total)
+        numbers = rounded(numbers, total)
         tl.store(total + row * SIZE + columns, numbers.to(total.dtype.element_ty), mask=inside)
     scale = tl.rsqrt(tl.sum(numbers * numbers, axis=0) / SIZE + eps)
     weights = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    result = _rounded(numbers * scale, normed) * weights
+    result = rounded(numbers * scale, normed) * weights
     tl.store(normed + row * SIZE + columns, result.to(normed.dtype.element_ty), mask=inside)
 
 
@@ -203,8 +209,8 @@ def _normalized(first, second, q_norm, k_norm, columns, eps, is_query, like, HAL
     scale = tl.rsqrt(tl.sum(first * first + second * second, axis=1) / (2 * HALF) + eps)[:, None]
     first_weight = _weight_of_heads(q_norm, k_norm, columns, columns < HALF, is_query)
     second_weight = _weight_of_heads(q_norm + HALF, k_norm + HALF, columns, columns < HALF, is_query)
-    first = _rounded(_rounded(first * scale, like) * first_weight, like)
-    second = _rounded(_rounded(second * scale, like) * second_weight, like)
+    first = rounded(rounded(first * scale, like) * first_weight, like)
+    second = rounded(rounded(second * scale, like) * second_weight, like)
     return first, second
 
 
@@ -221,9 +227,9 @@ def _turned(first, second, angles, columns, like, HALF: tl.constexpr):
     """RoPE of the halves of heads [heads, columns]; angles [1, columns]: cosines, then sines."""
     cos = tl.load(angles, mask=columns < HALF, other=0.0).to(tl.float32)
     sin = tl.load(angles + HALF, mask=columns < HALF, other=0.0).to(tl.float32)
-    turned_first = _rounded(first * cos, like) - _rounded(second * sin, like)
-    turned_second = _rounded(second * cos, like) + _rounded(first * sin, like)
-    return _rounded(turned_first, like), _rounded(turned_second, like)
+    turned_first = rounded(first * cos, like) - rounded(second * sin, like)
+    turned_second = rounded(second * cos, like) + rounded(first * sin, like)
+    return rounded(turned_first, like), rounded(turned_second, like)
 
 
 @triton.jit
@@ -241,5 +247,5 @@ def _swiglu(gate_up, gated, gate_up_stride, INNER: tl.constexpr, BLOCK: tl.const
     source = gate_up + row * gate_up_stride + columns
     gate = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(source + INNER, mask=inside, other=0.0).to(tl.float32)
-    result = _rounded(gate / (1.0 + tl.exp(-gate)), gated) * up
+    result = gated_by_silu(gate, up, gated)
     tl.store(gated + row * INNER + columns, result.to(gated.dtype.element_ty), mask=inside)

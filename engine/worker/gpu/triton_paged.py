@@ -15,7 +15,7 @@ from engine.worker.gpu.kv_splits import SCRATCH_BYTES, KvSplitter, SplitScratch,
 from engine.worker.gpu.prompt_attention import PromptAttention
 from engine.worker.gpu.prompt_paths.latents import attend_latent_prompts
 from engine.worker.gpu.step_batch import PromptChunk, StepBatch
-from engine.worker.gpu.tiling import latent_tiling, prompt_tiling, uniform_tiling
+from engine.worker.gpu.tiling import latent_tiling, prompt_tiling, shared_bytes_of, uniform_tiling
 from engine.worker.gpu.triton_attention import Pages, Scoring, attend_latents, attend_uniform, write_kv
 from engine.worker.gpu.triton_prompt import TritonPromptAttention
 
@@ -46,8 +46,11 @@ class TritonPagedAttention:
         self._tiling = uniform_tiling(head_dim, pool.dtype)
         scratch, num_processors = SplitScratch.allocate(head_dim, pool.device), count_processors(pool.device)
         self._splitter = KvSplitter.for_few_queries(scratch, num_processors)
+        self._shared_bytes = shared_bytes_of(pool.device)
         floor = TritonPromptAttention(
-            prompt_tiling(head_dim, pool.dtype), KvSplitter.for_prompts(scratch, num_processors), kv_scale
+            prompt_tiling(head_dim, pool.dtype, self._shared_bytes),
+            KvSplitter.for_prompts(scratch, num_processors),
+            kv_scale,
         )
         self._prompts = floor if choose_prompts is None else choose_prompts(floor)
         self._batches: tuple[StepBatch, ...] = ()
@@ -106,8 +109,9 @@ class TritonPagedAttention:
         num_uniform = batch.num_uniform_tokens
         output = query.new_empty((*query.shape[:2], value_size))
         if num_uniform:
-            tiling = latent_tiling()
-            row_tiles = -(-batch.uniform_len * query.shape[1] // tiling.num_rows)
+            num_rows = batch.uniform_len * query.shape[1]
+            tiling = latent_tiling(num_rows, self._shared_bytes)
+            row_tiles = -(-num_rows // tiling.num_rows)
             splits = self._splitter.choose(
                 num_programs=batch.num_uniform * row_tiles,
                 num_rows=num_uniform * query.shape[1],

@@ -1,4 +1,5 @@
-"""Layers with states in Triton: a program has a part of one sequence's state in registers, token after token.
+"""Layers with states in Triton: a program has a part of one sequence's state in registers, token after token;
+prompts of some length go by chunks (``state_chunks``).
 
 The functions are those of ``torch_states``, which they are held to.
 """
@@ -8,15 +9,23 @@ The functions are those of ``torch_states``, which they are held to.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 
+from engine.worker.gpu.state_chunks.launches import delta_rule_chunks, scan_chunks
+from engine.worker.gpu.state_chunks.prepare import softplus
+from engine.worker.gpu.state_chunks.table import StepTable, table_on
 from engine.worker.states.state_batch import StateBatch
 
 _STATE_NUMBERS = 4096
 """Numbers of a program's part of a state, in 32 registers of each of its 128 threads."""
+_IN_CHUNKS = {torch.bfloat16}
+"""Types whose prompts go by chunks in the gated delta rule: without tensor cores these have as many
+operations, and spill."""
+_SCANS_IN_CHUNKS: frozenset[torch.dtype] = frozenset()
+"""The same of the selective scan. None: on an H200 its chunks were wrong in bf16, and what was changed since
+has not run there."""
 _CONV_TOKENS, _CONV_CHANNELS = 16, 128
 
 
@@ -43,7 +52,7 @@ class TritonStates:
             bias,
             pool,
             output,
-            _on(batch, x.device),
+            table_on(batch, x.device).sequences,
             x.stride(0),
             pool_stride,
             NUM_CHANNELS=num_channels,
@@ -69,18 +78,24 @@ class TritonStates:
         """See ``StateOps``."""
         (num_tokens, num_k_heads, k_size), (_, num_v_heads, v_size) = k.shape, v.shape
         q, k, v, pool_stride = _rows(q), _rows(k), _rows(v), _slot_stride(pool)
+        g, beta, table = g.contiguous(), beta.contiguous(), table_on(batch, v.device)
         output = v.new_empty(num_tokens, num_v_heads, v_size)
+        num_short = _num_short(table, v.dtype in _IN_CHUNKS)
+        if num_short < len(batch.query_lens):
+            delta_rule_chunks(q, k, v, g, beta, pool, output, table)
+        if not num_short:
+            return output
         padded = triton.next_power_of_2(k_size)
         columns = _part(v_size, padded)
-        _gated_delta_rule[(len(batch.query_lens), num_v_heads, triton.cdiv(v_size, columns))](
+        _gated_delta_rule[(num_short, num_v_heads, triton.cdiv(v_size, columns))](
             q,
             k,
             v,
-            g.contiguous(),
-            beta.contiguous(),
+            g,
+            beta,
             pool,
             output,
-            _on(batch, v.device),
+            table.sequences,
             q.stride(0),
             k.stride(0),
             v.stride(0),
@@ -108,20 +123,26 @@ class TritonStates:
         """See ``StateOps``."""
         (num_tokens, num_heads, head_size), (_, num_groups, state_size) = x.shape, b.shape
         x, b, c, pool_stride = _rows(x), _rows(b), _rows(c), _slot_stride(pool)
-        output = x.new_empty(num_tokens, num_heads, head_size)
+        dt, a, d, dt_bias = dt.contiguous(), a.contiguous(), d.contiguous(), dt_bias.contiguous()
+        output, table = x.new_empty(num_tokens, num_heads, head_size), table_on(batch, x.device)
+        num_short = _num_short(table, x.dtype in _SCANS_IN_CHUNKS)
+        if num_short < len(batch.query_lens):
+            scan_chunks(x, dt, a, b, c, d, dt_bias, pool, output, table)
+        if not num_short:
+            return output
         padded = triton.next_power_of_2(state_size)
         rows = _part(head_size, padded)
-        _selective_scan[(len(batch.query_lens), num_heads, triton.cdiv(head_size, rows))](
+        _selective_scan[(num_short, num_heads, triton.cdiv(head_size, rows))](
             x,
-            dt.contiguous(),
-            a.contiguous(),
+            dt,
+            a,
             b,
             c,
-            d.contiguous(),
-            dt_bias.contiguous(),
+            d,
+            dt_bias,
             pool,
             output,
-            _on(batch, x.device),
+            table.sequences,
             x.stride(0),
             b.stride(0),
             c.stride(0),
@@ -135,10 +156,9 @@ class TritonStates:
         return output
 
 
-def _on(batch: StateBatch, device: torch.device) -> torch.Tensor:
-    """[num_seqs, 4]: each sequence's first token, tokens, source and target, on the device."""
-    columns = (batch.starts, batch.query_lens, batch.sources, batch.targets)
-    return torch.from_numpy(np.stack(columns, axis=1)).to(device)
+def _num_short(table: StepTable, in_chunks: bool) -> int:
+    """How many of the table's first sequences go token by token."""
+    return table.num_short if in_chunks else len(table.sequences)
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
@@ -160,7 +180,7 @@ def _part(size: int, padded_other: int) -> int:
 @triton.jit
 def _sequence(sequences, seq):
     """Its first token, tokens, source and target."""
-    own = sequences + 4 * seq
+    own = sequences + 6 * seq
     return tl.load(own), tl.load(own + 1), tl.load(own + 2), tl.load(own + 3)
 
 
@@ -304,7 +324,7 @@ def _selective_scan(
     rate, skip = tl.load(a + head).to(tl.float32), tl.load(d + head).to(tl.float32)
     for token in range(start, start + length):
         step = tl.load(dt + token * num_heads + head).to(tl.float32) + tl.load(dt_bias + head).to(tl.float32)
-        step = tl.where(step > 20, step, tl.log(1 + tl.exp(step)))
+        step = softplus(step)
         own = head // HEADS_EACH * STATE_SIZE + columns
         written = tl.load(b + token * b_stride + own, mask=is_column, other=0.0).to(tl.float32)
         read = tl.load(c + token * c_stride + own, mask=is_column, other=0.0).to(tl.float32)

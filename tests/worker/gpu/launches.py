@@ -78,12 +78,13 @@ def warm_up(options: dict[str, Any]) -> None:
 
 
 def serve(options: dict[str, Any]) -> None:
-    numbers = random.Random(0)
+    numbers, num_tokens = random.Random(0), 20 if "speculative_config" in options else 4
     with LLM(**options, num_gpu_blocks_override=3000, multiprocess=False) as llm:
         for count, shortest, longest in LENGTHS:
             for params in PARAMS:
                 prompts = list(_prompts(numbers, count, shortest, longest))
-                llm.generate(prompts, SamplingParams(max_tokens=4, ignore_eos=True, **params), use_tqdm=False)
+                said = SamplingParams(max_tokens=num_tokens, ignore_eos=True, **params)
+                llm.generate(prompts, said, use_tqdm=False)
 
 
 def _prompts(numbers: random.Random, count: int, shortest: int, longest: int) -> Iterator[list[int]]:
@@ -91,11 +92,12 @@ def _prompts(numbers: random.Random, count: int, shortest: int, longest: int) ->
         yield numbers.choices(range(1000), k=numbers.randint(shortest, longest))
 
 
-def main(folder: str) -> None:
+def main(folder: str, drafts: dict[str, Any] | None) -> None:
     for module in KERNELS:
         import_module(f"engine.worker.gpu.{module}")
     os.environ["TRITON_INTERPRET"] = "1"  # kernels are chosen; they are interpreted no more
-    options = {"model": folder, "device": "cpu", "attention_backend": "triton", "load_format": "dummy"}
+    options: dict[str, Any] = {"model": folder, "device": "cpu", "attention_backend": "triton"}
+    options |= {"load_format": "dummy"} | ({} if drafts is None else {"speculative_config": drafts})
     limits = {"max_model_len": 2000, "max_num_seqs": 37, "max_num_batched_tokens": 512}
     kinds = record_launches()
     warm_up(options | limits)
@@ -105,4 +107,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], json.loads(sys.argv[2]))

@@ -22,9 +22,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
+DRAFTS = {"method": "suffix", "num_speculative_tokens": 16, "weigh_costs": False}
+
+
+@pytest.mark.parametrize("drafts", [None, DRAFTS], ids=["plain", "drafts"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_serving_launches_no_kernel_that_was_not_warmed_up(family: str, tmp_path: Path) -> None:
-    """Whatever numbers of requests and tokens come, and whatever they ask for."""
+def test_serving_launches_no_kernel_that_was_not_warmed_up(
+    family: str, drafts: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    """Whatever numbers of requests and tokens come, whatever they ask for, and with drafts of any length."""
     folder = make_model_folder(
         tmp_path / "model",
         family,
@@ -41,7 +47,7 @@ def test_serving_launches_no_kernel_that_was_not_warmed_up(family: str, tmp_path
     )
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.worker.gpu.launches", str(folder)],
+        [sys.executable, "-m", "tests.worker.gpu.launches", str(folder), json.dumps(drafts)],
         stdout=subprocess.PIPE,
         env=environment,
         text=True,

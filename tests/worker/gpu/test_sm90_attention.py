@@ -44,15 +44,17 @@ def test_decodes_and_drafts(launches: dict[str, LaunchRecorder]) -> None:
         assert used.shared_bytes * 4 <= MAX_SHARED_BYTES
 
 
-def test_prompts(launches: dict[str, LaunchRecorder]) -> None:
-    """Nothing is spilled, and shared memory holds the tiles."""
+@pytest.mark.parametrize("shared_bytes", [MAX_SHARED_BYTES, 99 * 1024])
+def test_prompts(shared_bytes: int, launches: dict[str, LaunchRecorder]) -> None:
+    """Shared memory holds the tiles, a Hopper's and what other GPUs have. Nothing is spilled, or a few
+    numbers by tiles that were a fifth faster on an H200."""
     for pool in POOLS:
-        launch_prompts(*pool)
+        launch_prompts(*pool, shared_bytes)
     builds = launches["prompt_kernel"].builds
     assert len(builds) == len(POOLS)
     for used in compile_all_for_sm90(builds):
-        assert used.spill_bytes == 0
-        assert used.shared_bytes <= MAX_SHARED_BYTES
+        assert used.spill_bytes <= (48 if shared_bytes == MAX_SHARED_BYTES else 0)
+        assert used.shared_bytes <= shared_bytes
 
 
 def test_merging_and_writing(launches: dict[str, LaunchRecorder]) -> None:
@@ -79,7 +81,7 @@ def launch_uniform(dtype: torch.dtype, page: int, head_dim: int, uniform_len: in
     )
 
 
-def launch_prompts(dtype: torch.dtype, page: int, head_dim: int) -> None:
+def launch_prompts(dtype: torch.dtype, page: int, head_dim: int, shared_bytes: int) -> None:
     query = queries(2048, head_dim)
     attend_prompts(
         torch.empty_like(query),
@@ -87,7 +89,7 @@ def launch_prompts(dtype: torch.dtype, page: int, head_dim: int) -> None:
         pages_of(dtype, page, head_dim),
         step(0, 1, (PromptChunk(0, 0, 2048, 34_816),)),
         Scoring(head_dim**-0.5),
-        prompt_tiling(head_dim, dtype),
+        prompt_tiling(head_dim, dtype, shared_bytes),
         Splits(1, 1024, SplitScratch.allocate(head_dim, torch.device("meta"))),
     )
 

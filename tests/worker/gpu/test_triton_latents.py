@@ -113,9 +113,12 @@ def test_tokens_are_those_of_transformers(name: str, model_folders: ModelFolders
             prompts = [prompts[0] + [*outputs[0].outputs[0].token_ids, 7]]
 
 
-@pytest.mark.parametrize("num_heads", [16, 128])
-def test_it_fits_on_a_gpu(num_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is spilled with DeepSeek-V2-Lite's heads and V3's, and shared memory holds two programs."""
+@pytest.mark.parametrize(
+    ("num_heads", "shared_bytes"), [(16, MAX_SHARED_BYTES), (128, MAX_SHARED_BYTES), (128, 99 * 1024)]
+)
+def test_it_fits_on_a_gpu(num_heads: int, shared_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With DeepSeek-V2-Lite's heads and V3's, on a Hopper and on other GPUs. Nothing is spilled but a few
+    numbers by the tiles of 64 rows, which took half the time of those of 16 on an H200."""
     recorder = LaunchRecorder(latent_kernel)
     monkeypatch.setattr(triton_attention, "latent_kernel", recorder)
     monkeypatch.setattr(triton_attention, "merge_kernel", LaunchRecorder(merge_kernel))
@@ -130,9 +133,9 @@ def test_it_fits_on_a_gpu(num_heads: int, monkeypatch: pytest.MonkeyPatch) -> No
         torch.empty((100, 61, 1, 16, 1, 576), dtype=torch.bfloat16, device=meta)[:, 0, 0],
         step,
         Scoring(0.1),
-        latent_tiling(),
+        latent_tiling(num_heads, shared_bytes),
         Splits(8, 128, SplitScratch.allocate(576, meta)),
     )
     for used in compile_all_for_sm90(recorder.builds):
-        assert used.spill_bytes == 0
-        assert used.shared_bytes * 2 <= MAX_SHARED_BYTES
+        assert used.spill_bytes <= (96 if used.shared_bytes > 99 * 1024 else 0)
+        assert used.shared_bytes <= shared_bytes

@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.gpu.measures.closeness import LIMITS, row_error
 from engine.worker.gpu import triton_states
+from engine.worker.gpu.state_chunks import kernels, prepare
+from engine.worker.gpu.state_chunks.table import table_on
 from engine.worker.gpu.triton_states import TritonStates
 from engine.worker.states import torch_states
 from engine.worker.states.state_batch import StateBatch
@@ -24,6 +27,10 @@ from tests.worker.states.definitions import (
 
 BATCH = StateBatch(np.array([1, 2, 20, 3, 17]), np.array([0, 2, 6, 4, 6]), np.array([1, 2, 3, 4, 5]))
 """New, in place, and two that share a source; steps shorter than a convolution's width, and longer ones."""
+CHUNKED = StateBatch(
+    np.array([1, 64, 200, 3, 65, 63]), np.array([0, 2, 6, 4, 6, 0]), np.array([1, 2, 3, 4, 5, 7])
+)
+"""Beside sequences that go token by token, some of chunks: a whole one, less and more."""
 Make = Callable[[Sizes, StateBatch, torch.dtype], Inputs]
 LAYERS: dict[str, Make] = {
     "causal_conv": lambda *case: conv_inputs(*case, bias=True),
@@ -64,6 +71,94 @@ def test_rows_may_be_bf16(name: str) -> None:
     wanted = getattr(torch_states, name)(*inputs[:-1], inputs[-1].clone(), BATCH).float()
     found = getattr(TritonStates(), name)(*inputs[:-1], inputs[-1].clone(), BATCH).float()
     assert (found - wanted).norm() < 0.01 * wanted.norm()
+
+
+def by_chunks(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    for kinds in ("_IN_CHUNKS", "_SCANS_IN_CHUNKS"):
+        monkeypatch.setattr(triton_states, kinds, {dtype})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [Sizes(1, 2, 12, 24), Sizes(2, 4, 32, 48)], ids=str)
+@pytest.mark.parametrize("name", ["gated_delta_rule", "selective_scan"])
+def test_prompts_by_chunks(
+    name: str, sizes: Sizes, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of outputs and states; slots that no sequence has are NaN before and after. Their numbers in fp32
+    are seen here only."""
+    by_chunks(monkeypatch, dtype)
+    torch.manual_seed(3)
+    inputs = LAYERS[name](sizes, CHUNKED, dtype)
+    found, wanted = inputs[-1].clone(), inputs[-1].clone()
+    output = getattr(TritonStates(), name)(*inputs[:-1], found, CHUNKED)
+    expected = getattr(torch_states, name)(*inputs[:-1], wanted, CHUNKED)
+    assert torch.equal(found.isnan(), wanted.isnan())
+    limit = LIMITS[dtype]
+    assert row_error(output, expected) < limit
+    used = CHUNKED.targets
+    assert row_error(found[used].flatten(1), wanted[used].flatten(1)) < LIMITS[dtype]
+
+
+def test_chunks_of_strong_and_of_no_decay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logarithms down to -20 a token, and equal keys that nothing fades: where powers would overflow."""
+    by_chunks(monkeypatch, torch.float32)
+    torch.manual_seed(4)
+    q, k, v, g, beta, pool = delta_rule_inputs(Sizes(1, 2, 16, 16), CHUNKED, torch.float32)
+    g = -20 * torch.rand_like(g)
+    g[::3] = 0
+    _check("gated_delta_rule", (q, k, v, g, beta, pool))
+    x, dt, a, *others = scan_inputs(Sizes(1, 2, 16, 16), CHUNKED, torch.float32)
+    _check("selective_scan", (x, dt, -20 * torch.rand_like(a), *others))
+    equal, lasting = k[:1].expand_as(k), torch.zeros_like(g)
+    _check("gated_delta_rule", (q, equal, v, lasting, torch.ones_like(beta), pool))
+
+
+def _check(name: str, inputs: Inputs) -> None:
+    found, wanted = inputs[-1].clone(), inputs[-1].clone()
+    output = getattr(TritonStates(), name)(*inputs[:-1], found, CHUNKED)
+    expected = getattr(torch_states, name)(*inputs[:-1], wanted, CHUNKED)
+    torch.testing.assert_close(output, expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4, equal_nan=True)
+
+
+def test_one_launch_has_what_its_table_says() -> None:
+    """Short sequences first; chunks of the others in the order of their tokens."""
+    table = table_on(CHUNKED, torch.device("cpu"))
+    assert table.num_short == 2
+    assert table.sequences.tolist() == [
+        [0, 1, 0, 1, 0, 0],
+        [265, 3, 4, 4, 5, 0],
+        [1, 64, 2, 2, 0, 1],
+        [65, 200, 6, 3, 1, 4],
+        [268, 65, 6, 5, 5, 2],
+        [333, 63, 0, 7, 7, 1],
+    ]
+    firsts = [(1, 64), (65, 64), (129, 64), (193, 64), (257, 8), (268, 64), (332, 1), (333, 63)]
+    assert table.chunks.tolist() == [list(row) for row in firsts]
+
+
+@pytest.mark.slow
+def test_chunks_fit_a_hopper_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of Qwen3-Next's and Granite 4's sizes: nothing is spilled, and two programs share a processor."""
+    recorders = []
+    for module, kernel in (
+        (kernels, "states_before_chunks"),
+        (kernels, "outputs_of_chunks"),
+        (prepare, "prepare_delta"),
+        (prepare, "prepare_scan"),
+    ):
+        recorders.append(LaunchRecorder(getattr(module, kernel)))
+        monkeypatch.setattr(module, kernel, recorders[-1])
+    by_chunks(monkeypatch, torch.bfloat16)
+    prompt = StateBatch(np.array([64]), np.array([0]), np.array([1]))
+    for name, sizes in (
+        ("gated_delta_rule", Sizes(16, 32, 128, 128)),
+        ("selective_scan", Sizes(1, 64, 128, 64)),
+    ):
+        getattr(TritonStates(), name)(*LAYERS[name](sizes, prompt, torch.bfloat16), prompt)
+    for used in compile_all_for_sm90([build for each in recorders for build in each.builds]):
+        assert used.spill_bytes == 0
+        assert used.shared_bytes < 99 * 1024
 
 
 @pytest.mark.slow

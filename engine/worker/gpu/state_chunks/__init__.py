@@ -1,0 +1,1 @@
+"""Prompts of layers with states by chunks of tokens, in Triton."""

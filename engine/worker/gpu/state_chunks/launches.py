@@ -1,0 +1,154 @@
+"""Launches of the kernels for chunks: two functions that compute all sequences of a step that have some."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from engine.worker.gpu.state_chunks import kernels, prepare
+from engine.worker.gpu.state_chunks.table import StepTable
+from engine.worker.gpu.tiling import padded
+
+_STATE_NUMBERS = 4096
+"""Numbers of a program's part of a state, in 32 registers of each of its 128 threads."""
+_OUTPUT_COLUMNS = 64
+
+
+def delta_rule_chunks(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    pool: torch.Tensor,
+    output: torch.Tensor,
+    table: StepTable,
+) -> None:
+    """See ``StateOps``; rows of tokens are contiguous. Fills what ``output`` and the pool have of them."""
+    num_tokens, num_heads, v_size = v.shape
+    k_size = k.shape[2]
+    recalling = v.new_empty(num_tokens, num_heads, k_size)
+    values, weights = torch.empty_like(output), _weights(output)
+    prepare.prepare_delta[(len(table.chunks), num_heads)](
+        q,
+        k,
+        v,
+        g,
+        beta,
+        recalling,
+        values,
+        *weights,
+        table.chunks,
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        HEADS_EACH=num_heads // k.shape[1],
+        K_SIZE=k_size,
+        V_SIZE=v_size,
+        PADDED_K=padded(k_size),
+        PADDED_V=padded(v_size),
+        num_warps=8,
+    )
+    corrections = torch.empty_like(output)
+    states = _states(k, values, weights, pool, table, (recalling, corrections))
+    _outputs(q, k, corrections, weights, states, output, table)
+
+
+def scan_chunks(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    d: torch.Tensor,
+    dt_bias: torch.Tensor,
+    pool: torch.Tensor,
+    output: torch.Tensor,
+    table: StepTable,
+) -> None:
+    """See ``delta_rule_chunks``: b has the keys and c the queries."""
+    weights = _weights(output)
+    prepare.prepare_scan[(len(table.chunks), x.shape[1])](dt, a, dt_bias, *weights, table.chunks)
+    states = _states(b, x, weights, pool, table)
+    _outputs(c, b, x, weights, states, output, table, d)
+
+
+def _weights(output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """[num_tokens, heads] each in fp32: the decay since the chunk began (its logarithm), what keys and what
+    queries are multiplied by."""
+    first, second, third = (output.new_empty(output.shape[:2], dtype=torch.float32) for _ in range(3))
+    return first, second, third
+
+
+def _states(
+    k: torch.Tensor,
+    values: torch.Tensor,
+    weights: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    pool: torch.Tensor,
+    table: StepTable,
+    correcting: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """[num_chunks, heads, k_size, v_size] the states before chunks, in fp32. Those behind the last ones
+    go to the pool, whose states are of values and keys unless ``correcting`` (w, and what receives the
+    corrections)."""
+    (_, num_heads, v_size), k_size = values.shape, k.shape[2]
+    states = pool.new_empty(len(table.chunks), num_heads, k_size, v_size)
+    columns = min(padded(v_size), max(16, _STATE_NUMBERS // padded(k_size)))
+    kernels.states_before_chunks[(len(table.chunked), num_heads, triton.cdiv(v_size, columns))](
+        k,
+        values,
+        *(correcting or (None, None)),
+        *weights[:2],
+        pool,
+        states,
+        table.chunked,
+        k.stride(0),
+        values.stride(0),
+        pool.stride(0),
+        HEADS_EACH=num_heads // k.shape[1],
+        K_SIZE=k_size,
+        V_SIZE=v_size,
+        K_STEP=v_size if correcting else 1,
+        V_STEP=1 if correcting else k_size,
+        PADDED_K=padded(k_size),
+        COLUMNS=columns,
+        CORRECTS=correcting is not None,
+        num_warps=8,
+        num_stages=2,
+    )
+    return states
+
+
+def _outputs(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    values: torch.Tensor,
+    weights: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    states: torch.Tensor,
+    output: torch.Tensor,
+    table: StepTable,
+    skip: torch.Tensor | None = None,
+) -> None:
+    """skip [heads]: the share of its own value that a token gives out."""
+    _, num_heads, k_size, v_size = states.shape
+    columns = min(padded(v_size), _OUTPUT_COLUMNS)
+    kernels.outputs_of_chunks[(len(table.chunks), num_heads, triton.cdiv(v_size, columns))](
+        q,
+        k,
+        values,
+        *weights,
+        skip,
+        states,
+        output,
+        table.chunks,
+        q.stride(0),
+        k.stride(0),
+        values.stride(0),
+        HEADS_EACH=num_heads // k.shape[1],
+        K_SIZE=k_size,
+        V_SIZE=v_size,
+        PADDED_K=padded(k_size),
+        COLUMNS=columns,
+        HAS_SKIP=skip is not None,
+        num_warps=8,
+    )
