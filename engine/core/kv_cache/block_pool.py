@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from engine.core.kv_cache.block_hash import BlockHash
 
@@ -185,6 +186,11 @@ class BlockPool:
         for block in blocks:
             self.evict(block)
         return blocks
+
+    def next_evicted(self, count: int) -> list[KVCacheBlock]:
+        """The cached blocks, stale ones aside, that the next ``count`` new blocks evict."""
+        num_evicted = count - len(self._empty) - self._stale.num_free_blocks
+        return list(islice(self._cached, num_evicted)) if num_evicted > 0 else []
 
     def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
         """Add a holder to each of these blocks, which are held or cached.

@@ -17,6 +17,7 @@ from engine.core.kv_cache.kv_cache_coordinator import get_kv_cache_coordinator
 from engine.core.kv_cache.kv_cache_statistics import KVCacheStatistics
 from engine.core.kv_cache.pinned_blocks import PinnedBlocks
 from engine.core.kv_cache.shortages import Shortage
+from engine.core.kv_cache.state_copies import StateLayout
 from engine.core.kv_cache.state_manager import StateManager
 from engine.core.kv_cache.tiered_blocks import LoadablePrefix, TieredBlocks
 from engine.core.request import Request
@@ -33,6 +34,9 @@ NO_BLOCKS: list[KVCacheBlock] = []
 
 class KVCacheManager:
     """Finds, allocates and frees the blocks of requests; holds the blocks of pins and of loads."""
+
+    num_lookahead_tokens = 0
+    """Places for a drafter's KV behind the tokens of a request; it drafts less where they do not fit."""
 
     def __init__(
         self,
@@ -64,9 +68,8 @@ class KVCacheManager:
             max_step_tokens=max_step_tokens,
         )
         state_blocks = blocks_per_state(self.kv_cache_groups)
-        self.states = (
-            StateManager(num_states, block_size, state_blocks, enable_caching) if state_blocks else None
-        )
+        layout = StateLayout(num_blocks, state_blocks)
+        self.states = StateManager(num_states, block_size, layout, enable_caching) if state_blocks else None
         """The states of a model that has layers with states."""
         self.num_groups = self._coordinator.num_groups
         self.has_windows = self._coordinator.has_windows
@@ -76,9 +79,7 @@ class KVCacheManager:
         self._requests: set[str] = set()
         self._shortages: dict[str, Shortage] = {}
         self.pinned = PinnedBlocks(self.pool, self._coordinator, self.kv_cache_groups, self.states)
-        self.tiered = TieredBlocks(
-            self.pool, self._coordinator, is_unitary=self.is_unitary, max_step_tokens=max_step_tokens
-        )
+        self.tiered = TieredBlocks(self.pool, self._coordinator, self.states, max_step_tokens)
         self._deferred: dict[int, list[KVCacheBlock]] = {}
 
     @property
@@ -175,15 +176,19 @@ class KVCacheManager:
         request_id = request.request_id
         num_computed = request.num_computed_tokens + (self.num_tokens_of(hit) if hit else 0)
         num_tokens = min(num_computed + num_new_tokens, self._max_model_len)
+        num_places = min(num_tokens + self.num_lookahead_tokens, self._max_model_len)
         coordinator = self._coordinator
-        if not hit and coordinator.has_blocks_for(request_id, num_tokens):  # most steps of most requests
+        if not hit and coordinator.has_blocks_for(request_id, num_places):  # most steps of most requests
             if self.enable_caching:
                 coordinator.cache_blocks(
                     request_id, request.block_hashes, min(num_tokens, request.num_tokens)
                 )
             return NO_BLOCKS
-        if coordinator.num_blocks_to_allocate(request_id, num_tokens, hit) > self.pool.num_free_blocks:
-            return None
+        num_free = self.pool.num_free_blocks
+        if coordinator.num_blocks_to_allocate(request_id, num_places, hit) > num_free:
+            num_places = num_tokens
+            if coordinator.num_blocks_to_allocate(request_id, num_tokens, hit) > num_free:
+                return None
         if request_id not in self._requests:
             if self.states is not None:
                 if self.num_states_short(request, hit) > 0:
@@ -194,7 +199,7 @@ class KVCacheManager:
             coordinator.add_hit(request_id, hit)
             if self.has_windows:
                 self.tiered.expect_branches(request)
-        blocks = coordinator.allocate_new_blocks(request_id, num_tokens)
+        blocks = coordinator.allocate_new_blocks(request_id, num_places)
         if self.enable_caching:
             coordinator.cache_blocks(request_id, request.block_hashes, min(num_tokens, request.num_tokens))
         return blocks
@@ -317,7 +322,7 @@ class KVCacheManager:
 
         A prefix may then end anywhere, so that of a group with a window nothing is known to be lacking.
         """
-        self.tiered.copies = copies
+        self.tiered.join(copies)
         num_local = sum(not group.is_full for group in self.kv_cache_groups)
         self._shortage_slack += num_local * self._max_step_blocks
 
@@ -377,13 +382,8 @@ class KVCacheManager:
     def statistics(self) -> KVCacheStatistics:
         """Counts of blocks and pins as they are now."""
         pool = self.pool.statistics()
-        return KVCacheStatistics(
-            num_blocks=pool.num_blocks,
-            num_free_blocks=pool.num_free_blocks,
-            num_cached_blocks=pool.num_cached_blocks,
-            num_pinned_blocks=self.num_pinned_blocks,
-            num_pins=self.num_pins,
-        )
+        of_pool = pool.num_blocks, pool.num_free_blocks, pool.num_cached_blocks
+        return KVCacheStatistics(*of_pool, self.num_pinned_blocks, self.num_pins)
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless every block is held by exactly those that list it."""

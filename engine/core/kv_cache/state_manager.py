@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.kv_cache.block_pool import BlockPool, KVCacheBlock
+from engine.core.kv_cache.state_copies import StateLayout
 from engine.core.request import Request
 
 MIN_STATES = 4
@@ -58,6 +59,8 @@ class _RequestStates:
     """Ascending. The last may be ``current``, too."""
     num_lacking_tokens: int = 0
     """Tokens whose KV was cached and that are computed again, since there was no state behind them."""
+    loading: KVCacheBlock | None = None
+    """The slot into which the state is copied that the request goes on from."""
 
     @property
     def must_keep_current(self) -> bool:
@@ -69,17 +72,25 @@ class _RequestStates:
         slots = [checkpoint.slot for checkpoint in reversed(self.checkpoints)]
         if self.current is not None and not self.must_keep_current:
             slots.append(self.current)
+        if self.loading is not None:
+            slots.append(self.loading)
         return slots + self.spare
 
 
 class StateManager:
     """Finds, allocates and frees state slots. Slot 0 is never handed out."""
 
-    def __init__(self, num_states: int, block_size: int, blocks_per_state: int, enable_caching: bool) -> None:
-        """``num_states``: slots, slot 0 counted. ``blocks_per_state``: blocks that one counts as."""
+    def __init__(self, num_states: int, block_size: int, layout: StateLayout, enable_caching: bool) -> None:
+        """``num_states``: slots, slot 0 counted. ``layout``: the blocks that each has."""
         assert num_states >= MIN_STATES, "a request that hits a state does not fit"
         self.pool = BlockPool(num_states)
-        self.blocks_per_state = blocks_per_state
+        self.layout = layout
+        self.blocks_per_state = layout.num_parts
+        self.notes_evicted = False
+        """Whether evicted states are kept for ``take_evicted``, as another tier may want them."""
+        self._evicted: list[tuple[BlockHash, int]] = []
+        self._loads: dict[int, KVCacheBlock] = {}
+        """The slots that loads write, by their ids."""
         self._block_size = block_size
         self._enable_caching = enable_caching
         self._num_reserved = 2 if enable_caching else 1
@@ -91,10 +102,17 @@ class StateManager:
 
     # ---- hits ----
 
-    def longest_hit(self, block_hashes: Sequence[BlockHash], num_blocks: int) -> int:
-        """Blocks, at most ``num_blocks``, of the longest prefix that has a cached state at its end."""
-        get = self.pool.get_cached_block
-        return next((end for end in range(num_blocks, 0, -1) if get(block_hashes[end - 1]) is not None), 0)
+    def longest_hit(
+        self, block_hashes: Sequence[BlockHash], num_blocks: int, copies: Container[BlockHash] | None = None
+    ) -> int:
+        """Blocks, at most ``num_blocks``, of the longest prefix that has a state at its end: a cached one, or
+        a copy among these."""
+        get, is_among = self.pool.get_cached_block, self.layout.is_among
+        for end in range(num_blocks, 0, -1):
+            block_hash = block_hashes[end - 1]
+            if get(block_hash) is not None or (copies is not None and is_among(block_hash, copies)):
+                return end
+        return 0
 
     def _cached_at(self, block_hashes: Sequence[BlockHash], num_blocks: int) -> KVCacheBlock | None:
         """The cached state behind so many blocks; None behind none."""
@@ -103,11 +121,15 @@ class StateManager:
     # ---- requests ----
 
     def num_short(self, request: Request, num_hit_blocks: int) -> int:
-        """Free slots that the request lacks to start or go on; 0 or less if it has enough."""
+        """Free slots that the request lacks to start or go on; 0 or less if it has enough.
+
+        Behind a hit without a cached state one is to be loaded.
+        """
         if request.request_id in self._requests:
             return 0
         hit = self._cached_at(request.block_hashes, num_hit_blocks)
-        return self._num_reserved + (hit is not None and hit.ref_cnt == 0) - self.pool.num_free_blocks
+        takes_one = num_hit_blocks > 0 and (hit is None or hit.ref_cnt == 0)
+        return self._num_reserved + takes_one - self.pool.num_free_blocks
 
     def start(self, request: Request, num_hit_blocks: int, num_shared_blocks: int) -> None:
         """Allocate slots for a request, which fits.
@@ -141,6 +163,10 @@ class StateManager:
         self.pool.evict_first(passed)
 
     def _new_slots(self, count: int) -> list[KVCacheBlock]:
+        if self.notes_evicted:
+            for slot in self.pool.next_evicted(count):
+                assert slot.block_hash is not None, "a cached slot has a name"
+                self._evicted.append((slot.block_hash, slot.block_id))
         slots = self.pool.get_new_blocks(count)
         self._forks.difference_update(slot.block_id for slot in slots)
         return slots
@@ -262,6 +288,50 @@ class StateManager:
             self._cache(request, states)
             self.pool.free_blocks(reversed(states.held()))
 
+    # ---- loads ----
+
+    def begin_load(self, load_id: int, request: Request, num_loaded_blocks: int, num_shared: int) -> range:
+        """Allocate slots for a request, which fits, and for the state behind so many blocks.
+
+        ``num_shared``: as that of ``start``. Returns the ids of the blocks to load. They are the load's, too.
+        """
+        assert request.request_id not in self._requests
+        slot, *spare = self._new_slots(1 + self._num_reserved)
+        self._loads[load_id] = slot
+        self.pool.touch([slot])
+        num_lacking = (num_shared - num_loaded_blocks) * self._block_size
+        self._num_lacking_tokens += num_lacking
+        self._requests[request.request_id] = _RequestStates(
+            spare,
+            self.branch_ends(request, num_shared),
+            num_shared * self._block_size,
+            num_lacking_tokens=num_lacking,
+            loading=slot,
+        )
+        return self.layout.blocks_of(slot.block_id)
+
+    def cache_loaded(self, load_id: int, request: Request, num_loaded_blocks: int) -> None:
+        """Let a request go on from the state of a load that has ended well; others may hit it, too."""
+        if load_id not in self._loads:
+            return
+        states = self._requests[request.request_id]
+        slot, states.loading = self._loads[load_id], None
+        states.current = slot
+        states.checkpoints.append(_Checkpoint(num_loaded_blocks * self._block_size, slot, _Fate.PASSED))
+        self._cache(request, states)
+        self._evict_passed_first(request.block_hashes[: num_loaded_blocks - 1])
+
+    def end_load(self, load_id: int) -> None:
+        """Release the slot of a load, which writes it no more."""
+        slot = self._loads.pop(load_id, None)
+        if slot is not None:
+            self.pool.free_blocks([slot])
+
+    def take_evicted(self) -> list[tuple[BlockHash, int]]:
+        """Names and slots of the states evicted since the last call. They are there until the next step."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
+
     # ---- pins ----
 
     def pin(self, request: Request, pin_id: int, num_blocks: int) -> bool:
@@ -320,7 +390,8 @@ class StateManager:
     def check_invariants(self, request_ids: Iterable[str]) -> None:
         """Raise AssertionError unless each slot is held by exactly those that list it."""
         assert set(self._requests) == set(request_ids)
-        references = Counter(slot.block_id for slot in self._pins.values())
+        references = Counter(slot.block_id for slot in (*self._pins.values(), *self._loads.values()))
+        assert not self._evicted, "evicted states were not taken with the plan that evicts them"
         for states in self._requests.values():
             references.update(slot.block_id for slot in states.held())
             needs_spare = states.current is None or states.must_keep_current

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.kv_cache.block_pool import TO_LOAD, BlockPool, KVCacheBlock
 from engine.core.kv_cache.kv_cache_coordinator import KVCacheCoordinator
+from engine.core.kv_cache.state_manager import StateManager
 from engine.core.request import Request
 
 
@@ -21,19 +22,26 @@ class LoadablePrefix:
     table: list[KVCacheBlock]
     """As that of a hit, but ``TO_LOAD`` for what only the other tier has."""
     keys: list[BlockHash]
-    """Names of the blocks to load, in the table's order."""
+    """Names of the blocks to load, in the table's order, and behind them those of a state."""
+    loads_state: bool = False
+    """Whether the state behind it is to be loaded; else the pool has it, or layers have none."""
 
 
 class TieredBlocks:
     """Finds prefixes that can be loaded, and holds the blocks of loads until these have ended."""
 
     def __init__(
-        self, pool: BlockPool, coordinator: KVCacheCoordinator, *, is_unitary: bool, max_step_tokens: int
+        self,
+        pool: BlockPool,
+        coordinator: KVCacheCoordinator,
+        states: StateManager | None,
+        max_step_tokens: int,
     ) -> None:
         """``max_step_tokens``: the most tokens of one request that are computed before its windows move."""
         self._pool = pool
         self._coordinator = coordinator
-        self._is_unitary = is_unitary
+        self._states = states
+        self._is_unitary = coordinator.num_groups == 1 and not coordinator.has_windows and states is None
         self._max_step_tokens = max_step_tokens
         self._loads: dict[int, list[KVCacheBlock]] = {}
         self.copies: Container[BlockHash] = ()
@@ -46,6 +54,12 @@ class TieredBlocks:
         """The blocks of each load."""
         return self._loads.values()
 
+    def join(self, copies: Container[BlockHash]) -> None:
+        """Other tiers have blocks of these names, by and by, and want the states that the pool evicts."""
+        self.copies = copies
+        if self._states is not None:
+            self._states.notes_evicted = True
+
     # ---- loads ----
 
     def find(self, request: Request, copies: Container[BlockHash]) -> LoadablePrefix:
@@ -55,13 +69,39 @@ class TieredBlocks:
         """
         coordinator, hashes = self._coordinator, request.block_hashes
         table = coordinator.find_longest_cache_hit(hashes, request.num_tokens - 1, copies)
-        num_blocks = len(table) // coordinator.num_groups
-        if TO_LOAD in table:
-            names = zip(coordinator.keys_of(hashes[:num_blocks]), table, strict=True)
-            keys = [key for key, block in names if block is TO_LOAD]
-        else:
-            keys = []
-        return LoadablePrefix(num_blocks * coordinator.block_size, table, keys)
+        if self._states is not None:
+            return self._with_state(self._states, hashes, table, copies)
+        num_tokens = len(table) // coordinator.num_groups * coordinator.block_size
+        return LoadablePrefix(num_tokens, table, self._keys_to_load(hashes, table))
+
+    def _with_state(
+        self,
+        states: StateManager,
+        hashes: Sequence[BlockHash],
+        table: list[KVCacheBlock],
+        copies: Container[BlockHash],
+    ) -> LoadablePrefix:
+        """The longest prefix, within this table of one, that has a state at its end."""
+        coordinator = self._coordinator
+        while True:
+            num_blocks = len(table) // coordinator.num_groups
+            num_hit = states.longest_hit(hashes, num_blocks, copies)
+            if num_hit == num_blocks:
+                break
+            table = coordinator.find_longest_cache_hit(hashes, num_hit * coordinator.block_size, copies)
+        keys = self._keys_to_load(hashes, table)
+        loads_state = num_blocks > 0 and states.pool.get_cached_block(hashes[num_blocks - 1]) is None
+        if loads_state:
+            keys += states.layout.names_of(hashes[num_blocks - 1])
+        return LoadablePrefix(num_blocks * coordinator.block_size, table, keys, loads_state)
+
+    def _keys_to_load(self, hashes: Sequence[BlockHash], table: list[KVCacheBlock]) -> list[BlockHash]:
+        """Names of what only another tier has of a table."""
+        if TO_LOAD not in table:
+            return []
+        num_blocks = len(table) // self._coordinator.num_groups
+        names = zip(self._coordinator.keys_of(hashes[:num_blocks]), table, strict=True)
+        return [key for key, block in names if block is TO_LOAD]
 
     def num_reserved(self, request: Request, num_loaded_tokens: int) -> int:
         """For how many of its tokens a request has blocks that waits for a load: for all, so that it cannot
@@ -81,9 +121,9 @@ class TieredBlocks:
         table, coordinator, pool = prefix.table, self._coordinator, self._pool
         null = pool.null_block
         pool.touch(block for block in table if block is not TO_LOAD and block is not null)
-        loaded = pool.get_new_blocks(len(prefix.keys))
+        loaded = pool.get_new_blocks(table.count(TO_LOAD))
         following = iter(loaded)
-        num_cached = table.index(TO_LOAD) // coordinator.num_groups
+        num_cached = (table.index(TO_LOAD) if loaded else len(table)) // coordinator.num_groups
         full_table = [next(following) if block is TO_LOAD else block for block in table]
         coordinator.adopt(request.request_id, full_table, num_cached)
         self.expect_branches(request)
@@ -91,7 +131,22 @@ class TieredBlocks:
         coordinator.allocate_new_blocks(request.request_id, min(num_tokens, max_tokens))
         self._loads[load_id] = loaded
         pool.touch(loaded)
-        return [block.block_id for block in loaded]
+        block_ids = [block.block_id for block in loaded]
+        if self._states is not None:
+            block_ids += self._begin_state(self._states, load_id, request, prefix)
+        return block_ids
+
+    def _begin_state(
+        self, states: StateManager, load_id: int, request: Request, prefix: LoadablePrefix
+    ) -> Iterable[int]:
+        """Allocate the state slots of a request; returns the ids of the blocks to load of a state."""
+        coordinator, num_blocks = self._coordinator, prefix.num_tokens // self._coordinator.block_size
+        cached = coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
+        num_shared = max(num_blocks, len(cached) // coordinator.num_groups)
+        if prefix.loads_state:
+            return states.begin_load(load_id, request, num_blocks, num_shared)
+        states.start(request, num_blocks, num_shared)
+        return ()
 
     def cache_loaded(self, load_id: int, request: Request, prefix: LoadablePrefix) -> None:
         """Cache the blocks of a load that has ended well, and whose request waits for it."""
@@ -99,10 +154,14 @@ class TieredBlocks:
         self._pool.cache_full_blocks(loaded, prefix.keys, 0, len(loaded))
         num_blocks = prefix.num_tokens // self._coordinator.block_size
         self._coordinator.note_cached(request.request_id, num_blocks)
+        if self._states is not None:
+            self._states.cache_loaded(load_id, request, num_blocks)
 
     def end_load(self, load_id: int) -> None:
         """Release the blocks of a load, which writes them no more."""
         self._pool.free_blocks(reversed(self._loads.pop(load_id)))
+        if self._states is not None:
+            self._states.end_load(load_id)
 
     # ---- what other tiers should have ----
 
@@ -127,5 +186,34 @@ class TieredBlocks:
         return self._coordinator.names_of_hit(block_hashes)
 
     def names_of(self, block_hashes: Sequence[BlockHash]) -> Sequence[BlockHash]:
-        """Names of these blocks in every group."""
-        return self._coordinator.keys_of(block_hashes)
+        """Names of these blocks in every group, and of the states behind them that other tiers have."""
+        names = self._coordinator.keys_of(block_hashes)
+        if self._states is None:
+            return names
+        layout = self._states.layout
+        kept = (h for h in block_hashes if layout.begins_among(h, self.copies))
+        return [*names, *(name for h in kept for name in layout.names_of(h))]
+
+    def all_names_of(self, block_hashes: Sequence[BlockHash]) -> Sequence[BlockHash]:
+        """Names of these blocks in every group, and of all states behind them: also of those that another
+        tier does not have yet."""
+        names = self._coordinator.keys_of(block_hashes)
+        if self._states is None:
+            return names
+        layout = self._states.layout
+        return [*names, *(name for h in block_hashes for name in layout.names_of(h))]
+
+    def evicted_states(self) -> Iterable[tuple[list[BlockHash], range]]:
+        """Names and ids of the blocks of states that the pool evicts now and other tiers should have.
+
+        Left out are those of which there is a copy, and those whose KV nobody has: they could not be hit.
+        """
+        if self._states is None:
+            return
+        layout, pool = self._states.layout, self._states.pool
+        for block_hash, slot in self._states.take_evicted():
+            if pool.get_cached_block(block_hash) is not None or layout.is_among(block_hash, self.copies):
+                continue
+            key = self._coordinator.key_of_full(block_hash)
+            if key is None or key in self.copies or self._pool.get_cached_block(key) is not None:
+                yield layout.names_of(block_hash), layout.blocks_of(slot)

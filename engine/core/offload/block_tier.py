@@ -74,6 +74,11 @@ class BlockTier:
             self._busy[block_hash] = slot
         return slot
 
+    @property
+    def num_usable(self) -> int:
+        """Slots that are free, or whose contents may be evicted."""
+        return len(self._free) + len(self._idle)
+
     def _take_slot(self) -> int | None:
         if self._free:
             return self._free.pop()

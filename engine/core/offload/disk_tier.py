@@ -14,10 +14,15 @@ from engine.core.offload.block_tier import BlockTier
 from engine.core.outputs import NO_DISK_WRITES, DiskWrites
 
 MAX_DISK_WRITES = 64
-"""Blocks that may be on their way to disk at once.
+"""Blocks that may be on their way to disk at once, where a state does not take more.
 
 Each takes a block of host memory beside the pool: 128 MiB in all for an 8B model.
 """
+
+
+def max_disk_writes(blocks_per_state: int = 0) -> int:
+    """Blocks that may be on their way to disk at once: two states, as a part of one is of no use."""
+    return max(MAX_DISK_WRITES, 2 * blocks_per_state)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

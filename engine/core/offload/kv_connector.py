@@ -27,6 +27,7 @@ class KVConnectorMetadata:
     loads: Sequence[KVLoad] = ()
     stores: BlockCopies = NO_COPIES
     disk_writes: DiskWrites = NO_DISK_WRITES
+    state_stores: BlockCopies = NO_COPIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,9 @@ class KVConnector(Protocol):
 
     def store_blocks(self, keys: Sequence[BlockHash], block_ids: Sequence[int]) -> None:
         """Offload the blocks that are new to the tier: once the next plan has run it has their content."""
+
+    def store_state(self, keys: Sequence[BlockHash], block_ids: Sequence[int]) -> None:
+        """Offload all blocks of a state, or none, before the next plan runs, which evicts it."""
 
     def passed(self, keys: Sequence[BlockHash]) -> None:
         """Let contents be evicted first that the window of the request that stored them has left."""
@@ -127,6 +131,9 @@ class NoConnector:
         raise AssertionError("nothing was found")
 
     def store_blocks(self, keys: Sequence[BlockHash], block_ids: Sequence[int]) -> None:
+        pass
+
+    def store_state(self, keys: Sequence[BlockHash], block_ids: Sequence[int]) -> None:
         pass
 
     def passed(self, keys: Sequence[BlockHash]) -> None:

@@ -76,6 +76,8 @@ class OffloadingConnector:
         self._new_loads: list[KVLoad] = []
         self._new_stores: dict[BlockHash, tuple[int, int]] = {}
         """Block and slot of each store that goes with the next plan."""
+        self._new_state_stores: dict[BlockHash, tuple[int, int]] = {}
+        """The same of states."""
 
     def find_loadable(
         self, request: Request, num_computed_tokens: int, find: FindPrefix
@@ -121,22 +123,32 @@ class OffloadingConnector:
             if slot is not None:
                 self._new_stores[key] = (block_id, slot)
 
+    def store_state(self, keys: Sequence[BlockHash], block_ids: Sequence[int]) -> None:
+        self.evict(keys)  # what is left of an earlier copy
+        if self.tier.num_usable < len(keys):
+            return
+        for key, block_id in zip(keys, block_ids, strict=True):
+            slot = self.tier.add(key)
+            assert slot is not None, "there was room"
+            self._new_state_stores[key] = block_id, slot
+
     def passed(self, keys: Sequence[BlockHash]) -> None:
         self._evict_first(keys)
 
     def build_connector_meta(self) -> KVConnectorMetadata:
         loads, self._new_loads = self._new_loads, []
         disk_writes = NO_DISK_WRITES if self.disk is None else self.disk.take_writes()
-        return KVConnectorMetadata(loads, self._take_stores(), disk_writes)
+        stores, self._new_stores = self._new_stores, {}
+        state_stores, self._new_state_stores = self._new_state_stores, {}
+        return KVConnectorMetadata(loads, self._taken(stores), disk_writes, self._taken(state_stores))
 
-    def _take_stores(self) -> BlockCopies:
-        """Take the stores of the plan being made.
+    def _taken(self, stores: dict[BlockHash, tuple[int, int]]) -> BlockCopies:
+        """Stores of the plan being made.
 
         Their slots were busy until now, so that the plan names none twice; later plans may load from them.
         """
-        if not self._new_stores:
+        if not stores:
             return NO_COPIES
-        stores, self._new_stores = self._new_stores, {}
         self.tier.release(list(stores))
         return BlockCopies([block for block, _ in stores.values()], [slot for _, slot in stores.values()])
 
@@ -187,6 +199,7 @@ class OffloadingConnector:
         assert sorted(self._loads) == sorted(load_ids), "a load is lost or unknown"
         assert not self._new_loads, "loads were planned and not handed out"
         assert not self._new_stores
+        assert not self._new_state_stores
         loads = self._loads.values()
         self.tier.check_invariants(Counter(h for load in loads for h in load.in_memory))
         if self.disk is not None:

@@ -62,7 +62,6 @@ class PendingKVLoads:
     def __init__(self, kv: KVCacheManager, connector: KVConnector) -> None:
         if connector.has_tier:
             assert kv.enable_caching, "copies are found by the hashes of blocks"
-            assert kv.states is None, "no tier holds states"
             kv.join_tier(connector.copies)
         self._kv = kv
         self._connector = connector
@@ -189,7 +188,8 @@ class PendingKVLoads:
     def fill_in(self, plan: SchedulerOutput, requests: Mapping[str, Request]) -> None:
         """Add the transfers to a plan whose tokens count as computed.
 
-        These are the loads that were started, and stores of the blocks that are full of known tokens then.
+        These are the loads that were started, stores of the blocks that are full of known tokens then, and
+        stores of the states that the plan evicts.
         What a request that was just admitted has hit is offered, too, as its offloaded blocks may be gone.
         """
         connector = self._connector
@@ -208,8 +208,11 @@ class PendingKVLoads:
                     connector.passed(self._kv.tiered.passed(request, start, end))
                 connector.store_blocks(*self._kv.tiered.worth_storing(request, start, end))
             self._num_offered[request_id] = end
+        for names, block_ids in self._kv.tiered.evicted_states():
+            connector.store_state(names, block_ids)
         meta = connector.build_connector_meta()
         plan.kv_loads, plan.kv_stores, plan.kv_disk_writes = meta.loads, meta.stores, meta.disk_writes
+        plan.state_stores = meta.state_stores
 
     def release(self, request: Request) -> None:
         """Note for the other tier that the request frees its blocks, which were in use until now."""
@@ -223,7 +226,7 @@ class PendingKVLoads:
     def evict(self, request: Request) -> None:
         """Evict the request's offloaded blocks, whose content is of no use."""
         if self._connector.has_tier:
-            self._connector.evict(self._kv.tiered.names_of(request.block_hashes))
+            self._connector.evict(self._kv.tiered.all_names_of(request.block_hashes))
 
     def superseded(self, block_hashes: Sequence[BlockHash]) -> None:
         """Let these offloaded blocks, which are stale, be evicted first."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from engine.core.offload.disk_tier import MAX_DISK_WRITES
 from engine.core.outputs import BlockCopies, DiskWrites, KVLoad, SchedulerOutput
 from engine.worker.kv_tiers.copy_streams import CopyStreams, Event, copy_streams_of
 from engine.worker.kv_tiers.disk_pool import DiskPool, KvDisk, TransferReports
@@ -44,6 +45,7 @@ class DeviceHostPool:
       was reported as done.
     - A store waits for the step that computes its blocks.
     - A step that gets a newly allocated block waits for the stores that still read it.
+    - A state is stored as its slot is handed on, after the steps queued before; the step waits for that.
     - A write to disk waits for the store into its slot. The slot gets other memory, so nothing waits for the
       write.
     - Nothing is stored into a slot that is being loaded from: the scheduler does not reuse it until the load
@@ -58,15 +60,16 @@ class DeviceHostPool:
         disk: KvDisk | None = None,
         *,
         num_groups: int = 1,
+        max_writes: int = MAX_DISK_WRITES,
         slab_bytes: int = SLAB_BYTES,
         portion_bytes: int = PORTION_BYTES,
     ) -> None:
         """``device_pool``: [num_blocks, num_slots, 2, block_size, num_kv_heads, head_dim]. ``num_groups``:
-        block tables of a request."""
+        block tables of a request. ``max_writes``: writes to disk at once."""
         self._block_size = device_pool.shape[3]
         self._num_groups = num_groups
         self._blocks = device_pool
-        self._rows = SlotRows(num_slots, has_disk=disk is not None)
+        self._rows = SlotRows(num_slots, 0 if disk is None else max_writes)
         self._slabs = PinnedSlabs(
             self._rows.num_rows, device_pool.shape[1:], device_pool.dtype, streams, slab_bytes
         )
@@ -76,9 +79,11 @@ class DeviceHostPool:
         self._loads: dict[int, _Load] = {}
 
     def begin_step(self, plan: SchedulerOutput) -> None:
+        self._write_to_disk(plan.kv_disk_writes)
+        if len(plan.state_stores):
+            self._store_states(plan.state_stores)
         if plan.kv_loads:
             self._start(plan.kv_loads)
-        self._write_to_disk(plan.kv_disk_writes)
         if given := _blocks_given(plan, self._block_size, self._num_groups):
             for copied in self._stores.reading(np.array(given)):
                 self._streams.steps.wait_event(copied)
@@ -127,6 +132,13 @@ class DeviceHostPool:
         stream.copy(self._slabs.copy_pairs(self._blocks, block_ids, rows))
         return stream.record_event()
 
+    def _store_states(self, stores: BlockCopies) -> None:
+        """Store states before the step, which may write others into their slots."""
+        block_ids = np.array(stores.block_ids)
+        self._stores.add(block_ids, self._rows.of(stores.host_slots), self._streams.steps.record_event())
+        for copied in self._stores.reading(block_ids):
+            self._streams.steps.wait_event(copied)
+
     def _write_to_disk(self, writes: DiskWrites) -> None:
         """Write the content of these slots, after the stores into them."""
         for host_slot, disk_slot in zip(writes.host_slots, writes.disk_slots, strict=True):
@@ -155,16 +167,16 @@ def select_host_pool(
     *,
     during_steps: bool,
     num_groups: int = 1,
+    max_writes: int = MAX_DISK_WRITES,
 ) -> HostTransfers | None:
     """Return the host pool; None if no host tier is configured. ``during_steps``: steps are queued on the
     device and not done when the call returns, so copies must run concurrently."""
     if not num_slots:
         return None
     if not during_steps:
-        return HostPool(device_pool, num_slots, disk)
-    return DeviceHostPool(
-        device_pool, num_slots, copy_streams_of(device_pool.device), disk, num_groups=num_groups
-    )
+        return HostPool(device_pool, num_slots, disk, max_writes)
+    streams = copy_streams_of(device_pool.device)
+    return DeviceHostPool(device_pool, num_slots, streams, disk, num_groups=num_groups, max_writes=max_writes)
 
 
 def _blocks_given(plan: SchedulerOutput, block_size: int, num_groups: int) -> list[int]:

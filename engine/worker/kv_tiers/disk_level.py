@@ -19,7 +19,10 @@ logger = logging.getLogger(__name__)
 
 
 def open_disk(
-    cache: CacheConfig, pool: torch.Tensor, measure_token_s: Callable[[], float]
+    cache: CacheConfig,
+    pool: torch.Tensor,
+    measure_token_s: Callable[[], float],
+    max_writes: int = MAX_DISK_WRITES,
 ) -> tuple[DiskPool, DiskLevel] | None:
     """Open the disk tier; None if none is configured, or if reading is slower than recomputing.
     ModelLoadError if the folder has too little free space."""
@@ -34,7 +37,7 @@ def open_disk(
         disk = DiskPool(folder, pool)
     except OSError as error:
         raise ModelLoadError(f"The disk tier cannot use {folder}: {error.strerror or error}.") from error
-    level = _level(cache, disk, num_blocks, measure_token_s)
+    level = _level(cache, disk, num_blocks, measure_token_s, max_writes)
     if level is not None:
         return disk, level
     disk.close()
@@ -50,13 +53,17 @@ def _check_free_space(folder: Path, needed: int) -> None:
 
 
 def _level(
-    cache: CacheConfig, disk: DiskPool, num_blocks: int, measure_token_s: Callable[[], float]
+    cache: CacheConfig,
+    disk: DiskPool,
+    num_blocks: int,
+    measure_token_s: Callable[[], float],
+    max_writes: int,
 ) -> DiskLevel | None:
     """Which reads are worth it; None if none is."""
     if cache.kv_offloading_disk_min_tokens is not None:
         return DiskLevel(
             num_blocks=num_blocks,
-            max_writes=MAX_DISK_WRITES,
+            max_writes=max_writes,
             fixed_tokens=float(cache.kv_offloading_disk_min_tokens),
         )
     speed = disk.measure(num_blocks)
@@ -80,5 +87,5 @@ def _level(
         round(fixed_tokens + read_share * 1000),
     )
     return DiskLevel(
-        num_blocks=num_blocks, max_writes=MAX_DISK_WRITES, fixed_tokens=fixed_tokens, read_share=read_share
+        num_blocks=num_blocks, max_writes=max_writes, fixed_tokens=fixed_tokens, read_share=read_share
     )

@@ -26,8 +26,8 @@ class HostTransfers(Protocol):
     ``begin_step``, queues the step's tokens, and calls ``end_step``."""
 
     def begin_step(self, plan: SchedulerOutput) -> None:
-        """Start the plan's loads and disk writes. Work queued from now on may overwrite blocks that the plan
-        allocates."""
+        """Start the plan's disk writes, store the states that it evicts, and start its loads. Work queued
+        from now on may overwrite what the plan allocates."""
 
     def end_step(self, plan: SchedulerOutput) -> None:
         """Store the blocks that the step computes, which is queued by now."""
@@ -60,9 +60,15 @@ class HostPool:
     once.
     """
 
-    def __init__(self, device_pool: torch.Tensor, num_slots: int, disk: DiskPool | None = None) -> None:
-        """``device_pool``: [num_blocks, ...], block-major."""
-        self._rows = SlotRows(num_slots, has_disk=disk is not None)
+    def __init__(
+        self,
+        device_pool: torch.Tensor,
+        num_slots: int,
+        disk: DiskPool | None = None,
+        max_writes: int = MAX_DISK_WRITES,
+    ) -> None:
+        """``device_pool``: [num_blocks, ...], block-major. ``max_writes``: writes to disk at once."""
+        self._rows = SlotRows(num_slots, 0 if disk is None else max_writes)
         num_rows = self._rows.num_rows
         self._device = device_pool
         self._host = torch.zeros((num_rows, *device_pool.shape[1:]), dtype=device_pool.dtype, device=HOST)
@@ -71,9 +77,10 @@ class HostPool:
         self._finished_loads: list[int] = []
 
     def begin_step(self, plan: SchedulerOutput) -> None:
+        self._write_to_disk(plan.kv_disk_writes)
+        self._store(plan.state_stores)
         for load in plan.kv_loads:
             self._load(load)
-        self._write_to_disk(plan.kv_disk_writes)
 
     def end_step(self, plan: SchedulerOutput) -> None:
         self._store(plan.kv_stores)
@@ -122,11 +129,12 @@ def choose_num_host_blocks(
     device: torch.device,
     num_device_blocks: int,
     group: TensorParallelGroup = ALONE,
+    max_writes: int = MAX_DISK_WRITES,
 ) -> int:
     """The number of slots of the host pool, each split among the ranks; 0 for no host tier. ModelLoadError if
     the host has too little memory, of which the KV pool takes its part if the device is the host."""
     num_slots = cache.num_host_blocks(spec.bytes_per_block * group.size)
-    num_rows = num_slots + (MAX_DISK_WRITES if cache.has_disk_tier else 0)
+    num_rows = num_slots + (max_writes if cache.has_disk_tier else 0)
     needed = num_rows * spec.bytes_per_block
     taken = num_device_blocks * spec.bytes_per_block if device.type == "cpu" else 0
     available = max(0, available_bytes(HOST) // group.size - taken)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.offload.disk_tier import MAX_DISK_WRITES
 from engine.worker.kv_tiers.disk_pool import TransferReports
 
 
@@ -15,8 +14,9 @@ class SlotRows:
     """The row of each slot. When a slot is to be written to disk, the write takes over its row, and the slot
     gets a spare one at once. The written row becomes spare when the write has ended."""
 
-    def __init__(self, num_slots: int, *, has_disk: bool) -> None:
-        self.num_rows = num_slots + (MAX_DISK_WRITES if has_disk else 0)
+    def __init__(self, num_slots: int, max_writes: int) -> None:
+        """``max_writes``: writes to disk at once, each of which takes a row; 0 without a disk."""
+        self.num_rows = num_slots + max_writes
         self._rows: NDArray[np.int64] = np.arange(num_slots)
         self._spare = list(range(num_slots, self.num_rows))
         self._being_written: dict[int, int] = {}

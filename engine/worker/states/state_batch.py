@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
 from engine.worker.attention.backend import IntArray
 
@@ -22,6 +23,8 @@ class StateBatch:
     """[num_seqs] slot of the state behind the tokens before them; 0: there are none, and it is zero."""
     targets: IntArray
     """[num_seqs] slot that the state behind these tokens goes to; it may be the source."""
+    on_device: dict[torch.device, object] = field(init=False, default_factory=dict, repr=False, compare=False)
+    """What a backend copied of these to a device, for the other layers of the step."""
 
     @property
     def starts(self) -> IntArray:

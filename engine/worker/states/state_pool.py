@@ -4,14 +4,16 @@ which slot."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from engine.worker.memory import zeros_on_host
 from engine.worker.states.selection import select_state_ops
 from engine.worker.states.state_batch import StateBatch
+
+ALIGNMENT = 16
+"""Bytes, of what is read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,8 @@ class StateSpec:
 
     @property
     def bytes_per_state(self) -> int:
-        """Bytes of the state of one sequence, in all layers."""
-        return sum(part.num_bytes for parts in self.layers for part in parts)
+        """Bytes of the state of one sequence, in all layers; a part begins at a multiple of ``ALIGNMENT``."""
+        return sum(_aligned(part.num_bytes) for parts in self.layers for part in parts)
 
 
 class LayerStates:
@@ -75,12 +77,11 @@ class LayerStates:
 class StatePool:
     """Slots for the states of sequences, in all layers that have one. Slot 0 is never read."""
 
-    def __init__(self, spec: StateSpec, num_states: int, device: torch.device) -> None:
+    def __init__(self, spec: StateSpec, memory: torch.Tensor) -> None:
+        """``memory``: [num_states, at least ``bytes_per_state``] in uint8, zeroed."""
         self._batch: StateBatch | None = None
-        self.layers = tuple(
-            LayerStates(self, [_allocate((num_states, *part.shape), part.dtype, device) for part in parts])
-            for parts in spec.layers
-        )
+        views = iter(_views(spec, memory))
+        self.layers = tuple(LayerStates(self, [next(views) for _ in parts]) for parts in spec.layers)
         """The states of each layer that has one."""
 
     @property
@@ -94,7 +95,14 @@ class StatePool:
         self._batch = batch
 
 
-def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    if device.type == "cpu":
-        return zeros_on_host(shape, dtype)
-    return torch.zeros(shape, dtype=dtype, device=device)
+def _views(spec: StateSpec, memory: torch.Tensor) -> Iterator[torch.Tensor]:
+    """[num_states, *shape] of each part, one behind the other in the bytes of a state."""
+    start = 0
+    for part in (part for parts in spec.layers for part in parts):
+        own = memory[:, start : start + part.num_bytes].view(part.dtype)
+        yield own.view(-1, *part.shape)
+        start += _aligned(part.num_bytes)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT

@@ -107,6 +107,7 @@ def test_late_copies_of_groups_give_the_same_tokens(
         *,
         during_steps: bool,
         num_groups: int,
+        max_writes: int,
     ) -> HostTransfers:
         pools.append(LatePool(blocks, num_slots, disk, num_groups))
         return pools[-1]
