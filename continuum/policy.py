@@ -48,16 +48,8 @@ from engine.core.policy import (
     WaitingKey,
 )
 from engine.core.request import Request, RequestStatus
-from engine.messages import (
-    JobFinished,
-    JobStats,
-    JobStatus,
-    PastTurn,
-    Signal,
-    ToolGapStarted,
-    ToolSignal,
-    TurnReceipt,
-)
+from engine.messages import JobFinished, JobStatus, PastTurn, Signal, ToolGapStarted, ToolSignal, TurnReceipt
+from engine.reported_stats import JobStats
 
 LAST_STEP = "last step of the job"
 

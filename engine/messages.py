@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
+from engine.reported_stats import SchedulerStats
 from engine.routed_experts import RoutedExperts
 from engine.sampling_params import SamplingParams
 from tracing.events import BaseReceipt
@@ -213,8 +214,8 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
 
 
 class TurnReceipt(BaseReceipt, omit_defaults=True, frozen=True):
-    """What the engine did with a job's KV in this turn, for the client. Token counts are of the
-    prompt."""
+    """What the engine did with a job's KV in this turn, for the client, and in how many steps it
+    answered. Token counts are of the prompt, but for the last ones."""
 
     request_id: str
     prompt_tokens: int = 0
@@ -226,6 +227,12 @@ class TurnReceipt(BaseReceipt, omit_defaults=True, frozen=True):
     superseded_tokens: int = 0
     """Tokens of the job released when this turn came, as it shows that the job continues without
     them: their blocks are evicted first."""
+    output_steps: int = 0
+    """Steps that the answer's tokens came from; as many as tokens where nothing was drafted."""
+    drafted_tokens: int = 0
+    """Draft tokens that were verified."""
+    accepted_tokens: int = 0
+    """Tokens of the answer that drafts spared a step: its tokens less ``output_steps``."""
 
 
 class BranchStatus(msgspec.Struct, kw_only=True):
@@ -274,6 +281,11 @@ class PastTurn(msgspec.Struct, kw_only=True):
     cached_tokens: int
     recomputed_tokens: int
     output_tokens: int
+    output_steps: int
+    """Steps that these came from."""
+    drafted_tokens: int
+    accepted_tokens: int
+    """Output tokens that drafts spared a step."""
     previous_pin: str | None
     """How the pin ended that the turn returned to."""
     tools: list[str] | None
@@ -348,82 +360,6 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
-
-
-class JobEnd(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A job without further turns."""
-
-    outcome: str
-    """Either ``finished`` or ``forgotten``."""
-    duration_s: float
-    """Time from its first turn's arrival to the end of its last."""
-    queued_s: float
-    """The total queue time of its turns, which is part of the duration."""
-    num_turns: int
-
-
-class JobStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """Jobs that ended since the last report."""
-
-    num_jobs: int = 0
-    """Number of known jobs."""
-    ended: list[JobEnd] = []
-    gap_errors_s: list[float] = []
-    """The absolute error of the predicted median for each turn that returned."""
-
-
-class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """Gauges after a step, and counters since the last report."""
-
-    num_running_reqs: int = 0
-    num_waiting_reqs: int = 0
-    num_total_blocks: int = 0
-    num_free_blocks: int = 0
-    num_cached_blocks: int = 0
-    """Blocks, free or not, that are in the prefix cache."""
-    num_pinned_blocks: int = 0
-    num_pins: int = 0
-    step_tokens: int = 0
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
-    num_preemptions: int = 0
-    pins_ended: dict[str, int] = {}
-    """Number of pins that ended, by cause."""
-    pin_block_s: dict[str, float] = {}
-    """Block-seconds of pins that ended, by cause."""
-    pin_held_s: dict[str, list[float]] = {}
-    """Lifetimes of pins that ended, by cause."""
-    jobs: JobStats | None = None
-    """Statistics of jobs; None if the policy tracks no jobs."""
-    num_host_blocks: int = 0
-    """Slots of the host tier; 0 without one."""
-    num_used_host_blocks: int = 0
-    loaded_tokens: int = 0
-    """Tokens whose KV was loaded from the host tier or from disk."""
-    failed_loads: int = 0
-    num_disk_blocks: int = 0
-    """Slots of the disk tier; 0 without one."""
-    num_used_disk_blocks: int = 0
-    disk_loaded_tokens: int = 0
-    """Loaded tokens that were read from disk."""
-    disk_failed_loads: int = 0
-    """Failed loads that read from disk."""
-    disk_written_blocks: int = 0
-    disk_failed_writes: int = 0
-    """Blocks that could not be written to disk."""
-    disk_dropped_writes: int = 0
-    """Blocks that were not written to disk since too many writes were in flight."""
-    trace_dropped: int = 0
-    """Trace events that were lost."""
-    telemetry_dropped: int = 0
-    """Spans that did not reach the collector."""
-    superseded_blocks: int = 0
-    """Device blocks released to be evicted first, since their jobs continued without them."""
-    num_states: int = 0
-    """State slots; 0 for a model whose layers have none."""
-    num_free_states: int = 0
-    tokens_without_state: int = 0
-    """Tokens recomputed although their KV was cached: there was no state behind them."""
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):

@@ -18,6 +18,7 @@ REASONS: dict[str, str] = {
     "--enable-expert-parallel": "V1's; which way is faster depends on the model and the devices.",
     "--enable-return-routed-experts": "V1's; what trainers that replay routers ask a server for.",
     "--disable-hybrid-kv-cache-manager": "V1's; without it nobody can compare, or go round a fault.",
+    "--speculative-config": "V1's, one JSON for all methods; which pays depends on model, load and texts.",
     "--num-state-slots": "How much memory states get beside KV blocks; which is best depends on the load.",
 }
 """Flags beyond the cap, each with why no config record's default, nor an existing flag, would do."""

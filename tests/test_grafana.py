@@ -104,6 +104,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
         "0.01",
         "--ttl-rule",
         "fixed",
+        "--speculative-config",
+        '{"method": "suffix"}',
     )
     with running_server(model, *flags) as server, httpx.Client(base_url=server.url, timeout=60) as http:
         serve_a_job(http)

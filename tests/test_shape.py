@@ -27,7 +27,6 @@ LONGER_FILES = {
     "engine/core_process/engine_core.py": (480, "The loop of the core and what it is asked to do."),
     "engine/core_process/core_client.py": (460, "Every call to the core, each a few lines."),
     "engine/frontend/metrics.py": (440, "A table: each metric with its help text."),
-    "engine/messages.py": (460, "Records that cross processes, each field explained."),
     "eval/agent_model/training/kinds.py": (470, "A table: the kinds of tasks that the bundled model learns."),
     "eval/cli/serve_flags.py": (510, "A table: the flags of one command."),
     "eval/load/planner.py": (480, "From a workload to what is sent when: one pass."),
@@ -58,8 +57,9 @@ LONGER_FUNCTIONS = {
     "tests/worker/attention_reference.py:make_case": (55, "A batch of attention, made array by array."),
 }
 LARGER_ROOMS = {
+    "eval/sim": (26, "A part of what is simulated a file."),
     "engine/api": (30, "What several of the protocols share."),
-    "engine/worker/gpu": (32, "A kernel or a runner a file."),
+    "engine/worker/gpu": (36, "A kernel or a runner a file."),
 }
 
 

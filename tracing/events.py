@@ -49,8 +49,7 @@ class TraceHeader(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """Tokens of the sliding window of each KV cache group of the model, 0 for full attention; a
     block of the pool is of one group. Empty: there is one group, of full attention."""
     kv_group_chunks: list[int] = []
-    """Tokens of the chunks to which attention of each group is local, 0 for none. Empty: no group
-    has any."""
+    """Tokens of the chunks to which attention of each group is local, 0 for none. Empty: none has any."""
     num_states: int = 0
     """Usable state slots of a model that has layers with states; 0: it has none."""
     state_blocks: int = 0
@@ -83,9 +82,10 @@ class TraceHeader(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """Whether a request is admitted only if its whole sequence fits in the free blocks."""
     async_scheduling: bool = False
     """Whether a step is decided while the previous one runs."""
+    num_lookahead_tokens: int = 0
+    """Places behind a request's tokens for the KV of a drafter with weights; 0: there is none."""
     part: int = 1
-    """Number of this file in the trace. Later files repeat the header, except for this field, the next one
-    and ``from_start``."""
+    """Number of this file. Later files repeat the header but for this field, the next and ``from_start``."""
     num_events_before: int = 0
     """Events in the parts before this one; repeated headers are not counted."""
 
@@ -109,8 +109,7 @@ class BaseReceipt(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True)
     expected_tool_s: float | None = None
     """Predicted median duration of the calls, from the end of the turn."""
     previous_pin: str | None = None
-    """How the pin that this turn came back to had ended: handed_over | expired | revoked | released |
-    superseded."""
+    """How the pin it came back to had ended: handed_over | expired | revoked | released | superseded."""
     gap_s: float | None = None
     """Time since the job's previous turn ended."""
 
@@ -268,8 +267,7 @@ class StepOutput(msgspec.Struct, tag_field="type", tag="step_output", kw_only=Tr
     blocks: dict[str, bytes] = {}
     """Names of the blocks that these tokens filled, ``BLOCK_NAME_BYTES`` each, by request."""
     finished_loads: list[int] = []
-    """Loads from the host tier and from disk that are done, numbered from 1 in the order in which they
-    started."""
+    """Loads from the host tier and from disk that are done, numbered from 1 in the order of their start."""
     failed_loads: list[int] = []
     """Loads that failed: their tokens are recomputed."""
     finished_disk_writes: list[int] = []
@@ -278,6 +276,14 @@ class StepOutput(msgspec.Struct, tag_field="type", tag="step_output", kw_only=Tr
     """Disk slots that could not be written, and are not used again."""
     receipts: list[Receipt] = []
     """Receipts of the turns that ended, in their order."""
+
+
+class DraftsProposed(msgspec.Struct, tag_field="type", tag="drafts", kw_only=True):
+    """Input: draft tokens for the next step to verify, before what does not fit is cut off."""
+
+    now: float
+    num_tokens: dict[str, int]
+    """Number of drafts by request."""
 
 
 class EngineClosed(msgspec.Struct, tag_field="type", tag="closed", kw_only=True):
@@ -348,6 +354,8 @@ class StepDecision(msgspec.Struct, tag_field="type", tag="step_decision", kw_onl
     """Blocks that this step offloads to the host tier."""
     written_blocks: int = 0
     """Blocks evicted from the host tier whose write to disk starts."""
+    drafts: dict[str, int] = {}
+    """How many of ``tokens`` are drafts, by request id: behind at least one token that is known."""
 
 
 class PrefixCacheEvent(msgspec.Struct, tag_field="type", tag="prefix_cache_event", kw_only=True):
@@ -401,8 +409,7 @@ class PinEvent(msgspec.Struct, tag_field="type", tag="pin_event", kw_only=True, 
     held_s: float | None = None
     """For ``ended``: how long it was pinned, from the end of the turn."""
     by: str | None = None
-    """Request for which it was revoked or shrunk, or which superseded it. None: it was revoked for another
-    pin, as the pool has a limit for all pins."""
+    """Request for which it was revoked or shrunk, or which superseded it. None: another pin, by a limit."""
 
 
 class JobEvent(msgspec.Struct, tag_field="type", tag="job_event", kw_only=True, omit_defaults=True):
@@ -480,6 +487,7 @@ InputEvent = (
     | PauseEvent
     | PrefixCacheReset
     | IdleEvent
+    | DraftsProposed
     | StepDecision
     | StepOutput
     | EngineClosed

@@ -162,6 +162,9 @@ def _own_faults(decision: StepDecision) -> Iterator[str]:
         yield f"total_tokens is {decision.total_tokens}, but tokens add up to {sum(decision.tokens.values())}"
     if min(decision.tokens.values(), default=1) < 1:
         yield "tokens has a request with less than one"
+    for req_id, num_drafts in decision.drafts.items():
+        if not 0 < num_drafts < decision.tokens.get(req_id, 0):
+            yield f"{num_drafts} tokens of {req_id} are drafts, of {decision.tokens.get(req_id, 0)} scheduled"
     if both := decision.tokens.keys() & set(decision.preempted):
         yield f"{min(both)} is preempted and scheduled at once"
 

@@ -10,6 +10,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from typing import cast
 
+import msgspec
+
 from engine.api.errors import RequestTimeoutError, ServerClosingError
 from engine.api.limits import Permit
 from engine.api.processes.shared_load import SharedLoad, Tally
@@ -97,7 +99,7 @@ class Generation:
         is_question = job.job_id is None and not calls and (receipt is None or receipt.turn == 1)
         with suppress(EngineDeadError):  # the response itself is complete
             decided = await self._engine.tool_gap_started(last.request_id, calls, wait=not is_question)
-            receipt = decided or receipt
+            receipt = _decided(decided, receipt)
         return receipt
 
     async def end_all(self) -> None:
@@ -105,3 +107,15 @@ class Generation:
         self._ended = True
         for request_id in list(self._live):
             await self._engine.abort(request_id)
+
+
+def _decided(decided: TurnReceipt | None, at_end: TurnReceipt | None) -> TurnReceipt | None:
+    """The receipt with the latest decision, which is about one answer; its steps are those of all answers."""
+    if decided is None or at_end is None:
+        return decided or at_end
+    return msgspec.structs.replace(
+        decided,
+        output_steps=at_end.output_steps,
+        drafted_tokens=at_end.drafted_tokens,
+        accepted_tokens=at_end.accepted_tokens,
+    )

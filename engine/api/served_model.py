@@ -38,7 +38,13 @@ class ServedModel:
         self.name = config.served_model_names[0]
         self.names = config.served_model_names
         self.created = int(time())
-        self.metrics = Metrics(self.name, engine.ready.max_model_len, shared_folder=siblings.folder)
+        speculative = engine.config.speculative
+        self.metrics = Metrics(
+            self.name,
+            engine.ready.max_model_len,
+            shared_folder=siblings.folder,
+            num_speculative_tokens=0 if speculative is None else speculative.num_speculative_tokens,
+        )
         self.metrics.record_pool(engine.ready.block_size, engine.ready.num_gpu_blocks)
         engine.add_stats_listener(self.metrics.record)
         self._board = SharedLoad(siblings)

@@ -9,8 +9,15 @@ from engine.core.token_grammar import TokenGrammar
 from engine.row_failures import GRAMMAR_LEFT, processing_failed
 
 
-def append_tokens(request: Request, token_ids: Sequence[int], max_model_len: int) -> int:
-    """Append tokens and set the status if one of them ends the request; returns how many were taken."""
+def append_tokens(
+    request: Request, token_ids: Sequence[int], max_model_len: int, failure: str | None = None
+) -> int:
+    """Append tokens and set the status if one of them ends the request; returns how many were taken.
+
+    With a ``failure``, the reason why the worker could choose no token, none are, and the request ends.
+    """
+    if failure is not None:
+        return fail_request(request, failure)
     status = request.status
     for count, token_id in enumerate(token_ids, start=1):
         request.append_output_token(token_id)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from engine.core.drafts.proposal import Proposal
 from engine.messages import TokenLogprobs
 from engine.routed_experts import StepRouting
 from engine.sampling_params import SamplingParams
@@ -109,6 +110,7 @@ class TokenMasks:
     """What the grammars of some requests of a step leave to choose from."""
 
     req_ids: Sequence[str]
+    """A request with drafts is named once more for each: its rows are the masks behind them, in order."""
     forbidden: npt.NDArray[np.bool_]
     """[len(req_ids), vocab_size]"""
     failed: Mapping[str, str] = field(default_factory=dict)
@@ -123,12 +125,12 @@ NO_MASKS = TokenMasks((), np.empty((0, 0), np.bool_))
 class SchedulerOutput:
     """What to run in one step.
 
-    In this order: ``kv_loads`` start, the tokens are computed, ``kv_stores`` copy what is computed then. A
-    load may take several steps; the scheduler leaves its blocks and slots alone until it is reported. Blocks
-    that a step uses are not handed on before its output was taken, whatever comes between. A store
-    is not reported: it is done when the step is, or the worker itself lets a later write of that block, or a
-    later load from that slot, wait for it. ``kv_disk_writes`` take the host's slots as they were before the
-    step's stores, and may take several steps, too.
+    In this order: ``kv_disk_writes`` start, ``state_stores`` are copied, ``kv_loads`` start, the tokens are
+    computed, ``kv_stores`` copy what is computed then. A load may take several steps; the scheduler leaves
+    its blocks and slots alone until it is reported. Blocks that a step uses are not handed on before its
+    output was taken, whatever comes between. A store is not reported: it is done when the step is, or the
+    worker itself lets a later write of that block, or a later load from that slot, wait for it. Writes to
+    disk may take several steps, too.
     """
 
     scheduled_new_reqs: list[NewRequestData]
@@ -144,6 +146,8 @@ class SchedulerOutput:
     """Blocks to load from host to device. They may come with no token scheduled."""
     kv_stores: BlockCopies = NO_COPIES
     """Blocks to write from device to host."""
+    state_stores: BlockCopies = NO_COPIES
+    """Blocks of states to write from device to host, which the plan evicts: other states come there."""
     kv_disk_writes: DiskWrites = NO_DISK_WRITES
     """Blocks to write from host to disk."""
     masks: Future[TokenMasks] | None = None
@@ -154,6 +158,9 @@ class SchedulerOutput:
     """For a model that has layers with states, by request id: the slot whose state the step reads, 0 for
     none, and the slot to which it writes. Steps run in the order of their plans, so that a slot may be handed
     on while a step that uses it is under way."""
+    scheduled_spec_decode_tokens: Mapping[str, list[int]] = field(default_factory=dict)
+    """Draft tokens, by request id: the last of the request's tokens in this step. The worker samples behind
+    the last known token and behind each draft, and takes drafts for as long as they are what was sampled."""
     trace_step: int | None = None
     """Its number in the trace, if there is one."""
 
@@ -161,7 +168,7 @@ class SchedulerOutput:
 @dataclass(slots=True)
 class ModelRunnerOutput:
     """What one step sampled. ``sampled_token_ids[i]`` belongs to ``req_ids[i]``; empty for a request
-    whose prompt is not yet fully computed."""
+    whose prompt is not yet fully computed, and with the drafts that were taken before the last token."""
 
     req_ids: list[str]
     sampled_token_ids: list[list[int]]
@@ -179,6 +186,8 @@ class ModelRunnerOutput:
     """Why, of requests for which no token could be chosen: they end. What is sampled means nothing."""
     routing: StepRouting | None = None
     """The experts of the step's tokens, if they are to be returned."""
+    drafts: Mapping[str, Proposal] = field(default_factory=dict)
+    """What a drafter of the worker proposes to follow, by request id."""
 
 
 EMPTY_MODEL_RUNNER_OUTPUT = ModelRunnerOutput(req_ids=[], sampled_token_ids=[])

@@ -72,6 +72,16 @@ class PinManager:
         held_s, self._held_s = self._held_s, {}
         return {cause: list(seconds) for cause, seconds in held_s.items()}
 
+    def cannot_make_fit(self, request: Request, now: float) -> bool:
+        """Whether the request lacks more blocks than all pins that may be revoked for it have."""
+        missing = self._kv.min_missing_blocks(request)
+        if missing > 0 and self._kv.num_pins:
+            for pin in self._policy.revocable_for(request, now, last_resort=False):
+                missing -= pin.num_blocks
+                if missing <= 0:
+                    return False
+        return missing > 0
+
     def revoke_until_fits(
         self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], now: float, *, runs_alone: bool
     ) -> bool:

@@ -21,7 +21,8 @@ from engine.kv_cache_groups import (
     blocks_per_state,
     num_blocks_held,
 )
-from engine.messages import JobStats, JobStatus, PastTurn, Signal, TurnReceipt
+from engine.messages import JobStatus, PastTurn, Signal, TurnReceipt
+from engine.reported_stats import JobStats
 
 if TYPE_CHECKING:
     from tracing.tracer import Tracer

@@ -46,7 +46,8 @@ class Request:
     """A request as the scheduler sees it.
 
     There is no prefill or decode phase: a step lets ``num_computed_tokens`` catch up with
-    ``num_tokens`` (prompt plus output so far) and the places of tokens that are being sampled.
+    ``num_tokens`` (prompt plus output so far) and the places of tokens that are being sampled, and
+    run ahead of them by drafts, of which only those that are verified stay.
     """
 
     __slots__ = (
@@ -62,9 +63,12 @@ class Request:
         "grammar",
         "job",
         "max_tokens",
+        "num_accepted_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_disk_tokens",
+        "num_draft_tokens",
+        "num_drafts_under_way",
         "num_external_computed_tokens",
         "num_output_placeholders",
         "num_preemptions",
@@ -73,6 +77,7 @@ class Request:
         "priority",
         "request_id",
         "sampling_params",
+        "spec_token_ids",
         "status",
         "stop_reason",
         "tenant",
@@ -128,14 +133,19 @@ class Request:
         """Tokens read from disk, among the external ones."""
         self.num_output_placeholders = 0
         """Tokens that a step under way samples, and that the next one may compute: places kept for them."""
+        self.spec_token_ids: list[int] = []
+        """Draft tokens that the next step may verify."""
+        self.num_drafts_under_way = 0
+        """Drafts that a step under way verifies: among the computed tokens until it is back."""
+        self.num_draft_tokens = self.num_accepted_tokens = 0
+        """Drafts that were verified; output tokens that steps have brought beyond one."""
         self.num_preemptions = 0
         self.first_scheduled_time: float | None = None
         self.first_token_time: float | None = None
 
-        self._block_hasher = block_hasher
         has_context = bool(cache_salt or adapter or media)
         self._hash_context = HashContext(cache_salt, adapter, media or ()) if has_context else NO_CONTEXT
-        self.block_hashes: list[BlockHash] = []
+        self._block_hasher, self.block_hashes = block_hasher, list[BlockHash]()
         """Hashes of all full blocks, computed or not; empty without a hasher."""
         self._hash_new_blocks()
 
@@ -156,12 +166,22 @@ class Request:
         )
 
     @property
+    def salt(self) -> str:
+        """Only requests of the same salt may know of each other; empty: those without one."""
+        return self._hash_context.cache_salt or ""
+
+    @property
     def num_tokens(self) -> int:
         return len(self.all_token_ids)
 
     @property
     def num_output_tokens(self) -> int:
         return len(self.all_token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_output_steps(self) -> int:
+        """Steps that the output tokens came from."""
+        return self.num_output_tokens - self.num_accepted_tokens
 
     @property
     def prompt_token_ids(self) -> list[int]:

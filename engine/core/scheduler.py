@@ -10,11 +10,12 @@ Pure: the time is an argument, and it never reads a clock, a socket or a tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from engine.config import SchedulerConfig
-from engine.core.append_tokens import append_tokens, fail_request
+from engine.core.append_tokens import append_tokens
 from engine.core.core_outputs import describe_start, last_output
+from engine.core.draft_tokens import DraftTokens
 from engine.core.fair_preemption import FairPreemption
 from engine.core.fair_queue import FairQueue
 from engine.core.kv_cache.block_hash import BlockHasher
@@ -42,7 +43,8 @@ from engine.core.steps_in_flight import StepsInFlight, max_tokens_under_way
 from engine.core.tenant_slots import TenantSlots
 from engine.core.token_grammar import TokenGrammar
 from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
-from engine.messages import EngineCoreOutput, SchedulerStats, Signal, TurnReceipt
+from engine.messages import EngineCoreOutput, Signal, TurnReceipt
+from engine.reported_stats import SchedulerStats
 from engine.row_failures import NOT_NUMBERS
 
 MAX_SKIPPED = 16
@@ -71,7 +73,7 @@ class Scheduler:
     ) -> None:
         """Make one over a pool of ``num_blocks`` blocks of any group, the null block counted.
 
-        ``kv_connector`` is a second tier of KV, which needs prefix caching and no states. ``num_states``:
+        ``kv_connector`` is a second tier of KV, which needs prefix caching. ``num_states``:
         state slots of a model whose last group has states, slot 0 counted. ``on_request_ended`` is called
         once for each request, with the time, and must not raise.
         """
@@ -85,6 +87,7 @@ class Scheduler:
         self.steps = StepsInFlight(
             self.kv, self.requests, max_model_len, overlap=bool(config.async_scheduling)
         )
+        self.drafts = DraftTokens(self.kv, max_model_len)
         self.slots = TenantSlots()
         self._fairness = FairPreemption(self.kv, self.slots, policy)
         self.shares = StepShares()
@@ -175,7 +178,7 @@ class Scheduler:
         return self.plan(self.begin_step(now))
 
     def begin_step(self, now: float) -> Step:
-        """The first half of ``schedule``: end the pins that are due and bring the queue up to date."""
+        """The first half of ``schedule``: end the pins that are due, and sort the queue again."""
         self.pins.expire(now)
         for request in self.policy.changed_keys(now):
             if request in self.waiting:
@@ -188,11 +191,13 @@ class Scheduler:
         if self.shares.is_shared and self.config.enable_chunked_prefill:
             step.limit = self.shares.limit(self.running, self.waiting.peek(), step.now)
         num_free_before = self.kv.num_free_blocks
+        num_held = self.drafts.hold(step, len(self.running))
         self._schedule_running(step)
         is_short = bool(step.preempted) or step.awaits_blocks
         may_admit = not is_short and self.pause_state is PauseState.UNPAUSED
         if may_admit and self._schedule_loaded(step) and self.waiting:
             self._schedule_waiting(step)
+        self.drafts.place(step, num_held, self._prefill_limit(self.max_model_len))
         self.replan_at_once = bool(step.preempted) or self.kv.num_free_blocks > num_free_before
         assert step.budget >= 0
         assert self._num_slots <= self.config.max_num_seqs
@@ -244,7 +249,7 @@ class Scheduler:
             num_new = self._prefill_limit(request.num_tokens - request.num_computed_tokens)
             if not step.budget or (num_new > step.budget and not self.config.enable_chunked_prefill):
                 return False
-            num_new = step.allowed_of(request, min(num_new, step.budget))
+            num_new = self.kv.aligned(request, step.allowed_of(request, min(num_new, step.budget)))
             if not num_new:
                 continue
             blocks = self.kv.allocate_slots(request, num_new)
@@ -279,10 +284,7 @@ class Scheduler:
         self.waiting.resume()
 
     def _may_skip(self, request: Request, may_pass: bool) -> bool:
-        """Whether to try those behind this one, after one has not fit.
-
-        The first that may not pass ends the search, unless it was preempted.
-        """
+        """Whether to try those behind one that may not pass or does not fit; a preempted one always."""
         if not self.policy.lets_pass or self.waiting.num_skipped >= MAX_SKIPPED:
             return False
         return may_pass or request.status is RequestStatus.PREEMPTED
@@ -298,6 +300,7 @@ class Scheduler:
         for request_id, num_tokens in plan.num_scheduled_tokens.items():
             self.requests[request_id].num_computed_tokens += num_tokens
         self._counts.step_tokens += plan.total_num_scheduled_tokens
+        self.drafts.begin(plan, self.requests)
         self.steps.begin(plan)
         self.loads.fill_in(plan, self.requests)
         return plan
@@ -336,15 +339,7 @@ class Scheduler:
         """Whether the request surely does not fit yet: to look a long prompt up costs as much as a step."""
         if not self.running or not self.config.scheduler_reserve_full_isl:
             return False
-        if self.slots.owes(request.tenant) is not None:
-            return False
-        missing = self.kv.min_missing_blocks(request)
-        if missing > 0 and self.kv.num_pins:
-            for pin in self.policy.revocable_for(request, now, last_resort=False):
-                missing -= pin.num_blocks
-                if missing <= 0:
-                    return False
-        return missing > 0
+        return self.slots.owes(request.tenant) is None and self.pins.cannot_make_fit(request, now)
 
     def _start_load(self, request: Request, prefix: LoadablePrefix, num_hit_tokens: int, step: Step) -> bool:
         """Admit and load the head of the queue if it fits whole: so no load waits for another's blocks."""
@@ -370,15 +365,11 @@ class Scheduler:
             step.on_prefix_cache_hit(request)
         if request.first_scheduled_time is None:
             request.first_scheduled_time = step.now
-            self._counts.prefix_cache_queries += request.num_tokens
-            self._counts.prefix_cache_hits += (
-                request.num_computed_tokens - request.num_external_computed_tokens
-            )
+            self._counts.look_up(request)
         (step.resumed if request.num_preemptions else step.new).append(request)
         request.status = RequestStatus.RUNNING
         self.running.append(request)
-        if step.limit is not None:
-            step.limit.started(request, num_new)
+        step.started(request, num_new)
         step.commit(request, num_new, blocks)
 
     def _prefill_limit(self, num_tokens: int) -> int:
@@ -449,6 +440,7 @@ class Scheduler:
         self.steps.defer_free(victim)
         self.loads.release(victim)
         self.kv.free(victim, victim.num_computed_tokens if was_scheduled else None)
+        self.drafts.drop(victim)
         victim.num_computed_tokens = victim.num_external_computed_tokens = victim.num_disk_tokens = 0
         victim.num_preemptions += 1
         step.preempted.append(victim)
@@ -508,10 +500,10 @@ class Scheduler:
             is_first = request.first_token_time is None
             if is_first:
                 request.first_token_time = now
-            if request_id in result.failed:
-                num_taken = fail_request(request, result.failed[request_id])
-            else:
-                num_taken = append_tokens(request, token_ids, self.max_model_len)
+            failure = result.failed.get(request_id)
+            num_taken = append_tokens(request, token_ids, self.max_model_len, failure)
+            if request.num_drafts_under_way:
+                self.drafts.settle(request, len(token_ids), num_taken)
             logprobs = result.logprobs.get(request_id) if result.logprobs else None
             if request.status is status:
                 output = EngineCoreOutput(request_id, token_ids)
@@ -528,6 +520,10 @@ class Scheduler:
             self.running = [r for r in self.running if r.status is RequestStatus.RUNNING]
         return outputs
 
+    def update_draft_token_ids(self, proposals: Mapping[str, Sequence[int]], now: float) -> None:
+        """Take drafts for the next step, by request id; what a request cannot use is dropped."""
+        self.drafts.take(proposals, self.requests)
+
     def sampled_grammars(self, plan: SchedulerOutput) -> dict[str, TokenGrammar]:
         """The grammars of the requests that a plan under way samples a token of, by request id."""
         return {
@@ -539,6 +535,7 @@ class Scheduler:
     def _finish(self, request: Request, token_ids: list[int], now: float) -> EngineCoreOutput:
         """End a request that has left its queue and whose status says how: pin its blocks or free them."""
         request_id = request.request_id
+        self.drafts.drop(request)
         self.waiting.leave_slot(request)
         self.shares.gone(request)
         self.steps.leave(request)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from engine.core.draft_tokens import DraftTokens
 from engine.core.fair_queue import FairQueue
 from engine.core.kv_cache.kv_cache_manager import KVCacheManager
 from engine.core.offload.pending_kv_loads import PendingKVLoads
@@ -14,7 +15,7 @@ from engine.core.policy import SchedulingPolicy
 from engine.core.request import Request, RequestStatus
 from engine.core.steps_in_flight import StepsInFlight
 from engine.core.tenant_slots import TenantSlots
-from engine.messages import SchedulerStats
+from engine.reported_stats import SchedulerStats
 
 
 class PauseState(Enum):
@@ -59,6 +60,11 @@ class StepCounts:
     prefix_cache_hits: int = 0
     num_preemptions: int = 0
 
+    def look_up(self, request: Request) -> None:
+        """Count what the prefix cache had of a request that starts to run."""
+        self.prefix_cache_queries += request.num_tokens
+        self.prefix_cache_hits += request.num_computed_tokens - request.num_external_computed_tokens
+
 
 class SchedulerView(Protocol):
     """What a report reads of a scheduler: its parts, and where each of its requests is."""
@@ -69,6 +75,7 @@ class SchedulerView(Protocol):
     pins: PinManager
     slots: TenantSlots
     steps: StepsInFlight
+    drafts: DraftTokens
     requests: dict[str, Request]
     waiting: FairQueue
     compiling: dict[str, Request]
@@ -113,6 +120,7 @@ def stats_of(scheduler: SchedulerView, counts: StepCounts) -> SchedulerStats:
         num_states=0 if states is None else states.pool.num_usable_blocks,
         num_free_states=0 if states is None else states.pool.num_free_blocks,
         tokens_without_state=0 if states is None else states.take_num_lacking_tokens(),
+        spec_decoding=scheduler.drafts.take_stats(),
     )
 
 
@@ -153,7 +161,8 @@ def check_invariants_of(scheduler: SchedulerView) -> None:
         assert not kv.num_blocks_of(request.request_id)
     for request in scheduler.running:
         assert request.status is RequestStatus.RUNNING
-        assert request.num_computed_tokens <= request.num_tokens + request.num_output_placeholders
+        num_ahead = request.num_output_placeholders + request.num_drafts_under_way
+        assert request.num_computed_tokens <= request.num_tokens + num_ahead
         assert kv.num_slots_of(request.request_id) >= request.num_computed_tokens
     for request in scheduler.waiting:
         assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)

@@ -33,20 +33,35 @@ class Step:
     """Tokens of each request, by request id."""
     new_blocks: dict[str, list[KVCacheBlock]] = field(default_factory=dict)
     """Blocks that were added to each request, by request id."""
+    drafts: dict[str, list[int]] = field(default_factory=dict)
+    """Draft tokens among those that are scheduled, by request id."""
     limit: StepLimit | None = None
     """What each owner may have of the step, where several owners share the engine."""
     on_prefix_cache_hit: Callable[[Request], None] | None = None
     """Called with each request just before it joins the batch, once its cached tokens are known."""
 
     def allowed_of(self, request: Request, num_tokens: int) -> int:
-        """How many of ``num_tokens`` the step has left for a request that is about to start."""
+        """How many of ``num_tokens`` the step has left for a request's start, or for its drafts."""
         return num_tokens if self.limit is None else self.limit.of_new(request, num_tokens)
+
+    def started(self, request: Request, num_tokens: int) -> None:
+        """Count what a request's start, or its drafts, take of its owner's share."""
+        if self.limit is not None:
+            self.limit.started(request, num_tokens)
 
     def commit(self, request: Request, num_tokens: int, blocks: list[KVCacheBlock]) -> None:
         """Give the request tokens of the budget, and the blocks that were allocated for them."""
         self.num_scheduled[request.request_id] = num_tokens
         self.new_blocks[request.request_id] = blocks
         self.budget -= num_tokens
+
+    def add_drafts(self, request: Request, drafts: list[int], blocks: list[KVCacheBlock]) -> None:
+        """Let the step compute drafts behind the tokens of a request, in these further blocks."""
+        request_id = request.request_id
+        self.started(request, len(drafts))
+        self.drafts[request_id] = drafts
+        self.num_scheduled[request_id] += len(drafts)
+        self.new_blocks[request_id] = [*self.new_blocks[request_id], *blocks]
 
     def withdraw(self, request: Request) -> bool:
         """Take back what a running request was given in this step; False if it was given nothing."""
@@ -76,6 +91,7 @@ class Step:
             total_num_scheduled_tokens=sum(self.num_scheduled.values()),
             finished_req_ids=finished_req_ids,
             preempted_req_ids={request.request_id for request in self.preempted},
+            scheduled_spec_decode_tokens=self.drafts,
         )
 
     def _cached_requests(self, kv: KVCacheManager) -> CachedRequestData:

@@ -73,7 +73,7 @@ class StepsInFlight:
         step = _Step(next(self._ids), plan, {i: requests[i] for i in plan.num_scheduled_tokens})
         for request in step.requests.values():
             num_tokens = request.num_tokens + request.num_output_placeholders
-            if request.num_computed_tokens == num_tokens:
+            if request.num_computed_tokens - request.num_drafts_under_way == num_tokens:
                 step.sampled[request.request_id] = request
                 # The last token that it may have is never computed: it needs no place.
                 request.num_output_placeholders += num_tokens + 1 < self._max_tokens(request)
@@ -117,7 +117,8 @@ class StepsInFlight:
         for request_id in plan.num_scheduled_tokens:
             request = requests.get(request_id)
             if request is not None:
-                num_computed = request.num_computed_tokens - self._num_tokens_of(request)
+                num_drafts = len(plan.scheduled_spec_decode_tokens.get(request_id, ()))
+                num_computed = request.num_computed_tokens - self._num_tokens_of(request) - num_drafts
                 self._kv.remove_skipped_blocks(request, num_computed)
 
     def _num_tokens_of(self, request: Request) -> int:
@@ -133,7 +134,7 @@ class StepsInFlight:
         """Whether this plan, which is under way, samples a token of the request, which has not ended."""
         request_id = request.request_id
         if not self.overlap:
-            is_complete = request.num_computed_tokens == request.num_tokens
+            is_complete = request.num_computed_tokens - request.num_drafts_under_way == request.num_tokens
             return is_complete and request_id in plan.num_scheduled_tokens
         step = next(step for step in self._steps if step.plan is plan)
         return step.sampled.get(request_id) is request

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -13,6 +14,9 @@ class TokenGrammar(Protocol):
 
         False if the token is not allowed, and for every token after it.
         """
+
+    def count_allowed(self, token_ids: Sequence[int]) -> int:
+        """How many of these tokens, from the first on, may follow; it does not advance."""
 
     @property
     def complete(self) -> bool:

@@ -6,7 +6,7 @@ so closes its group of records; the policy emits its own in between.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
@@ -71,6 +71,10 @@ class TracedScheduler:
     def set_pause_state(self, state: PauseState, now: float) -> None:
         self._scheduler.set_pause_state(state, now)
         self._inputs.paused(state.value, now)
+
+    def update_draft_token_ids(self, proposals: Mapping[str, Sequence[int]], now: float) -> None:
+        self._scheduler.update_draft_token_ids(proposals, now)
+        self._inputs.drafts_proposed(proposals, now)
 
     def expire(self, now: float) -> None:
         self._scheduler.expire(now)

@@ -26,6 +26,7 @@ from engine.core.request import Request, RequestStatus
 from engine.core.routed_experts import RoutedExpertsStore
 from engine.core.scheduler import Scheduler
 from engine.core.traced_scheduler import TracedScheduler
+from engine.core_process.drafting import make_drafting
 from engine.core_process.telemetry import open_telemetry, request_listener
 from engine.core_process.trace_control import TraceControl
 from engine.core_process.utilities import CoreUtilities
@@ -38,10 +39,10 @@ from engine.messages import (
     EngineCoreRequest,
     EngineReady,
     FinishReason,
-    SchedulerStats,
     Signal,
     TurnReceipt,
 )
+from engine.reported_stats import SchedulerStats
 from engine.sampling_params import check_vocabulary
 from engine.structured_output.backend import CompiledGrammar, TokenTable
 from engine.structured_output.bitmask_filler import BitmaskFiller
@@ -120,6 +121,7 @@ class EngineCore:
         info = self._executor.info
         _check_token_budget(config.scheduler, info.max_model_len)
         self.policy: SchedulingPolicy = policy_factory(self._policy_context(config, info))
+        self._drafting = make_drafting(config, self._executor, self.policy.job_of)
         self._untraced = self._make_scheduler(config, info)
         self._traced = TracedScheduler(self._untraced, self._tracer)
         self._grammars = GrammarCompiler(lambda: TokenTable.of(Tokenizer.load(config.model), info.vocab_size))
@@ -181,8 +183,10 @@ class EngineCore:
             kv_connector=connector,
             kv_cache_groups=info.kv_cache_groups,
             num_states=info.num_states,
-            on_request_ended=None if self._telemetry is None else request_listener(self._telemetry),
+            on_request_ended=request_listener(self._telemetry, self._drafting),
         )
+        if config.speculative is not None:
+            scheduler.kv.num_lookahead_tokens = config.speculative.num_lookahead_tokens
         if info.routed_experts is not None:
             scheduler.routed_experts = RoutedExpertsStore(
                 info.routed_experts, info.num_gpu_blocks, block_size
@@ -334,6 +338,8 @@ class EngineCore:
         submitted = self._submitted
         if not submitted:
             return True
+        if self._drafting is not None and self._drafting.awaits_output:
+            return False
         is_full = len(submitted) >= self._max_submitted
         return not is_full and submitted[-1].has_tokens and self._has_plans_to_make()
 
@@ -352,7 +358,8 @@ class EngineCore:
     def _fill_masks(self, plan: SchedulerOutput) -> None:
         """Fill the plan's grammar bitmasks; all tokens sampled before this plan must be known."""
         if plan.masks is not None:
-            self._masks.fill(plan.masks, self.scheduler.sampled_grammars(plan))
+            grammars = self.scheduler.sampled_grammars(plan)
+            self._masks.fill(plan.masks, grammars, plan.scheduled_spec_decode_tokens)
 
     def _account(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> EngineCoreOutputs | None:
         if result.finished_loads or result.failed_loads:
@@ -364,6 +371,9 @@ class EngineCore:
         self._failed = []
         if self._submitted:
             self._fill_masks(self._submitted[0].plan)
+        if self._drafting is not None:
+            is_idle = not self._submitted
+            self._drafting.after_output(self.scheduler, plan, result, now, is_idle=is_idle)
         reportable = self._reportable()
         if not outputs and not plan.total_num_scheduled_tokens and reportable == self._reported:
             return None

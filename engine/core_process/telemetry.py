@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from engine.config import TelemetryConfig
 from engine.core.request import Request
+from engine.core_process.drafting import Drafting
 from engine.errors import ConfigError
 from tracing.ended_request import EndedRequest
 
@@ -51,11 +52,17 @@ def _check_protocol() -> None:
             return
 
 
-def request_listener(telemetry: Telemetry) -> Callable[[Request, float], None]:
-    """A callback for the scheduler, which knows nothing of spans."""
+def request_listener(
+    telemetry: Telemetry | None, drafting: Drafting | None = None
+) -> Callable[[Request, float], None] | None:
+    """A callback for the scheduler, which knows nothing of spans; None if nobody listens."""
+    if telemetry is None:
+        return None if drafting is None else drafting.request_ended
 
     def listen(request: Request, now: float) -> None:
         telemetry.request_ended(_ended(request, now))
+        if drafting is not None:
+            drafting.request_ended(request, now)
 
     return listen
 

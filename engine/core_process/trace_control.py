@@ -29,6 +29,9 @@ MAX_NAME_CHARS = 100
 MAX_RESUMED = 1000
 """Largest number of files of a trace that is switched off and on again."""
 
+HEADER_TIMEOUT_S = 2.0
+"""How long a start waits for its trace's header to be in the file."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.jsonl(\.zst)?")
 
 
@@ -62,10 +65,14 @@ class TraceControl:
             self._path, self._writer = _open_at_start(config, Path(config.trace_path))
 
     def start(self) -> None:
-        """Start the trace that was configured to start with the engine, if any."""
+        """Start the trace that was configured to start with the engine, if any.
+
+        Its header is in the file afterwards, unless the disk hangs: who waits for the server may read it.
+        """
         if self._writer is not None:
             self._from_start = True
             self._take(self._writer)
+            self._writer.flush(HEADER_TIMEOUT_S)
 
     def switch(self, enabled: bool, name: str | None = None) -> TraceState | str:
         """Start a trace, in a file of this name, or stop it; returns an error message if that is refused.

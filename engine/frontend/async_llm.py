@@ -32,7 +32,6 @@ from engine.messages import (
     JobStatus,
     PastTurn,
     RequestContext,
-    SchedulerStats,
     Signal,
     ToolCall,
     ToolGapStarted,
@@ -40,6 +39,7 @@ from engine.messages import (
     TraceState,
     TurnReceipt,
 )
+from engine.reported_stats import SchedulerStats
 from engine.row_failures import GRAMMAR_LEFT, NOTHING_ALLOWED
 from engine.sampling_params import SamplingParams
 from engine.structured_output.backend import TokenTable

@@ -21,6 +21,7 @@ from engine.messages import EngineCoreRequest, JobRef, RequestContext
 from engine.model_executor import model_executor
 from engine.policy_loader import load_policy
 from engine.sampling_params import RequestOutputKind, SamplingParams
+from engine.speculative_options import read_speculative_config
 from engine.tokenization.content_format import CONTENT_FORMATS, ContentFormat
 from engine.tokenization.tokenizer import Tokenizer
 
@@ -39,19 +40,23 @@ def engine_config(model: str, **options: Any) -> EngineConfig:
         "scheduler": SchedulerConfig,
         "trace": TraceConfig,
     }
+    speculative = read_speculative_config(options.pop("speculative_config", None))
     taken: dict[str, dict[str, Any]] = {name: {} for name in (*parts, "engine")}
     owner = {field.name: name for name, record in parts.items() for field in dataclasses.fields(record)} | {
         field.name: "engine" for field in dataclasses.fields(EngineConfig) if field.name not in parts
     }
+    del owner["speculative"]
+    known = [*owner, "speculative_config"]
     for option, value in options.items():
         if option not in owner or option == "model":
-            raise ConfigError(f"Unknown option {option!r}; choose from {', '.join(sorted(owner))}.")
+            raise ConfigError(f"Unknown option {option!r}; choose from {', '.join(sorted(known))}.")
         taken[owner[option]][option] = value
     return EngineConfig(
         model=ModelConfig(model=model, **taken["model"]),
         cache=CacheConfig(**taken["cache"]),
         scheduler=SchedulerConfig(**taken["scheduler"]),
         trace=TraceConfig(**taken["trace"]),
+        speculative=speculative,
         **taken["engine"],
     )
 

@@ -17,7 +17,8 @@ from engine.frontend.input_processor import GenerationDefaults, InputProcessor
 from engine.frontend.output_processor import OutputProcessor
 from engine.frontend.request_output import RequestOutput
 from engine.frontend.stats import IterationStats
-from engine.messages import NO_CONTEXT, EngineCoreRequest, RequestContext, SchedulerStats
+from engine.messages import NO_CONTEXT, EngineCoreRequest, RequestContext
+from engine.reported_stats import SchedulerStats
 from engine.sampling_params import SamplingParams
 from engine.tokenization.tokenizer import Tokenizer
 

@@ -12,8 +12,10 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from engine.frontend.spec_decoding_metrics import SpecDecodingMetrics
 from engine.frontend.stats import FinishedRequestStats, IterationStats
-from engine.messages import FinishReason, JobStats, SchedulerStats, TurnReceipt
+from engine.messages import FinishReason, TurnReceipt
+from engine.reported_stats import JobStats, SchedulerStats
 
 TTFT_BUCKETS_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
@@ -29,22 +31,8 @@ LATENCY_BUCKETS_S = (
 )
 ITERATION_BUCKETS = tuple(float(2**power) for power in range(15))
 GAP_BUCKETS_S = (
-    0.01,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.0,
-    5.0,
-    10.0,
-    20.0,
-    30.0,
-    60.0,
-    120.0,
-    300.0,
-    600.0,
-    1800.0,
+    *(0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0),
+    *(20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0),
 )
 
 JOB_BUCKETS_S = (
@@ -95,9 +83,15 @@ class _CoreGauge:
 class Metrics:
     """All metrics of one server in their own registry. ``record`` is called once per engine step."""
 
-    def __init__(self, model_name: str, max_model_len: int, shared_folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        max_model_len: int,
+        shared_folder: Path | None = None,
+        num_speculative_tokens: int = 0,
+    ) -> None:
         """``shared_folder``: the folder of the processes of this server; None for a single
-        process."""
+        process. ``num_speculative_tokens``: most drafts of a request in a step; 0: none."""
         self.registry = CollectorRegistry()
         self._scraped = self.registry
         if shared_folder is not None:
@@ -113,6 +107,11 @@ class Metrics:
         self._make_loss_counters()
         self._make_latencies()
         self._make_sizes(_token_buckets(max_model_len))
+        self._spec_decoding: SpecDecodingMetrics | None = None
+        if num_speculative_tokens:
+            self._spec_decoding = SpecDecodingMetrics(
+                self.registry, _LABELS, self._values, num_speculative_tokens
+            )
 
     def record(self, scheduler: SchedulerStats | None, iteration: IterationStats) -> None:
         """A listener for AsyncLLM's statistics."""
@@ -189,6 +188,8 @@ class Metrics:
                 self._pin_held.labels(*self._values, cause).observe(held_s)
         if stats.jobs is not None:
             self._record_jobs(stats.jobs)
+        if stats.spec_decoding is not None and self._spec_decoding is not None:
+            self._spec_decoding.record(stats.spec_decoding)
 
     def _record_disk(self, stats: SchedulerStats) -> None:
         self._disk_loaded_tokens.inc(stats.disk_loaded_tokens)

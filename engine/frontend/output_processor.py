@@ -98,6 +98,7 @@ class RequestState:
         if finish_reason is None and kind is RequestOutputKind.FINAL_ONLY:
             return None
         answer = self._completion(finish_reason, stop_reason, delta=kind is RequestOutputKind.DELTA)
+        receipt = self._receipt_of_all(receipt)
         answers, finished = [answer], answer.finished
         if self.parent is not None:
             answers, finished = self.parent.merge(answer)
@@ -110,7 +111,7 @@ class RequestState:
             outputs=answers,
             finished=finished,
             num_cached_tokens=self.stats.num_cached_tokens,
-            receipt=self._external(receipt),
+            receipt=receipt,
             metrics=self.stats,
         )
 
@@ -142,8 +143,13 @@ class RequestState:
         start = self.request.sampling_params.routed_experts_prompt_start
         return self.routed_experts.array()[: num_tokens - 1 - start]
 
-    def _external(self, receipt: TurnReceipt | None) -> TurnReceipt | None:
-        return None if receipt is None else msgspec.structs.replace(receipt, request_id=self.external_id)
+    def _receipt_of_all(self, receipt: TurnReceipt | None) -> TurnReceipt | None:
+        """Under the caller's id; of several answers, with what is added up over them."""
+        if receipt is None:
+            return None
+        if self.parent is not None:
+            receipt = self.parent.receipt_of_ended(receipt)
+        return msgspec.structs.replace(receipt, request_id=self.external_id)
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from engine.frontend.request_output import CompletionOutput
-from engine.messages import EngineCoreRequest
+from engine.messages import EngineCoreRequest, TurnReceipt
 from engine.sampling_params import RequestOutputKind
 
 
@@ -19,6 +19,7 @@ class ParentRequest:
         self._final_only = request.sampling_params.output_kind is RequestOutputKind.FINAL_ONLY
         self._unfinished = set(range(self.n))
         self._answers: list[CompletionOutput] = []
+        self._receipt: TurnReceipt | None = None
 
     def children(self) -> list[EngineCoreRequest]:
         """One request per answer. Seeds differ, since equal ones would give equal answers."""
@@ -33,6 +34,19 @@ class ParentRequest:
             )
             for index in range(self.n)
         ]
+
+    def receipt_of_ended(self, receipt: TurnReceipt) -> TurnReceipt:
+        """The receipt of the answer that ends now, with the steps and drafts of all that have ended."""
+        before = self._receipt
+        if before is not None:
+            receipt = msgspec.structs.replace(
+                receipt,
+                output_steps=before.output_steps + receipt.output_steps,
+                drafted_tokens=before.drafted_tokens + receipt.drafted_tokens,
+                accepted_tokens=before.accepted_tokens + receipt.accepted_tokens,
+            )
+        self._receipt = receipt
+        return receipt
 
     def merge(self, answer: CompletionOutput) -> tuple[list[CompletionOutput], bool]:
         """The answers to return now, and whether they are the last. FINAL_ONLY returns all at

@@ -143,6 +143,24 @@ class MatcherGrammar:
         with _as_exception():
             return self.matcher.consume_token(token_id)
 
+    def count_allowed(self, token_ids: Sequence[int]) -> int:
+        """How many of these tokens may follow, up to one that ends the request."""
+        ending = self._ending_token_ids
+        inner = next((i for i, token in enumerate(token_ids) if token in ending), len(token_ids))
+        with _as_exception():
+            return int(self.matcher.validate_tokens(list(token_ids[:inner])))
+
+    def ahead(self, token_ids: Sequence[int]) -> list[MatcherGrammar]:
+        """Copies of it behind each of these tokens, which are allowed."""
+        copies: list[MatcherGrammar] = []
+        for token_id in token_ids:
+            following = copy(copies[-1] if copies else self)
+            with _as_exception():
+                following.matcher = following.matcher.deep_copy()
+                following.matcher.consume_token(token_id)
+            copies.append(following)
+        return copies
+
     @property
     def complete(self) -> bool:
         """Whether no token can follow."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -17,19 +17,21 @@ from engine.structured_output.compiler import GrammarCompiler
 
 logger = logging.getLogger(__name__)
 
+NO_DRAFTS: Mapping[str, Sequence[int]] = {}
 
-def _one_by_one(backend: GrammarBackend, grammars: Mapping[str, MatcherGrammar]) -> TokenMasks:
+
+def _one_by_one(backend: GrammarBackend, grammars: Sequence[tuple[str, MatcherGrammar]]) -> TokenMasks:
     """The masks one by one, after a failure: which grammar failed, and the masks of the others."""
     rows: list[npt.NDArray[np.bool_]] = []
     failed: dict[str, str] = {}
-    for request_id, grammar in grammars.items():
+    for request_id, grammar in grammars:
         try:
             rows.append(backend.forbidden([grammar])[0])
         except Exception as error:
             failed[request_id] = processing_failed("The grammar", error)
             rows.append(np.zeros(backend.vocab_size, dtype=np.bool_))
     logger.error("Requests ended because their grammar failed: %s", failed)
-    return TokenMasks(list(grammars), np.stack(rows), failed)
+    return TokenMasks([request_id for request_id, _ in grammars], np.stack(rows), failed)
 
 
 class BitmaskFiller:
@@ -49,32 +51,45 @@ class BitmaskFiller:
         masks.add_done_callback(self._promised.discard)
         return masks
 
-    def fill(self, masks: Future[TokenMasks], grammars: Mapping[str, TokenGrammar]) -> None:
-        """Start filling the masks of these grammars, by request id. None of them may be advanced
-        until the masks are there."""
+    def fill(
+        self,
+        masks: Future[TokenMasks],
+        grammars: Mapping[str, TokenGrammar],
+        drafts: Mapping[str, Sequence[int]] = NO_DRAFTS,
+    ) -> None:
+        """Start filling the masks of these grammars, by request id, and those behind each draft. None of
+        them may be advanced until the masks are there."""
         if self._closed:  # a step that was in flight then may still come back
             masks.cancel()
         else:
-            self._thread.submit(self._fill, masks, grammars)
+            self._thread.submit(self._fill, masks, grammars, drafts)
 
-    def _fill(self, masks: Future[TokenMasks], grammars: Mapping[str, TokenGrammar]) -> None:
+    def _fill(
+        self,
+        masks: Future[TokenMasks],
+        grammars: Mapping[str, TokenGrammar],
+        drafts: Mapping[str, Sequence[int]],
+    ) -> None:
         if not masks.set_running_or_notify_cancel():
             return
         try:
-            masks.set_result(self._made(grammars))
+            masks.set_result(self._made(grammars, drafts))
         except BaseException as error:
             masks.set_exception(error)
 
-    def _made(self, grammars: Mapping[str, TokenGrammar]) -> TokenMasks:
+    def _made(self, grammars: Mapping[str, TokenGrammar], drafts: Mapping[str, Sequence[int]]) -> TokenMasks:
         if not grammars:
             return NO_MASKS
-        followed = [grammar for grammar in grammars.values() if isinstance(grammar, MatcherGrammar)]
-        assert len(followed) == len(grammars), "all grammars come from the compiler"
         backend = self._compiler.backend()
+        followed: list[tuple[str, MatcherGrammar]] = []
+        for request_id, grammar in grammars.items():
+            assert isinstance(grammar, MatcherGrammar), "all grammars come from the compiler"
+            followed.append((request_id, grammar))
+            followed += [(request_id, copy) for copy in grammar.ahead(drafts.get(request_id, ()))]
         try:
-            return TokenMasks(list(grammars), backend.forbidden(followed))
+            return TokenMasks([i for i, _ in followed], backend.forbidden([each for _, each in followed]))
         except Exception:
-            return _one_by_one(backend, dict(zip(grammars, followed, strict=True)))
+            return _one_by_one(backend, followed)
 
     def close(self) -> None:
         """Cancel the masks that are still awaited (CancelledError), also of steps that come back later.

@@ -111,6 +111,7 @@ class Digest:
             if request is None:
                 continue  # it has ended meanwhile
             self.totals.generated_tokens += 1
+            self.totals.output_steps += 1
             if request.phase is Phase.PREFILL:
                 self._enter(req_id, Phase.DECODE, event.now)
         self._end(event.ended, event.now)

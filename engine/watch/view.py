@@ -117,6 +117,8 @@ class Totals(msgspec.Struct, kw_only=True):
     prefill_tokens: int = 0
     """Prompt tokens that were computed."""
     generated_tokens: int = 0
+    output_steps: int = 0
+    """Steps that these came from, of each request; fewer where drafts were accepted."""
     prompt_tokens: int = 0
     """Prompt tokens of requests that joined the batch."""
     hit_tokens: int = 0

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from engine.config import EngineConfig
+from engine.core.offload.disk_tier import max_disk_writes
 from engine.core.outputs import SchedulerOutput
 from engine.errors import EngineError
 from engine.executor import ModelInfo, PendingOutput
@@ -18,6 +19,8 @@ from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.layer_places import LayerPlaces
 from engine.worker.attention.selection import resolve_attention, storage_dtype
 from engine.worker.cpu.backend import CPUBackend
+from engine.worker.drafts.loaded_drafter import LoadedDrafter, PlacedDrafter, beside_drafter, check_setup
+from engine.worker.drafts.shared_blocks import KvPool, open_pool
 from engine.worker.kv_pool import choose_num_blocks, choose_num_states
 from engine.worker.kv_tiers.device_host_pool import select_host_pool
 from engine.worker.kv_tiers.disk_level import open_disk
@@ -28,8 +31,10 @@ from engine.worker.loading.model_folder import choose_device
 from engine.worker.memory import keep_freed_memory
 from engine.worker.model_states import (
     attention_beside_states,
+    blocks_of_state,
     open_states,
     state_spec_of,
+    use_again,
     with_state_group,
 )
 from engine.worker.models.routing_recorder import choose_routed_experts
@@ -54,26 +59,31 @@ class UniProcExecutor:
     rank's part of it."""
 
     def __init__(self, config: EngineConfig, group: TensorParallelGroup = ALONE) -> None:
-        attention = resolve_attention(config, choose_device(config.model.device))
+        attention = _choose_attention(config)
         loaded = load_model(config.model, group)
         states = state_spec_of(loaded.model, config.cache)
         attention = attention_beside_states(attention, config, states)
         groups = choose_groups(loaded.model, config.cache)
         routed_experts = choose_routed_experts(config.model, loaded.model, groups)
         spec = _kv_cache_spec(loaded, groups, routed_experts, config)
+        drafter, spec = beside_drafter(config, loaded, spec)
         step_bytes = _measure_steps(loaded, attention, spec, config, group)
         room = loaded.max_model_len, loaded.device, step_bytes, group
-        num_states = choose_num_states(config, spec, states.bytes_per_state, *room)
-        num_blocks = choose_num_blocks(config, spec, *room, num_states * states.bytes_per_state)
-        num_host_blocks = choose_num_host_blocks(config.cache, spec, loaded.device, num_blocks, group)
-        pool = spec.allocate(num_blocks, loaded.device)
-        state_pool = open_states(loaded.model, states, num_states, loaded.device)
-        backend = _open_backend(loaded, pool, spec.places, attention, config, group, state_pool)
+        state_blocks = blocks_of_state(states, spec)
+        max_writes = max_disk_writes(state_blocks)
+        num_blocks, num_states, num_host_blocks = _choose_sizes(config, spec, state_blocks, room)
+        num_all = num_blocks + num_states * state_blocks
+        everything = open_pool(spec, None if drafter is None else drafter.spec, num_all, loaded.device)
+        pool = everything.first(num_blocks)
+        state_pool = open_states(loaded.model, states, everything.blocks[num_blocks:], state_blocks)
+        backend = _open_backend(loaded, pool, spec.places, attention, config, group, state_pool, drafter)
         opened = open_disk(
             config.cache,
-            pool,
-            lambda: measure_token_s(loaded, pool, backend.attention, spec, config),
+            everything.blocks,
+            lambda: measure_token_s(loaded, pool.kv, backend.attention, spec, config),
+            max_writes,
         )
+        use_again(loaded.model, state_pool)
         disk, disk_level = opened or (None, None)
         self._info = ModelInfo(
             num_gpu_blocks=num_blocks,
@@ -88,11 +98,12 @@ class UniProcExecutor:
         )
         self._runner: StepRunner | None = backend.runner(
             select_host_pool(
-                pool,
+                everything.blocks,
                 num_host_blocks,
                 disk,
                 during_steps=loaded.device.type == "cuda",
                 num_groups=len(spec.groups),
+                max_writes=max_writes,
             )
         )
         self._plans_ahead = config.scheduler.plans_ahead(loaded.device.type != "cpu")
@@ -120,6 +131,15 @@ class UniProcExecutor:
         torch.cuda.empty_cache()
 
 
+def _choose_attention(config: EngineConfig) -> str:
+    """The attention of this device. ConfigError if it does not go with other options."""
+    device = choose_device(config.model.device)
+    attention = resolve_attention(config, device)
+    if config.speculative is not None and config.speculative.has_weights:
+        check_setup(config.speculative, config.model, device, attention)
+    return attention
+
+
 def _kv_cache_spec(
     loaded: LoadedModel,
     groups: tuple[KVCacheGroup, ...],
@@ -135,6 +155,22 @@ def _kv_cache_spec(
         num_vectors=loaded.model.num_kv_vectors,
         routing_bytes_per_token=0 if routed_experts is None else routed_experts.bytes_per_token,
     )
+
+
+def _choose_sizes(
+    config: EngineConfig,
+    spec: KvCacheSpec,
+    state_blocks: int,
+    room: tuple[int, torch.device, int, TensorParallelGroup],
+) -> tuple[int, int, int]:
+    """The numbers of KV blocks, of state slots, which have so many blocks each, and of the host's blocks."""
+    state_bytes = state_blocks * spec.pool_bytes_per_block
+    num_states = choose_num_states(config, spec, state_bytes, *room)
+    num_blocks = choose_num_blocks(config, spec, *room, num_states * state_bytes)
+    _, device, _, group = room
+    num_all, max_writes = num_blocks + num_states * state_blocks, max_disk_writes(state_blocks)
+    num_host_blocks = choose_num_host_blocks(config.cache, spec, device, num_all, group, max_writes)
+    return num_blocks, num_states, num_host_blocks
 
 
 def _measure_steps(
@@ -154,17 +190,19 @@ def _measure_steps(
 
 def _open_backend(
     loaded: LoadedModel,
-    pool: torch.Tensor,
+    pool: KvPool,
     places: LayerPlaces,
     attention: str,
     config: EngineConfig,
     group: TensorParallelGroup,
     states: StatePool | None,
+    drafter: LoadedDrafter | None,
 ) -> Backend:
     if attention != "triton":
-        return CPUBackend(loaded, pool, places, attention, config, group, states)
+        placed = None if drafter is None else PlacedDrafter(drafter, pool, attention)
+        return CPUBackend(loaded, pool.kv, places, attention, config, group, states, placed)
     from engine.worker.gpu.backend import GPUBackend  # Triton is optional
 
-    gpu = GPUBackend(loaded, pool, places, config, group)
+    gpu = GPUBackend(loaded, pool.kv, places, config, group)
     gpu.capture()
     return gpu

@@ -24,11 +24,6 @@ def state_spec_of(model: CausalModel, cache: CacheConfig) -> StateSpec:
     spec = model.state_spec if isinstance(model, Decoder) else NO_STATES
     if not spec.layers and cache.num_state_slots is not None:
         raise ConfigError("num_state_slots needs a model that has layers with states, and this has none.")
-    if spec.layers and cache.has_host_tier:
-        option = (
-            "kv_offloading_size" if cache.num_host_blocks_override is None else "num_host_blocks_override"
-        )
-        raise ConfigError(f"{option}: host memory takes KV blocks only, and this model has states, too.")
     return spec
 
 
@@ -49,30 +44,44 @@ def with_state_group(
     """The groups of all layers: those with a state come last."""
     if not states.layers:
         return groups
-    num_blocks = -(-states.bytes_per_state // kv.bytes_per_block)
+    num_blocks = blocks_of_state(states, kv)
     return (*groups, KVCacheGroup(tuple(range(len(states.layers))), state_blocks=num_blocks))
 
 
-def open_states(
-    model: CausalModel, states: StateSpec, num_states: int, device: torch.device
-) -> StatePool | None:
-    """Allocate the pool, and let the model use it; None for a model without states."""
+def blocks_of_state(states: StateSpec, kv: KvCacheSpec) -> int:
+    """Blocks of the KV pool that a state takes; 0 for a model without states."""
+    return -(-states.bytes_per_state // kv.pool_bytes_per_block)
+
+
+def open_states(model: CausalModel, states: StateSpec, blocks: torch.Tensor, each: int) -> StatePool | None:
+    """Let the model use the last blocks of a pool, ``each`` for a state; None for a model without states.
+
+    blocks: [num_states * each, ...], block-major, contiguous
+    """
     if not states.layers:
         return None
     assert isinstance(model, Decoder)
-    pool = StatePool(states, num_states, device)
+    pool = StatePool(states, blocks.view(len(blocks), -1).view(torch.uint8).view(len(blocks) // each, -1))
     model.use_states(pool)
     return pool
 
 
+def use_again(model: CausalModel, pool: StatePool | None) -> None:
+    """Let the model use this pool again after a trial."""
+    if pool is not None:
+        assert isinstance(model, Decoder)
+        model.use_states(pool)
+
+
 def begin_trial(model: CausalModel, query_lens: IntArray, device: torch.device) -> None:
     """Give sequences that begin now states of their own, for a run whose states nobody needs."""
-    if not isinstance(model, Decoder):
+    if not isinstance(model, Decoder) or not model.state_spec.layers:
         return
-    pool = open_states(model, model.state_spec, len(query_lens) + 1, device)
-    if pool is not None:
-        sources = np.zeros(len(query_lens), dtype=np.int64)
-        pool.begin_step(StateBatch(query_lens, sources, np.arange(1, len(query_lens) + 1)))
+    num_states, num_bytes = len(query_lens) + 1, model.state_spec.bytes_per_state
+    pool = StatePool(model.state_spec, torch.zeros(num_states, num_bytes, dtype=torch.uint8, device=device))
+    model.use_states(pool)
+    sources = np.zeros(len(query_lens), dtype=np.int64)
+    pool.begin_step(StateBatch(query_lens, sources, np.arange(1, num_states)))
 
 
 def state_batch(plan: SchedulerOutput, req_ids: list[str], query_lens: IntArray) -> StateBatch:

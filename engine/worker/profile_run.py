@@ -82,13 +82,15 @@ def measure_token_s(
     spec: KvCacheSpec,
     config: EngineConfig,
 ) -> float:
-    """Seconds to prefill one token in a typical step with no context. Call it before the pool is used.
+    """Seconds to prefill one token in a typical step with no context. Call it before the pool is used, and
+    let a model with states have its own again.
     ``attention``: the backend over that pool."""
     device = loaded.device
     enough = PROBE_TOKENS if device.type == "cuda" else CPU_PROBE_TOKENS
     capacity = (len(pool) - 1) * spec.block_size
     num_tokens = min(config.scheduler.max_num_batched_tokens, loaded.max_model_len, capacity, enough)
     batch, positions = _largest_step(num_tokens, loaded.max_model_len, spec)
+    begin_trial(loaded.model, batch.query_lens, device)
     seconds = 0.0
     for _ in range(2):  # the first warms up
         started_s = time.perf_counter()

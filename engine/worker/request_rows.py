@@ -6,6 +6,7 @@ Does not know where token ids are kept, nor the model.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -41,9 +42,12 @@ class StepRows:
     other_slots: tuple[IntArray, ...]
     """[num_tokens] each, for the KV cache groups after the first."""
     sample_tokens: IntArray
-    """[num_samples] the tokens of the step whose logits are sampled."""
+    """[num_samples] the tokens of the step whose logits are sampled: the last known one of a sequence, and
+    its drafts."""
     sample_seqs: IntArray
     """[num_samples] the sequences they belong to."""
+    sample_drafts: IntArray | None = None
+    """[num_samples] drafts of the sequence up to each of them; None: there are no drafts."""
 
     @property
     def sample_rows(self) -> IntArray:
@@ -134,6 +138,12 @@ class RequestRows:
         positions = np.arange(ends[-1]) + (seq_lens - ends)[seq_of_token]
         blocks, offsets = np.divmod(positions, self._block_size)
         sample_seqs = np.flatnonzero(seq_lens >= self._num_tokens[rows])
+        sample_tokens, sample_drafts = ends[sample_seqs] - 1, None
+        if plan.scheduled_spec_decode_tokens:
+            num_drafts = (seq_lens - self._num_tokens[rows])[sample_seqs]
+            sample_drafts = _counted_up(num_drafts)
+            sample_tokens = np.repeat(sample_tokens - num_drafts, num_drafts + 1) + sample_drafts
+            sample_seqs = np.repeat(sample_seqs, num_drafts + 1)
         return StepRows(
             req_ids=[req_ids[i] for i in order],
             num_uniform=int(np.count_nonzero(is_uniform)),
@@ -146,14 +156,33 @@ class RequestRows:
             other_slots=tuple(
                 self._slots(group, row_of_token, blocks, offsets) for group in range(1, self._num_groups)
             ),
-            sample_tokens=ends[sample_seqs] - 1,
+            sample_tokens=sample_tokens,
             sample_seqs=sample_seqs,
+            sample_drafts=sample_drafts,
         )
+
+    def places_of_drafts(self, plan: SchedulerOutput) -> Iterator[tuple[int, int, list[int]]]:
+        """Of each request with drafts its row, the index of the first of them in it, and the drafts."""
+        for req_id, drafts in plan.scheduled_spec_decode_tokens.items():
+            row = self._row_of(req_id)
+            yield row, int(self._num_tokens[row]), drafts
 
     def tables_of(self, group: int, rows: IntArray, num_blocks: int) -> IntArray:
         """The first blocks of rows in a KV cache group: [len(rows), num_blocks]"""
         end, step = num_blocks * self._num_groups, self._num_groups
         return self.block_tables[rows, group:end:step]
+
+    def rows_of(self, req_ids: Sequence[str]) -> IntArray:
+        """The rows of running requests: [len(req_ids)]"""
+        return np.array([self._row_of(req_id) for req_id in req_ids], dtype=np.int64)
+
+    def num_tokens_of(self, rows: IntArray) -> IntArray:
+        """How many tokens of each row are known: [len(rows)]"""
+        return self._num_tokens[rows]
+
+    def num_slots_of(self, rows: IntArray) -> IntArray:
+        """How many tokens the blocks of each row have room for: [len(rows)]"""
+        return self._num_blocks[rows] // self._num_groups * self._block_size
 
     def _slots(self, group: int, rows: IntArray, blocks: IntArray, offsets: IntArray) -> IntArray:
         """Where tokens go, given by row, index of the block in it, and offset: [num_tokens]"""
@@ -185,13 +214,16 @@ class RequestRows:
             filled.update(table[start : num_full[index]].tolist())
             filled.discard(_NULL_BLOCK)
 
-    def sampling_batch(self, rows: IntArray) -> SamplingBatch:
-        return self._sampling.batch(rows, self._num_tokens)
+    def sampling_batch(self, rows: IntArray, num_drafts: IntArray | None = None) -> SamplingBatch:
+        """The parameters of the sampled rows, which hold ``num_drafts`` tokens more than are known."""
+        num_tokens: IntArray = self._num_tokens[rows]
+        return self._sampling.batch(rows, num_tokens if num_drafts is None else num_tokens + num_drafts)
 
-    def add_tokens(self, rows: IntArray) -> IntArray:
-        """Count a sampled token of each row, and return its index in the row: [len(rows)]"""
+    def add_tokens(self, rows: IntArray, counts: IntArray | int = 1) -> IntArray:
+        """Count new tokens of each row, one or as many as given, and return the index of the first of them:
+        [len(rows)]"""
         places: IntArray = self._num_tokens[rows]
-        self._num_tokens[rows] += 1
+        self._num_tokens[rows] += counts
         return places
 
     def _update_cached(self, cached: CachedRequestData, changes: RowChanges) -> None:
@@ -240,6 +272,13 @@ class RequestRows:
         self.block_tables[row, start : start + len(block_ids)] = block_ids
         self._num_blocks[row] = start + len(block_ids)
         changes.blocks.append((row, start, block_ids))
+
+
+def _counted_up(counts: IntArray) -> IntArray:
+    """0, 1, ..., count for each count: [sum(counts) + len(counts)]"""
+    ends = np.cumsum(counts + 1)
+    numbers: IntArray = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts - 1, counts + 1)
+    return numbers
 
 
 def _shortest_uniform_first(is_uniform: BoolArray, seq_lens: IntArray) -> IntArray:

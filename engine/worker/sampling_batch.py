@@ -107,7 +107,7 @@ class SamplingTable:
         self._special.pop(row, None)
 
     def batch(self, rows: IntArray, num_tokens: IntArray) -> SamplingBatch:
-        """The parameters of the sampled ``rows``. ``num_tokens``: prompt and output tokens of all rows."""
+        """The parameters of the sampled ``rows``. ``num_tokens``: prompt and output tokens of each."""
         special = self._special
         return SamplingBatch(
             greedy=self._greedy[rows],
@@ -121,7 +121,7 @@ class SamplingTable:
             seeded=self._seeded[rows],
             seeds=self._seeds[rows],
             num_prompt_tokens=self._num_prompt_tokens[rows],
-            num_output_tokens=num_tokens[rows] - self._num_prompt_tokens[rows],
+            num_output_tokens=num_tokens - self._num_prompt_tokens[rows],
             special=[(i, special[row]) for i, row in enumerate(rows.tolist()) if row in special]
             if special
             else [],

@@ -139,6 +139,7 @@ def test_a_job_is_told_with_its_turns(http: httpx.Client) -> None:
     assert http.post("/v1/chat/completions", json=body).status_code == 200
     life = http.get("/dashboard/jobs/looked%2Fat").json()
     (turn,) = life["past_turns"]
+    assert (turn["output_steps"], turn["drafted_tokens"], turn["accepted_tokens"]) == (4, 0, 0)
     assert (life["job"]["id"], turn["turn"], turn["output_tokens"]) == ("looked/at", 1, 4)
     nobody = http.get("/dashboard/jobs/nobody").json()
     assert (nobody["job"], nobody["past_turns"]) == (None, [])

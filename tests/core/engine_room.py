@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -22,6 +22,7 @@ from engine.row_failures import NOT_NUMBERS
 from engine.sampling_params import SamplingParams
 from engine.structured_output.params import StructuredOutputsParams
 from tests.core.kv_memory import KvMemory, LoadFate, Work, at_once
+from tests.core.worker_rows import WorkerRows
 from tracing.events import TraceHeader
 from tracing.tracer import Tracer
 
@@ -40,6 +41,10 @@ class CountingGrammar:
             return False
         self.num_accepted += 1
         return True
+
+    def count_allowed(self, token_ids: Sequence[int]) -> int:
+        most = self._num_tokens if self._refused_after is None else self._refused_after
+        return max(0, min(len(token_ids), most - self.num_accepted))
 
     @property
     def complete(self) -> bool:
@@ -62,12 +67,23 @@ class _UnderWay:
     """A plan that was taken and has not run; positions of the tokens that it samples, by request."""
 
     work: Work
-    sampled: dict[str, int]
+    sampled: dict[str, range]
+
+
+DraftFate = Callable[[], tuple[int, int]]
+"""Of the next proposal: how many drafts come first that are right, and how many then that are not."""
+WRONG = 5
+"""A draft that is never sampled."""
 
 
 class EngineRoom:
     """Steps a real scheduler; sampled tokens are a function of request id and position. With
     ``async_scheduling`` a plan runs only when the next one has been made."""
+
+    draft_fate: DraftFate | None = None
+    """Of what is drafted behind each output; set before the first step."""
+    _awaits_output = False
+    """Whether drafts are likely behind the step under way, as the core has it."""
 
     def __init__(
         self,
@@ -97,7 +113,7 @@ class EngineRoom:
             if num_host_blocks
             else None
         )
-        self.memory = KvMemory(block_size, load_fate, write_fate, kv_cache_groups)
+        self.memory = KvMemory(block_size, load_fate, write_fate, kv_cache_groups, num_blocks)
         self._tracer = tracer or Tracer()
         self._untraced = Scheduler(
             SchedulerConfig(**config),  # type: ignore[arg-type]
@@ -118,8 +134,7 @@ class EngineRoom:
         """Output tokens that the client of each request got."""
         self.under_way: deque[_UnderWay] = deque()
         self._max_under_way = 2 if async_scheduling else 1
-        self._num_known: dict[str, int] = {}
-        """Tokens that the worker knows, or will when it has run what it took."""
+        self.rows = WorkerRows(token_at)
         self.finished: dict[str, EngineCoreOutput] = {}
         self.failing: set[str] = set()
         """Requests whose next logits are no numbers."""
@@ -177,7 +192,7 @@ class EngineRoom:
     def step(self, seconds: float = 0.01) -> SchedulerOutput:
         """Plan as far as may be planned, and take the oldest output; the clock moves in between. Returns the
         last plan made."""
-        while self.can_plan:
+        while self.plans_on:
             self.plan_next()
         self.take_output(seconds)
         assert self.last_plan is not None
@@ -188,25 +203,26 @@ class EngineRoom:
         """Whether another plan may be made before an output is taken."""
         return len(self.under_way) < self._max_under_way
 
+    @property
+    def plans_on(self) -> bool:
+        """Whether the core would make another plan now."""
+        return self.can_plan and not (self.under_way and self._awaits_output)
+
     def plan_next(self) -> SchedulerOutput:
         plan = self.last_plan = self.scheduler.schedule(self.clock.now())
         work = self.memory.take(plan, self.scheduler.requests, [each.work for each in self.under_way])
-        self.under_way.append(_UnderWay(work, self._sampled(work)))
+        self._check_drafts(plan)
+        self.under_way.append(_UnderWay(work, self.rows.sampled(work)))
         return plan
 
-    def _sampled(self, work: Work) -> dict[str, int]:
-        """As a worker has it, that knows nothing of requests but what plans told and what it sampled."""
-        plan, known = work.plan, self._num_known
-        for request_id in plan.finished_req_ids:
-            known.pop(request_id, None)
-        known.update({new.req_id: len(new.prompt_token_ids) for new in plan.scheduled_new_reqs})
-        for request_id, token_ids in plan.scheduled_cached_reqs.resumed_token_ids.items():
-            assert len(token_ids) == known[request_id], "an output was lost"
-        ends = {span.request.request_id: span.end for span in work.spans}
-        assert all(end <= known[i] for i, end in ends.items()), "more was scheduled than there is"
-        sampled = {i: end for i, end in ends.items() if end == known[i]}
-        known.update({i: end + 1 for i, end in sampled.items()})
-        return sampled
+    def _check_drafts(self, plan: SchedulerOutput) -> None:
+        """Drafts come behind all tokens that are known, within what the request may still say."""
+        for request_id, drafts in plan.scheduled_spec_decode_tokens.items():
+            request = self.scheduler.requests[request_id]
+            assert 0 < len(drafts) < plan.num_scheduled_tokens[request_id]
+            assert request.num_computed_tokens == request.num_tokens + len(drafts)
+            assert request.num_output_tokens + len(drafts) < request.max_tokens
+        assert plan.total_num_scheduled_tokens <= self.scheduler.config.max_num_batched_tokens
 
     def take_output(self, seconds: float = 0.01) -> None:
         """The oldest plan runs, and its output is accounted for."""
@@ -215,7 +231,7 @@ class EngineRoom:
         self.clock.advance(seconds)
         result = ModelRunnerOutput(
             list(running.sampled),
-            [[token_at(i, position)] for i, position in running.sampled.items()],
+            [[token_at(i, position) for position in places] for i, places in running.sampled.items()],
             finished_loads=reports.finished_loads,
             failed_loads=reports.failed_loads,
             finished_disk_writes=reports.finished_disk_writes,
@@ -227,6 +243,23 @@ class EngineRoom:
             if output.finished:
                 assert output.request_id not in self.finished, "a request ended twice"
                 self.finished[output.request_id] = output
+        if self.draft_fate is not None:
+            self._propose(self.draft_fate)
+
+    def _propose(self, fate: DraftFate) -> None:
+        """Behind an output, as the core does it: nothing while tokens that a step samples are not known."""
+        drafts = {request.request_id: self.drafts_of(request, *fate()) for request in self.scheduler.running}
+        drafts = {request_id: tokens for request_id, tokens in drafts.items() if tokens}
+        self._awaits_output = bool(drafts)
+        if drafts and not self.under_way:
+            self.scheduler.update_draft_token_ids(drafts, self.clock.now())
+
+    @staticmethod
+    def drafts_of(request: Request, num_right: int, num_wrong: int) -> list[int]:
+        """So many drafts that will be sampled, and others behind them, as far as its grammar allows."""
+        start = request.num_tokens
+        drafts = [token_at(request.request_id, start + i) for i in range(num_right)] + [WRONG] * num_wrong
+        return drafts if request.grammar is None else drafts[: request.grammar.count_allowed(drafts)]
 
     def check_invariants(self) -> None:
         """The scheduler's own, and that blocks and slots hold what they are found for."""

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 
-from engine.core.kv_cache.block_hash import BlockHash
-from engine.core.outputs import KVLoad, SchedulerOutput
+from engine.core.kv_cache.block_hash import BlockHash, BlockHasher
+from engine.core.outputs import BlockCopies, KVLoad, SchedulerOutput
 from engine.core.request import Request
-from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup, attention_groups
+from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup, attention_groups, blocks_per_state
 
 LoadFate = Callable[[], tuple[int, bool]]
 """Steps until a load ends (0: it ends in its own), and whether it succeeds."""
@@ -45,6 +45,17 @@ class Layout:
 
     block_size: int
     groups: tuple[KVCacheGroup, ...]
+    first_state: int = 0
+    """The block at which the first state slot begins."""
+    state_blocks: int = 0
+    """Blocks of a state slot; 0: no layer has states."""
+
+    def state_part(self, block: int) -> tuple[int, int]:
+        """The state slot that has this block, and which of its blocks that is."""
+        return divmod(block - self.first_state, self.state_blocks)
+
+    def is_of_state(self, block: int) -> bool:
+        return bool(self.state_blocks) and block >= self.first_state
 
     @property
     def num_groups(self) -> int:
@@ -73,6 +84,8 @@ class _Span:
     start: int
     end: int
     """End, in tokens."""
+    hashes: list[BlockHash]
+    """Of all full blocks of its tokens, where it has drafts of them too."""
 
     def written(self, layout: Layout) -> list[int]:
         """Blocks of all groups into which it computes."""
@@ -124,11 +137,15 @@ class KvMemory:
         load_fate: LoadFate = at_once,
         write_fate: LoadFate = at_once,
         kv_cache_groups: tuple[KVCacheGroup, ...] = ONE_FULL_GROUP,
+        num_blocks: int = 0,
     ) -> None:
-        self._layout = Layout(block_size, attention_groups(kv_cache_groups))
-        self._has_states = any(group.is_state for group in kv_cache_groups)
+        state_blocks = blocks_per_state(kv_cache_groups)
+        self._layout = Layout(block_size, attention_groups(kv_cache_groups), num_blocks, state_blocks)
+        self._has_states = state_blocks > 0
         self.states: dict[int, tuple[Request, int]] = {}
         """State slot to the request that wrote it, and behind how many of its tokens its state is."""
+        self._stored_states: dict[BlockHash, tuple[Request, int]] = {}
+        """The same of the states that were ever stored, by the hash of their last block."""
         self._load_fate = load_fate
         self._write_fate = write_fate
         self.device: dict[int, BlockHash | None] = {}
@@ -149,7 +166,13 @@ class KvMemory:
         starts = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         starts |= {new.req_id: new.num_computed_tokens for new in plan.scheduled_new_reqs}
         spans = [
-            _Span(requests[i], list(self._tables[i]), starts[i], starts[i] + num_tokens)
+            _Span(
+                requests[i],
+                list(self._tables[i]),
+                starts[i],
+                starts[i] + num_tokens,
+                self._hashes(requests[i], plan.scheduled_spec_decode_tokens.get(i)),
+            )
             for i, num_tokens in plan.num_scheduled_tokens.items()
         ]
         for before in under_way:
@@ -162,18 +185,28 @@ class KvMemory:
             assert not in_use & loaded, "a load would write what a step under way uses"
         return Work(plan, spans)
 
+    def _hashes(self, request: Request, drafts: Sequence[int] | None) -> list[BlockHash]:
+        """The request's own list, which grows with its tokens, or one of these and of drafts behind them."""
+        if drafts is None or not request.block_hashes:
+            return request.block_hashes
+        hashes = list(request.block_hashes)
+        hasher = BlockHasher(self._layout.block_size)
+        hasher.extend(hashes, [*request.all_token_ids, *drafts], request._hash_context)
+        return hashes
+
     def execute(self, work: Work) -> Reports:
         """Run one plan: loads and writes start, tokens are computed, blocks are stored, transfers end."""
+        self._begin_writes(work.plan)
+        self._store(work.plan.state_stores)
         for load in work.plan.kv_loads:
             self._begin(load)
-        self._begin_writes(work.plan)
         for span in work.spans:
             self._write(span)
         for span in work.spans:
             self._read(span)
         if self._has_states:
             self._compute_states(work)
-        self._store(work.plan)
+        self._store(work.plan.kv_stores)
         return Reports(*self._end(), *self._end_writes())
 
     def after(self, under_way: Sequence[Work]) -> KvMemory:
@@ -181,7 +214,7 @@ class KvMemory:
         later = copy(self)
         later._load_fate = later._write_fate = lambda: (1000, True)
         later.device, later.host, later.disk = dict(self.device), dict(self.host), dict(self.disk)
-        later.states = dict(self.states)
+        later.states, later._stored_states = dict(self.states), dict(self._stored_states)
         later._copying = [copy(copying) for copying in self._copying]
         later._writing = {slot: copy(writing) for slot, writing in self._writing.items()}
         for copying in later._copying:
@@ -208,7 +241,7 @@ class KvMemory:
         assert len(blocks) == load.num_blocks == len(slots) + len(load.reads.disk_slots) > 0
         assert not set(load.reads.disk_slots) & self._writing.keys(), "read while it is written"
         assert not self._blocks_in_copies() & set(blocks), "two loads write one block"
-        self.device.update(dict.fromkeys(blocks))
+        self._fill(dict.fromkeys(blocks))
         steps, succeeds = self._load_fate()
         contents, on_disk = self._sources(load)
         self._copying.append(_Copying(load, contents, on_disk, steps, succeeds))
@@ -234,7 +267,7 @@ class KvMemory:
 
     def _write(self, span: _Span) -> None:
         """The step fills blocks; the last one perhaps not to the end."""
-        layout, hashes = self._layout, span.request.block_hashes
+        layout, hashes = self._layout, span.hashes
         size, num_groups = layout.block_size, layout.num_groups
         for index in range(span.start // size, -(-span.end // size)):
             is_full = (index + 1) * size <= span.end and index < len(hashes)
@@ -283,12 +316,39 @@ class KvMemory:
             assert not rest
             assert writer.block_hashes[num_blocks - 1] == block_hash, "a state is taken for another"
 
-    def _store(self, plan: SchedulerOutput) -> None:
-        stores = plan.kv_stores
+    def _content(self, block: int) -> BlockHash | None:
+        """What a block holds; None: nothing whole."""
+        if not self._layout.is_of_state(block):
+            return self.device[block]
+        slot, part = self._layout.state_part(block)
+        writer, num_tokens = self.states[slot]
+        num_blocks, rest = divmod(num_tokens, self._layout.block_size)
+        assert not rest, "a state is stored under a name and has none"
+        block_hash = writer.block_hashes[num_blocks - 1]
+        self._stored_states[block_hash] = writer, num_tokens
+        return b"%s state %d" % (block_hash, part)
+
+    def _fill(self, contents: Mapping[int, BlockHash | None]) -> None:
+        """Let blocks hold these: of a state all, or nothing."""
+        for block, content in contents.items():
+            if not self._layout.is_of_state(block):
+                self.device[block] = content
+                continue
+            slot, part = self._layout.state_part(block)
+            if content is None:
+                self.states.pop(slot, None)
+                continue
+            block_hash, _, number = content.rpartition(b" state ")
+            assert int(number) == part, "a state is put together from the wrong parts"
+            state = self._stored_states[block_hash]
+            assert part == 0 or self.states[slot] == state, "a state is put together from several"
+            self.states[slot] = state
+
+    def _store(self, stores: BlockCopies) -> None:
         assert len(set(stores.host_slots)) == len(stores.host_slots) == len(stores.block_ids)
         being_read = {slot for copying in self._copying for slot in copying.load.copies.host_slots}
         for block_id, slot in zip(stores.block_ids, stores.host_slots, strict=True):
-            content = self.device[block_id]
+            content = self._content(block_id)
             assert content is not None, "stored before it was full"
             assert slot not in being_read, "stored into a slot that is being loaded from"
             self.host[slot] = content
@@ -305,8 +365,9 @@ class KvMemory:
             load = copying.load
             assert self._sources(load) == (copying.contents, copying.on_disk)
             if copying.succeeds:
-                self.device.update(zip(load.copies.block_ids, copying.contents, strict=True))
-                self.device.update(zip(load.reads.block_ids, copying.on_disk, strict=True))
+                filled = dict(zip(load.copies.block_ids, copying.contents, strict=True))
+                filled |= zip(load.reads.block_ids, copying.on_disk, strict=True)
+                self._fill(dict(sorted(filled.items())))
             (finished if copying.succeeds else failed).append(load.load_id)
         self._copying = going_on
         return finished, failed
@@ -332,7 +393,13 @@ class KvMemory:
         """Raise AssertionError unless every block and slot holds what the scheduler thinks it does."""
         for block_id, block_hash in device.items():
             assert self.device[block_id] == block_hash, f"block {block_id} is found and holds something else"
-        for block_hash, slot in host.items():
-            assert self.host[slot] == block_hash, f"slot {slot} is found and holds something else"
-        for block_hash, slot in disk.items():
-            assert self.disk[slot] == block_hash, f"disk slot {slot} is found and holds something else"
+        for name, slot in host.items():
+            assert self.host[slot] == _as_stored(name), f"slot {slot} is found and holds something else"
+        for name, slot in disk.items():
+            assert self.disk[slot] == _as_stored(name), f"disk slot {slot} is found and holds something else"
+
+
+def _as_stored(name: BlockHash) -> BlockHash:
+    """How this worker writes the content of a name: another way than the engine where it is of a state."""
+    block_hash, mark, part = name[:32], name[32:37], name[37:]
+    return b"%s state %d" % (block_hash, int.from_bytes(part, "big")) if mark == b"state" else name

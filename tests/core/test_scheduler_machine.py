@@ -57,6 +57,14 @@ DISKS = [
     DiskLevel(num_blocks=5, max_writes=2, fixed_tokens=3.0, read_share=0.4),
 ]
 STATES = KVCacheGroup((0,), state_blocks=3)
+DRAFT_FATES: list[list[tuple[int, int]]] = [
+    [],
+    [(2, 1)],
+    [(9, 0)],
+    [(0, 3), (5, 2), (0, 0)],
+    [(1, 0), (0, 0), (3, 9), (0, 1), (4, 0)],
+]
+"""Drafts of each proposal that are right, and then such that are not; none at all in the first."""
 SAID = st.builds(
     JobRef,
     st.sampled_from(["named", "named", None]),
@@ -193,6 +201,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         groups=st.sampled_from([(FULL,), (FULL,), *LOCAL]),
         disk=st.sampled_from([None, None, *DISKS]),
         num_states=st.sampled_from([0, 0, 0, 4, 6, 30]),
+        draft_fates=st.sampled_from(DRAFT_FATES),
     )
     def start(
         self,
@@ -207,9 +216,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         groups: tuple[KVCacheGroup, ...],
         disk: DiskLevel | None,
         num_states: int,
+        draft_fates: list[tuple[int, int]],
     ) -> None:
-        fates = cycle(load_fates)
-        num_host_blocks = num_host_blocks if caching and not num_states else 0
+        fates, drafts = cycle(load_fates), cycle(draft_fates)
+        num_host_blocks = num_host_blocks if caching else 0
         self.num_blocks = NUM_BLOCKS if groups == (FULL,) else 1 + 16 * len(groups)
         groups = (*groups, STATES) if num_states else groups
         context = PolicyContext(
@@ -237,6 +247,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             scheduler_reserve_full_isl=reserve,
             long_prefill_token_threshold=threshold,
         )
+        if draft_fates:
+            self.room.draft_fate = lambda: next(drafts)
         self.policy = policy
         self.on_start(policy, bits)
 
@@ -263,7 +275,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         start=st.integers(0, 3),
         job=st.sampled_from([None, "a", "b", "c"]),
         said=SAID,
-        max_tokens=st.integers(1, 8),
+        max_tokens=st.integers(1, 12),
         priority=st.integers(0, 2),
         awaits_grammar=st.sampled_from([False, False, True]),
         stops_after=st.sampled_from([None, 0, 1, 5]),
@@ -311,7 +323,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if is_changed:
             prompt[data.draw(st.integers(0, len(prompt) - 1))] = 7
         said = replace(said, job_id=job if said.job_id else None)
-        self._add(prompt, job, said, max_tokens=4, awaits_grammar=awaits_grammar)
+        self._add(prompt, job, said, max_tokens=6, awaits_grammar=awaits_grammar)
 
     @precondition(lambda self: self.room.scheduler.compiling)
     @rule(
@@ -335,7 +347,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(times):
             queued = list(self.room.scheduler.waiting)
             now = self.room.clock.now()
-            while self.room.can_plan:
+            while self.room.plans_on:
                 self.room.plan_next()
                 self.room.check_invariants()
             self.room.take_output(seconds)
@@ -363,6 +375,18 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def output(self) -> None:
         self.room.take_output()
+
+    @rule(
+        data=st.data(),
+        num_right=st.integers(0, 6),
+        num_wrong=st.integers(0, 6),
+    )
+    def drafts_come(self, data: st.DataObject, num_right: int, num_wrong: int) -> None:
+        """At any moment, of any requests, though of some there must be none."""
+        asked = data.draw(st.lists(st.sampled_from(sorted(self.added)))) if self.added else []
+        requests = [self.added[request_id].request for request_id in asked]
+        drafts = {r.request_id: self.room.drafts_of(r, num_right, num_wrong) for r in requests}
+        self.room.scheduler.update_draft_token_ids(drafts | {"never seen": [1]}, self.room.clock.now())
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 15.0, 700.0]))
     def time_passes(self, seconds: float) -> None:

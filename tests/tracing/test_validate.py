@@ -120,6 +120,12 @@ CHANGES = {
     "both": Change(
         StepDecision, lambda e: e.running, lambda e: {"preempted": e.running}, "scheduled at once"
     ),
+    "drafts": Change(
+        StepDecision,
+        lambda e: e.tokens,
+        lambda e: {"drafts": e.tokens},
+        "are drafts, of",
+    ),
     "result": Change(StepOutput, always, {"step": 99}, "the last one that was decided is 0"),
     "free": Change(StepSnapshot, always, lambda e: {"free_blocks": e.total_blocks + 1}, "free_blocks is"),
     "pool": Change(StepSnapshot, always, {"total_blocks": 5}, "total_blocks is 5, but the header says"),

@@ -18,10 +18,10 @@ from engine.core_process.engine_core import EngineCore
 from engine.messages import EngineCoreRequest, JobFinished, JobRef, ToolCall, ToolGapStarted
 from engine.sampling_params import SamplingParams
 from engine.testing import FakeExecutorFactory
-from engine.watch.digest import MAX_EVENTS
+from engine.watch.digest import MAX_EVENTS, Digest
 from engine.watch.feed import CAPACITY, LEASE_S
 from engine.watch.view import Phase, View
-from tracing.events import RequestArrived
+from tracing.events import PrefixCacheEvent, RequestArrived, StepDecision, StepOutput
 from tracing.reader import read_trace
 from tracing.tracer import Tracer
 
@@ -138,10 +138,44 @@ def test_a_request_is_told_from_its_arrival_to_its_end(room: Room) -> None:
     times_s = [change.at_s for change in view.phases]
     assert times_s == [arrived_s, *(pytest.approx(arrived_s + STEP_S * n) for n in (1, 1, 3))]
     assert view.totals.prefill_tokens == view.totals.prompt_tokens == 40
-    assert view.totals.generated_tokens == 3
+    assert view.totals.generated_tokens == view.totals.output_steps == 3
     assert view.totals.hit_tokens == 0
     assert view.totals.elapsed_s == pytest.approx(3 * STEP_S)
     assert room.look().phases == []
+
+
+def test_accepted_drafts_are_tokens_without_a_step() -> None:
+    """Two of three drafts were right, beside a request without drafts."""
+    digest = Digest()
+    digest.take(
+        [
+            PrefixCacheEvent(
+                step=0,
+                now=1.0,
+                req_id=req_id,
+                job_id=None,
+                hit_tokens=0,
+                num_prompt_tokens=8,
+                num_tokens=8,
+                resumed=False,
+            )
+            for req_id in ("a", "b")
+        ]
+    )
+    decision = StepDecision(
+        step=1,
+        now=1.0,
+        new=[],
+        resumed=[],
+        running=["a", "b"],
+        preempted=[],
+        tokens={"a": 4, "b": 1},
+        drafts={"a": 3},
+        total_tokens=5,
+        free_blocks=9,
+    )
+    digest.take([decision, StepOutput(step=1, now=2.0, num_tokens={"a": 3})])
+    assert (digest.totals.generated_tokens, digest.totals.output_steps) == (4, 2)
 
 
 def test_what_was_under_way_is_in_the_first_scene(room: Room) -> None:

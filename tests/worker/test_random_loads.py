@@ -82,6 +82,13 @@ NUMBERS: tuple[dict[str, Any], ...] = (
 )
 
 
+DRAFTS: tuple[dict[str, Any] | None, ...] = (
+    None,
+    {"method": "suffix", "weigh_costs": False},
+    {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "weigh_costs": False},
+)
+
+
 def draw_options(
     random: Random, block_size: int, longest: int, disk: Path, num_groups: int = 1
 ) -> dict[str, Any]:
@@ -98,6 +105,7 @@ def draw_options(
         "async_scheduling": choose((False, True)),
         "attention_backend": choose(("auto",) * 5 + ("torch",)),
     }
+    options["speculative_config"] = choose(DRAFTS)
     tier = choose(("none", "host", "disk"))
     if tier != "none":
         options["num_host_blocks_override"] = int(num_blocks * choose((0.5, 4)))
@@ -110,15 +118,6 @@ def draw_options(
     return options
 
 
-OF_TIERS = frozenset(
-    (
-        "num_host_blocks_override",
-        "num_disk_blocks_override",
-        "kv_offloading_disk_path",
-        "kv_offloading_disk_min_tokens",
-    )
-)
-"""Options that a model with states refuses."""
 SPARSE: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
     "glm4_moe": {
@@ -183,8 +182,11 @@ def test_models_with_states_too(name: str, seed: int, model_folders: ModelFolder
     oracle = Oracle(folder, dtype="float32")
     load = LoadDrawer(random, oracle, block_size, (60, 190)).draw(NUM_TURNS)
     options = draw_options(random, block_size, load.longest, tmp_path)
-    options = {name: value for name, value in options.items() if name not in OF_TIERS}
-    options |= {"async_scheduling": seed % 2 == 1, "num_state_slots": random.choice((5, 9, 60))}
+    options |= {
+        "speculative_config": None,
+        "async_scheduling": seed % 2 == 1,
+        "num_state_slots": random.choice((5, 9, 60)),
+    }
     policy = POLICIES[random.choice(sorted(POLICIES))]()
     with LLM(str(folder), scheduling_policy=policy, multiprocess=False, dtype="float32", **options) as llm:
         assert wrong_answers(llm, load, oracle) == [], options

@@ -26,6 +26,7 @@ from engine.row_failures import NOT_NUMBERS
 from tracing.events import (
     BLOCK_NAME_BYTES,
     BaseReceipt,
+    DraftsProposed,
     EngineClosed,
     GrammarReady,
     IdleEvent,
@@ -216,6 +217,10 @@ class InputTrace:
 
     def prefix_cache_reset(self, done: bool, now: float) -> None:
         self._tracer.emit(PrefixCacheReset(now=now, done=done))
+
+    def drafts_proposed(self, proposals: Mapping[str, Sequence[int]], now: float) -> None:
+        num_tokens = {request_id: len(token_ids) for request_id, token_ids in proposals.items()}
+        self._tracer.emit(DraftsProposed(now=now, num_tokens=num_tokens))
 
     def idle(self, now: float) -> None:
         self._tracer.emit(IdleEvent(now=now))

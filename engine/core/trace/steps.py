@@ -87,7 +87,8 @@ class StepTrace:
                 free_blocks=num_free_blocks,
                 loads={load.request_id: load.num_blocks for load in plan.kv_loads},
                 disk_loads={load.request_id: len(load.reads) for load in plan.kv_loads if load.reads},
-                stored_blocks=len(plan.kv_stores),
+                stored_blocks=len(plan.kv_stores) + len(plan.state_stores),
                 written_blocks=len(plan.kv_disk_writes),
+                drafts={i: len(drafts) for i, drafts in plan.scheduled_spec_decode_tokens.items()},
             )
         )

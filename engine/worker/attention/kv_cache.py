@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
@@ -25,6 +26,8 @@ class KvCacheSpec:
     """Vectors of a token in each head: its key and its value; 1: a latent, which is both."""
     routing_bytes_per_token: int = 0
     """Memory for what is kept of a token beside its KV: the experts it went to."""
+    draft_bytes_per_block: int = 0
+    """Memory in each block for the KV of a drafter with weights."""
 
     @property
     def num_slots(self) -> int:
@@ -37,10 +40,24 @@ class KvCacheSpec:
         return places_of(self.groups)
 
     @property
+    def block_shape(self) -> tuple[int, int, int, int, int]:
+        """num_slots, num_vectors, block_size, num_kv_heads, head_dim"""
+        return self.num_slots, self.num_vectors, self.block_size, self.num_kv_heads, self.head_dim
+
+    @property
+    def kv_bytes_per_block(self) -> int:
+        """Bytes of the model's own KV."""
+        return prod(self.block_shape) * self.dtype.itemsize
+
+    @property
     def bytes_per_block(self) -> int:
-        of_layer = self.num_vectors * self.num_kv_heads * self.head_dim
-        per_token = self.num_slots * of_layer * self.dtype.itemsize
-        return (per_token + self.routing_bytes_per_token) * self.block_size
+        """Bytes of memory that a block takes, all counted."""
+        return self.pool_bytes_per_block + self.routing_bytes_per_token * self.block_size
+
+    @property
+    def pool_bytes_per_block(self) -> int:
+        """What a block has in the pool itself: the model's KV, and a drafter's."""
+        return self.kv_bytes_per_block + self.draft_bytes_per_block
 
     def blocks_for(self, num_tokens: int, step_tokens: int) -> int:
         """The most blocks that a sequence of so many tokens holds if ``step_tokens`` of them are computed
@@ -52,8 +69,7 @@ class KvCacheSpec:
 
         Zeroed: padding of a page is multiplied by a weight of 0, and 0 * NaN would not vanish.
         """
-        of_slot = (self.num_vectors, self.block_size, self.num_kv_heads, self.head_dim)
-        shape = (num_blocks, self.num_slots, *of_slot)
+        shape = (num_blocks, *self.block_shape)
         if device.type == "cpu":
             return zeros_on_host(shape, self.dtype)
         return torch.zeros(shape, dtype=self.dtype, device=device)

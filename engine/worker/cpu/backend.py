@@ -11,8 +11,10 @@ from engine.worker.cpu.compiled_decoder import with_compiled_steps
 from engine.worker.cpu.input_batch import InputBatch
 from engine.worker.cpu.model_runner import ModelRunner
 from engine.worker.cpu.rank_sampler import select_sampler
+from engine.worker.drafts.loaded_drafter import PlacedDrafter
 from engine.worker.kv_tiers.host_pool import HostTransfers
 from engine.worker.loading.loader import LoadedModel
+from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder
 from engine.worker.models.routing_recorder import RoutingRecorder
 from engine.worker.parallel.group import TensorParallelGroup
@@ -32,8 +34,11 @@ class CPUBackend:
         config: EngineConfig,
         group: TensorParallelGroup,
         states: StatePool | None = None,
+        drafter: PlacedDrafter | None = None,
     ) -> None:
-        """``attention``: from ``resolve_attention``. ``states``: those of a model that has any."""
+        """``attention``: from ``resolve_attention``. ``states``: those of a model that has any.
+        ``drafter``: one with weights, if there is any."""
+        self._drafter = drafter
         self._states = states
         self._num_groups = num_groups(places)
         self._loaded = loaded
@@ -52,7 +57,7 @@ class CPUBackend:
         )
         recorder = self._recorder()
         runner = ModelRunner(
-            loaded.model if recorder else with_compiled_steps(loaded.model, self.attention),
+            self._model(with_routing=recorder is not None),
             self.attention,
             batch,
             select_sampler(config.model.seed, self._group),
@@ -60,9 +65,17 @@ class CPUBackend:
             host_pool,
             recorder,
             self._states,
+            None if self._drafter is None else self._drafter.put_to_work(batch),
         )
         ahead = config.scheduler.plans_ahead(loaded.device.type != "cpu")
         return ThreadedRunner(runner) if ahead else InlineRunner(runner)
+
+    def _model(self, *, with_routing: bool) -> CausalModel:
+        """What runs the steps: compiled code, unless somebody wants to see experts or hidden states."""
+        if self._drafter is not None and self._drafter.tap is not None:
+            return self._drafter.tap
+        model = self._loaded.model
+        return model if with_routing else with_compiled_steps(model, self.attention)
 
     def _recorder(self) -> RoutingRecorder | None:
         """What records the experts of tokens if they are to be returned, on the first rank. Compiled steps do

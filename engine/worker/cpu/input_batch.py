@@ -5,6 +5,7 @@ Does not know the model.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from engine.core.outputs import SchedulerOutput
 from engine.worker.attention.backend import AttentionBatch, IntArray
 from engine.worker.request_rows import RequestRows, StepRows
 from engine.worker.sampling_batch import SamplingBatch
+from engine.worker.verification import Verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,8 @@ class StepInputs:
     """[num_samples] the sequences they belong to."""
     sample_rows: IntArray
     """[num_samples] the rows of the batch they belong to."""
+    sample_drafts: IntArray | None
+    """[num_samples] drafts of the sequence up to each of them; None: there are no drafts."""
 
 
 class InputBatch:
@@ -42,7 +46,7 @@ class InputBatch:
         self, max_num_seqs: int, max_model_len: int, block_size: int, vocab_size: int, num_groups: int = 1
     ) -> None:
         """``num_groups``: of the model's KV cache."""
-        self._block_size = block_size
+        self.block_size = block_size
         self._rows = RequestRows(max_num_seqs, max_model_len, block_size, vocab_size, num_groups)
         self.token_ids: IntArray = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int64)
         """[max_num_seqs, max_model_len + 1]"""
@@ -59,6 +63,8 @@ class InputBatch:
     def step_inputs(self, plan: SchedulerOutput) -> StepInputs:
         """The arrays of a forward pass: single-token sequences first, shortest first."""
         step = self._rows.step_rows(plan)
+        for row, start, drafts in self._rows.places_of_drafts(plan):
+            self.token_ids[row, start : start + len(drafts)] = drafts
         return StepInputs(
             req_ids=step.req_ids,
             input_ids=self.token_ids[step.row_of_token, step.positions],
@@ -68,11 +74,12 @@ class InputBatch:
             sample_tokens=step.sample_tokens,
             sample_seqs=step.sample_seqs,
             sample_rows=step.sample_rows,
+            sample_drafts=step.sample_drafts,
         )
 
     def _attention_batch(self, step: StepRows) -> AttentionBatch:
-        max_blocks = -(-int(step.seq_lens.max()) // self._block_size)
-        slot_blocks, slot_offsets = np.divmod(step.slots, self._block_size)
+        max_blocks = -(-int(step.seq_lens.max()) // self.block_size)
+        slot_blocks, slot_offsets = np.divmod(step.slots, self.block_size)
         batch = AttentionBatch(
             num_decodes=step.num_uniform,
             query_lens=step.query_lens,
@@ -88,15 +95,40 @@ class InputBatch:
             replace(
                 batch,
                 block_tables=self._rows.tables_of(group, step.rows, max_blocks),
-                slot_blocks=slots // self._block_size,
+                slot_blocks=slots // self.block_size,
             )
             for group, slots in enumerate(step.other_slots, 1)
         )
         return replace(batch, other_groups=others)
 
-    def sampling_batch(self, rows: IntArray) -> SamplingBatch:
-        return self._rows.sampling_batch(rows)
+    def sampling_batch(self, step: StepInputs) -> SamplingBatch:
+        return self._rows.sampling_batch(step.sample_rows, step.sample_drafts)
+
+    def rows_of(self, req_ids: Sequence[str]) -> IntArray:
+        """The rows of running requests: [len(req_ids)]"""
+        return self._rows.rows_of(req_ids)
+
+    def num_tokens_of(self, rows: IntArray) -> IntArray:
+        """How many tokens of each row are confirmed: [len(rows)]"""
+        return self._rows.num_tokens_of(rows)
+
+    def num_slots_of(self, rows: IntArray) -> IntArray:
+        """How many tokens the blocks of each row have room for: [len(rows)]"""
+        return self._rows.num_slots_of(rows)
+
+    def block_tables_of(self, rows: IntArray) -> IntArray:
+        """The block tables of rows in the first KV cache group: [len(rows), max_blocks]"""
+        return self._rows.tables_of(0, rows, -(-self.token_ids.shape[1] // self.block_size))
 
     def append_sampled(self, rows: IntArray, token_ids: IntArray) -> None:
-        """Append sampled tokens to their rows, so that the scheduler need not send them back."""
+        """Append a sampled token to each of these rows, so that the scheduler need not send it back."""
         self.token_ids[rows, self._rows.add_tokens(rows)] = token_ids
+
+    def take_verified(self, verified: Verified, rows: IntArray, token_ids: IntArray) -> None:
+        """Append the tokens that verification has left, which follow the drafts that lie there already.
+
+        rows, token_ids [num_samples]
+        """
+        last = verified.ends - 1
+        start = self._rows.add_tokens(rows[last], verified.counts)
+        self.token_ids[rows[last], start + verified.counts - 1] = token_ids[last]

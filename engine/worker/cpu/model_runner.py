@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from engine.core.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, SchedulerOutput, TokenMasks
 from engine.messages import TokenLogprobs
 from engine.worker.attention.backend import AttentionBackend, IntArray
 from engine.worker.cpu.input_batch import InputBatch, StepInputs
+from engine.worker.drafts.drafter import WorkerDrafter
 from engine.worker.kv_tiers.host_pool import HostTransfers, with_reports
 from engine.worker.model_states import state_batch
 from engine.worker.models.base import CausalModel
+from engine.worker.models.hidden_tap import HiddenTap
 from engine.worker.models.routing_recorder import RoutingRecorder
-from engine.worker.sampler import Sampler, TokenBitmask
+from engine.worker.sampler import Sampler, SamplerOutput, TokenBitmask
 from engine.worker.states.state_pool import StatePool
+from engine.worker.verification import Verified, verify
 
 
 class ModelRunner:
@@ -29,6 +33,7 @@ class ModelRunner:
         host_pool: HostTransfers | None = None,
         recorder: RoutingRecorder | None = None,
         states: StatePool | None = None,
+        drafter: WorkerDrafter | None = None,
     ) -> None:
         self._model = model
         self._attention = attention
@@ -38,6 +43,7 @@ class ModelRunner:
         self._host_pool = host_pool
         self._recorder = recorder
         self._states = states
+        self._drafter = drafter
 
     @torch.inference_mode()
     def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput:
@@ -74,6 +80,9 @@ class ModelRunner:
         result = self._sample(logits, step, masks)
         if self._recorder is not None:
             result.routing = self._recorder.take(step.slots)
+        if self._drafter is not None:
+            hidden = self._model.hidden if isinstance(self._model, HiddenTap) else None
+            result.drafts = self._drafter.draft(plan, step, result.sampled_token_ids, hidden)
         return result
 
     def _sample(self, logits: torch.Tensor, step: StepInputs, masks: TokenMasks | None) -> ModelRunnerOutput:
@@ -81,9 +90,11 @@ class ModelRunner:
         logprobs: dict[str, list[TokenLogprobs]] = {}
         failed: dict[str, str] = {}
         if len(step.sample_seqs):
-            batch = self._batch.sampling_batch(step.sample_rows)
+            batch = self._batch.sampling_batch(step)
             forbidden = _forbidden(masks, step) if masks is not None else None
             chosen = self._sampler.sample(logits, batch, self._batch.token_ids, forbidden)
+            if step.sample_drafts is not None:
+                return self._take_verified(step, chosen, step.sample_drafts)
             self._batch.append_sampled(step.sample_rows, chosen.token_ids)
             seqs: list[int] = step.sample_seqs.tolist()
             for seq, token_id in zip(seqs, chosen.token_ids.tolist(), strict=True):
@@ -92,11 +103,39 @@ class ModelRunner:
             failed = {step.req_ids[seqs[i]]: reason for i, reason in chosen.failed.items()}
         return ModelRunnerOutput(step.req_ids, sampled, logprobs, failed=failed)
 
+    def _take_verified(
+        self, step: StepInputs, chosen: SamplerOutput, num_drafts: IntArray
+    ) -> ModelRunnerOutput:
+        """Of a step with drafts: take those that were sampled, and one token more of each sequence."""
+        inputs = step.input_ids[step.sample_tokens]
+        verified = verify(num_drafts, inputs, chosen.token_ids)
+        self._batch.take_verified(verified, step.sample_rows, chosen.token_ids)
+        result = ModelRunnerOutput(step.req_ids, [[] for _ in step.req_ids])
+        seqs = step.sample_seqs[verified.starts].tolist()
+        for seq, start, end in zip(seqs, verified.starts.tolist(), verified.ends.tolist(), strict=True):
+            req_id = step.req_ids[seq]
+            result.sampled_token_ids[seq] = chosen.token_ids[start:end].tolist()
+            if start in chosen.logprobs:
+                result.logprobs[req_id] = [chosen.logprobs[i] for i in range(start, end)]
+        failed = {i: reason for i, reason in chosen.failed.items() if _is_taken(i, verified)}
+        result.failed = {step.req_ids[step.sample_seqs[i]]: reason for i, reason in failed.items()}
+        return result
+
     def _to_device(self, array: IntArray) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
 
 
 def _forbidden(masks: TokenMasks, step: StepInputs) -> TokenBitmask:
-    """The masks with the index of each request among the sampled ones."""
-    place = {step.req_ids[seq]: index for index, seq in enumerate(step.sample_seqs.tolist())}
-    return TokenBitmask([place[req_id] for req_id in masks.req_ids], masks.forbidden)
+    """The masks with the index of each request among the sampled ones: of its first sample, and of those
+    behind its drafts."""
+    places: dict[str, list[int]] = {}
+    for index, seq in enumerate(step.sample_seqs.tolist()):
+        places.setdefault(step.req_ids[seq], []).append(index)
+    next_place = {req_id: iter(indices) for req_id, indices in places.items()}
+    return TokenBitmask([next(next_place[req_id]) for req_id in masks.req_ids], masks.forbidden)
+
+
+def _is_taken(index: int, verified: Verified) -> bool:
+    """Whether a sample is among those that are taken."""
+    place = int(np.searchsorted(verified.starts, index, side="right")) - 1
+    return bool(index < verified.ends[place])

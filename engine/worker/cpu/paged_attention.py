@@ -27,7 +27,7 @@ class CpuPagedAttention:
     def __init__(self, pool: torch.Tensor, kernel: CpuKernel, places: LayerPlaces | None = None) -> None:
         """``kernel``: loaded for the pool's head_dim and dtype. ``places``: by default, the layers are one KV
         cache group."""
-        assert pool.is_contiguous()
+        assert pool[0].is_contiguous(), "a block may have other bytes behind it"
         self._pool = pool
         self._kernel = kernel
         self._torch = None if kernel.has_prefill else TorchPagedAttention(pool, places)

@@ -13,21 +13,20 @@ from engine.worker.gpu.device_batch import DeviceBatch
 from engine.worker.gpu.device_rank_sampler import select_device_sampler
 from engine.worker.gpu.device_runner import DeviceModelRunner
 from engine.worker.gpu.forward import Forward
-from engine.worker.gpu.fused_decoder import can_be_fused, with_fused_steps
-from engine.worker.gpu.graph_sizes import GraphSizes
+from engine.worker.gpu.fused_decoder import with_fused_steps
+from engine.worker.gpu.graph_sizes import MOST_VERIFIED_TOKENS, GraphSizes
 from engine.worker.gpu.ops import select_ops
 from engine.worker.gpu.prompt_attention import select_prompt_attention
 from engine.worker.gpu.sampling_ops import select_sampling_ops
 from engine.worker.gpu.streams import streams_of
 from engine.worker.gpu.triton_paged import TritonPagedAttention
+from engine.worker.gpu.waitless import group_experts, never_waits
 from engine.worker.gpu.warm_up import run_warm_up
 from engine.worker.kv_tiers.host_pool import HostTransfers
 from engine.worker.loading.loader import LoadedModel
 from engine.worker.parallel.group import TensorParallelGroup
 
 logger = logging.getLogger(__name__)
-
-NO_GRAPHS = GraphSizes(())
 
 
 class GPUBackend:
@@ -51,8 +50,10 @@ class GPUBackend:
             if loaded.model.num_kv_vectors > 1
             else None
         )
+        ops = select_ops(device)
+        group_experts(loaded.model, ops)
         self.attention = TritonPagedAttention(pool, kv_scale, choose_prompts, places)
-        sizes = _graph_sizes(loaded, config)
+        self._sizes = sizes = _graph_sizes(loaded, config)
         self._sampler = select_device_sampler(
             config.model.seed, loaded.vocab_size, select_sampling_ops(device), self._streams, group
         )
@@ -66,12 +67,19 @@ class GPUBackend:
             self._streams,
             num_groups(places),
         )
-        model = with_fused_steps(loaded.model, self.attention, select_ops(device), max_model_len)
+        model = with_fused_steps(loaded.model, self.attention, ops, max_model_len)
         self._forward = Forward(model, self.attention, self._batch, sizes, self._streams)
 
     def warm_up(self) -> None:
         """Run warm-up steps of all kinds; the contents of the pool do not change."""
-        run_warm_up(self._forward, self._batch, self._sampler, self._limits, self._max_model_len)
+        run_warm_up(
+            self._forward,
+            self._batch,
+            self._sampler,
+            self._limits,
+            self._max_model_len,
+            self._sizes.verified_len,
+        )
 
     def capture(self) -> None:
         """Capture the CUDA graphs."""
@@ -83,8 +91,11 @@ class GPUBackend:
 
 
 def _graph_sizes(loaded: LoadedModel, config: EngineConfig) -> GraphSizes:
-    """None on a CPU, which has no launches to save, nor for models that synchronize: transformers' may, and
-    mixtures of experts do where steps are not fused."""
-    if config.model.enforce_eager or loaded.device.type != "cuda" or not can_be_fused(loaded.model):
-        return NO_GRAPHS
-    return GraphSizes.up_to(min(config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens))
+    """None on a CPU, which has no launches to save, nor for models whose steps make the host wait."""
+    drafts, limits = config.speculative, config.scheduler
+    verified_len = 1 if drafts is None else 1 + drafts.num_speculative_tokens
+    if config.model.enforce_eager or loaded.device.type != "cuda" or not never_waits(loaded.model):
+        return GraphSizes((), verified_len)
+    max_num_seqs = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+    max_tokens = min(MOST_VERIFIED_TOKENS, limits.max_num_batched_tokens)
+    return GraphSizes.up_to(max_num_seqs, verified_len, max_tokens)

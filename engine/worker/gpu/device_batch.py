@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,15 +18,20 @@ from engine.config import SchedulerConfig
 from engine.core.outputs import SchedulerOutput
 from engine.worker.attention.backend import IntArray
 from engine.worker.gpu.device_sampler import DeviceSampler, DeviceSampling
-from engine.worker.gpu.graph_sizes import GraphSizes
+from engine.worker.gpu.graph_sizes import GraphShape, GraphSizes
 from engine.worker.gpu.staging import Staging, words_of
 from engine.worker.gpu.step_batch import PromptChunk, StepBatch
 from engine.worker.gpu.streams import DeviceStreams
+from engine.worker.gpu.verification_steps import (
+    NOWHERE,
+    drafts_of_samples,
+    graph_of,
+    uniform_len_of,
+    with_equal_lengths,
+)
 from engine.worker.request_rows import RequestRows, StepRows
 from engine.worker.sampling_batch import SamplingBatch
-
-_NOWHERE = -1
-"""Slot of a token whose K and V are not stored."""
+from engine.worker.verification import Verified, verify
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +41,20 @@ class TokenArrays:
     batch: StepBatch
     input_places: torch.Tensor
     """[num_tokens] int64: index of each token in the flattened token ids of all rows."""
-    graph_size: int | None
-    """Number of sequences of the CUDA graph that computes this step; None: it runs eagerly."""
+    graph: GraphShape | None
+    """The CUDA graph that computes this step; None: it runs eagerly."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledDrafts:
+    """The drafts of a step, by its samples."""
+
+    num_drafts: IntArray
+    """[num_samples] drafts of the sequence up to each of them."""
+    drafts: IntArray
+    """[num_samples] the draft behind which each is sampled, or KNOWN."""
+    rows: IntArray
+    """[num_samples]"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +70,15 @@ class DeviceStep:
     sampled_places: torch.Tensor
     """[num_samples] int64: where the sampled tokens go in the flattened token ids of all rows."""
     sampling: DeviceSampling
+    sampled_drafts: SampledDrafts | None = None
+    """None: there are no drafts."""
+
+
+class _Scattered(NamedTuple):
+    """Numbers for a tensor on the device, and their indices in it, flattened."""
+
+    places: list[int]
+    values: list[int]
 
 
 class DeviceBatch:
@@ -84,7 +111,8 @@ class DeviceBatch:
         self.block_tables = torch.zeros(tables, dtype=torch.int32, device=device)
         """[num_groups, max_num_seqs, max_blocks]; entries past the end of a row are stale."""
         num_words = _step_words(limits, block_size, graph_sizes, num_groups)
-        self._staging = Staging(num_words + sampler.staged_words(max_num_seqs), device, streams)
+        num_words += sampler.staged_words(most_samples(limits, graph_sizes.verified_len))
+        self._staging = Staging(num_words, device, streams)
 
     def __len__(self) -> int:
         """Number of requests that have a row, preempted ones included."""
@@ -104,15 +132,23 @@ class DeviceBatch:
                 appended.append((row, start, block_ids))
         if not plan.total_num_scheduled_tokens:
             return None
-        step = self._rows.step_rows(plan, self._graph_sizes.uniform_len, writes_first=True)
-        return self._send_step(step, appended)
+        uniform_len = uniform_len_of(plan, self._graph_sizes.verified_len)
+        step = self._rows.step_rows(plan, uniform_len, writes_first=True)
+        graph = graph_of(step, self._graph_sizes)
+        if graph is not None:
+            uniform_len = graph.uniform_len
+            step = with_equal_lengths(step, uniform_len)
+        return self._send_step(plan, step, uniform_len, graph, appended)
 
-    def send_idle(self, query_lens: Sequence[int], seq_lens: Sequence[int]) -> TokenArrays:
+    def send_idle(
+        self, query_lens: Sequence[int], seq_lens: Sequence[int], uniform_len: int = 1
+    ) -> TokenArrays:
         """Inputs of a warm-up step, which reads the null block only and writes nothing; uniform first."""
-        uniform_len = self._graph_sizes.uniform_len
         step = _idle_rows(np.array(query_lens), np.array(seq_lens), uniform_len, self._num_groups)
+        is_uniform = step.num_uniform == len(step.rows)
+        graph = self._graph_sizes.smallest(len(step.rows), uniform_len) if is_uniform else None
         self._staging.begin()
-        arrays = self._put_tokens(step)
+        arrays = self._put_tokens(step, uniform_len, graph)
         self._staging.send()
         return arrays
 
@@ -124,58 +160,106 @@ class DeviceBatch:
         return sampling
 
     def store_sampled(self, step: DeviceStep, token_ids: torch.Tensor) -> None:
-        """Write the sampled tokens [num_samples] into the rows, where the next steps read them."""
+        """Write the sampled tokens [num_samples] into the rows, where the next steps read them.
+
+        Of a step with drafts all samples go where they were sampled for: accepted drafts stay what they are,
+        and what is behind the first rejected one is beyond the row's end, as soon as that is told.
+        """
         self.token_ids.view(-1).index_copy_(0, step.sampled_places, token_ids.to(torch.int32))
 
     def input_ids(self, arrays: TokenArrays) -> torch.Tensor:
         """Token ids of a step [num_tokens] int64."""
         return self.token_ids.view(-1).index_select(0, arrays.input_places).long()
 
+    def take_verified(self, sampled: SampledDrafts, token_ids: IntArray) -> Verified:
+        """Compare the drafts of a step with the sampled tokens [num_samples], and let the rows grow by what
+        is accepted. Before the next plan is sent."""
+        verified = verify(sampled.num_drafts, sampled.drafts, token_ids)
+        self._rows.add_tokens(sampled.rows[verified.starts], verified.counts)
+        return verified
+
     def _write_row(self, row: torch.Tensor, values: list[int]) -> None:
         row[: len(values)] = self._streams.upload(np.array(values, dtype=np.int32))
 
-    def _send_step(self, step: StepRows, appended: list[tuple[int, int, list[int]]]) -> DeviceStep:
+    def _send_step(
+        self,
+        plan: SchedulerOutput,
+        step: StepRows,
+        uniform_len: int,
+        graph: GraphShape | None,
+        appended: list[tuple[int, int, list[int]]],
+    ) -> DeviceStep:
         staging = self._staging
         staging.begin()
-        arrays = self._put_tokens(step)  # first: CUDA graphs need fixed addresses
-        sample_rows = step.sample_rows
-        sampling = self._sampler.stage(self._rows.sampling_batch(sample_rows), staging)
+        arrays = self._put_tokens(step, uniform_len, graph)  # first: CUDA graphs need fixed addresses
+        sample_rows, num_drafts = step.sample_rows, step.sample_drafts
+        sampling = self._sampler.stage(self._rows.sampling_batch(sample_rows, num_drafts), staging)
+        drafts = None
+        if num_drafts is not None:
+            drafts = SampledDrafts(num_drafts, drafts_of_samples(plan, step), sample_rows)
+        columns = self._sampled_columns(sample_rows, num_drafts)
         sent = DeviceStep(
             req_ids=step.req_ids,
             sample_seqs=step.sample_seqs,
             arrays=arrays,
             sample_tokens=staging.put(step.sample_tokens, np.int64),
-            sampled_places=staging.put(
-                self._places(sample_rows, self._rows.add_tokens(sample_rows)), np.int64
-            ),
+            sampled_places=staging.put(self._places(sample_rows, columns), np.int64),
             sampling=sampling,
+            sampled_drafts=drafts,
         )
-        places, block_ids = self._appended(appended)
-        put_places, put_blocks = staging.put(places, np.int64), staging.put(block_ids, np.int32)
-        staging.send()
-        if block_ids:
-            self.block_tables.view(-1).index_copy_(0, put_places, put_blocks)
+        self._send_scattered(self._appended(appended), self._drafted(plan))
         return sent
 
-    def _appended(self, appended: list[tuple[int, int, list[int]]]) -> tuple[list[int], list[int]]:
-        """Indices into the flattened block tables, and the block ids that go there."""
+    def _sampled_columns(self, rows: IntArray, num_drafts: IntArray | None) -> IntArray:
+        """Where sampled tokens go in their rows, which grow by them: with drafts, once it is known how
+        many."""
+        if num_drafts is None:
+            return self._rows.add_tokens(rows)
+        columns: IntArray = self._rows.num_tokens_of(rows) + num_drafts
+        return columns
+
+    def _send_scattered(self, blocks: _Scattered, drafts: _Scattered) -> None:
+        """Send the step, and write new blocks and drafts into the rows."""
+        staged = [
+            (
+                target.view(-1),
+                self._staging.put(part.places, np.int64),
+                self._staging.put(part.values, np.int32),
+            )
+            for target, part in ((self.block_tables, blocks), (self.token_ids, drafts))
+            if part.values
+        ]
+        self._staging.send()
+        for flat, places, values in staged:
+            flat.index_copy_(0, places, values)
+
+    def _drafted(self, plan: SchedulerOutput) -> _Scattered:
+        """The drafts of a plan, behind the tokens of their rows."""
+        places: list[int] = []
+        values: list[int] = []
+        for row, start, drafts in self._rows.places_of_drafts(plan):
+            first = row * (self._max_model_len + 1) + start
+            places += range(first, first + len(drafts))
+            values += drafts
+        return _Scattered(places, values)
+
+    def _appended(self, appended: list[tuple[int, int, list[int]]]) -> _Scattered:
+        """Block ids that are new in the block tables."""
         num_groups, num_rows, width = self.block_tables.shape
         places = [
             (i % num_groups * num_rows + row) * width + i // num_groups
             for row, start, blocks in appended
             for i in range(start, start + len(blocks))
         ]
-        return places, [block for _, _, blocks in appended for block in blocks]
+        return _Scattered(places, [block for _, _, blocks in appended for block in blocks])
 
     def _places(self, rows: IntArray, columns: IntArray) -> IntArray:
         """Indices into the flattened token ids of all rows."""
         return rows * (self._max_model_len + 1) + columns
 
-    def _put_tokens(self, step: StepRows) -> TokenArrays:
+    def _put_tokens(self, step: StepRows, uniform_len: int, graph: GraphShape | None) -> TokenArrays:
         """The inputs of a forward pass, padded to the size of its CUDA graph if it has one."""
-        num_seqs, uniform_len = len(step.rows), self._graph_sizes.uniform_len
-        graph_size = self._graph_sizes.smallest(num_seqs) if step.num_uniform == num_seqs else None
-        num_idle = 0 if graph_size is None else graph_size - num_seqs
+        num_idle = 0 if graph is None else graph.num_seqs - len(step.rows)
         num_idle_tokens = num_idle * uniform_len
         starts = np.concatenate(([0], np.cumsum(_padded(step.query_lens, num_idle, uniform_len))))
         places = self._places(step.row_of_token, step.positions)
@@ -186,23 +270,23 @@ class DeviceBatch:
             seq_lens=put(_padded(step.seq_lens, num_idle), np.int32),
             block_tables=self.block_tables[0],
             positions=put(_padded(step.positions, num_idle_tokens), np.int64),
-            slots=put(_padded(step.slots, num_idle_tokens, _NOWHERE), np.int64),
+            slots=put(_padded(step.slots, num_idle_tokens, NOWHERE), np.int64),
             num_uniform=step.num_uniform + num_idle,
             uniform_len=uniform_len,
-            max_uniform_seq_len=_longest_uniform(step) if graph_size is None else self._max_model_len,
+            max_uniform_seq_len=_longest_uniform(step) if graph is None else self._max_model_len,
             prompts=_prompts(step, starts),
         )
         others = tuple(
             replace(
                 batch,
                 block_tables=self.block_tables[group],
-                slots=put(_padded(slots, num_idle_tokens, _NOWHERE), np.int64),
+                slots=put(_padded(slots, num_idle_tokens, NOWHERE), np.int64),
             )
             for group, slots in enumerate(step.other_slots, 1)
         )
         if others:
             batch = replace(batch, other_groups=others)
-        return TokenArrays(batch, put(_padded(places, num_idle_tokens), np.int64), graph_size)
+        return TokenArrays(batch, put(_padded(places, num_idle_tokens), np.int64), graph)
 
 
 def _padded(values: IntArray, num_more: int, value: int = 0) -> IntArray:
@@ -227,7 +311,7 @@ def _idle_rows(query_lens: IntArray, seq_lens: IntArray, uniform_len: int, num_g
     """Sequences that all use row 0, store no KV and are not sampled."""
     ends = np.cumsum(query_lens)
     positions = np.arange(ends[-1]) + np.repeat(seq_lens - ends, query_lens)
-    none, nowhere = np.empty(0, dtype=np.int64), np.full_like(positions, _NOWHERE)
+    none, nowhere = np.empty(0, dtype=np.int64), np.full_like(positions, NOWHERE)
     return StepRows(
         req_ids=[],
         num_uniform=int(np.count_nonzero(query_lens == uniform_len)),
@@ -246,8 +330,16 @@ def _idle_rows(query_lens: IntArray, seq_lens: IntArray, uniform_len: int, num_g
 def _step_words(limits: SchedulerConfig, block_size: int, graph_sizes: GraphSizes, num_groups: int) -> int:
     """The most 32-bit words that the inputs of a step take, without those of sampling."""
     num_seqs = max(limits.max_num_seqs, graph_sizes.largest)
-    num_tokens = max(limits.max_num_batched_tokens, num_seqs * graph_sizes.uniform_len)
+    num_tokens = max(limits.max_num_batched_tokens, graph_sizes.most_tokens)
+    num_samples = most_samples(limits, graph_sizes.verified_len)
     num_blocks = num_groups * (limits.max_num_batched_tokens // block_size + limits.max_num_seqs)
-    of_seqs = words_of(*[(num_seqs + 1, 4)] * 3, *[(num_seqs, 8)] * 2)
+    of_seqs = words_of(*[(num_seqs + 1, 4)] * 3)
     of_tokens = words_of(*[(num_tokens, 8)] * (2 + num_groups))
-    return of_seqs + of_tokens + words_of((num_blocks, 8), (num_blocks, 4))
+    of_samples = words_of(*[(num_samples, 8)] * 2)
+    scattered = words_of(*[(num_blocks, 8), (num_blocks, 4)], *[(num_samples, 8), (num_samples, 4)])
+    return of_seqs + of_tokens + of_samples + scattered
+
+
+def most_samples(limits: SchedulerConfig, verified_len: int) -> int:
+    """The most samples of a step: behind the last token of each request and behind its drafts."""
+    return min(limits.max_num_seqs * verified_len, limits.max_num_batched_tokens)

@@ -4,6 +4,7 @@ only when it asks for the sampled tokens. Makes no scheduling decisions."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import RLock
 
@@ -18,6 +19,7 @@ from engine.worker.gpu.forward import Forward
 from engine.worker.gpu.streams import DeviceStreams, Mark
 from engine.worker.kv_tiers.host_pool import HostTransfers, with_reports
 from engine.worker.sampler import TokenBitmask
+from engine.worker.verification import Verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,22 @@ class DeviceModelRunner:
                 in_flight.fetched = self._choose(in_flight.step, in_flight.logits, known)
                 in_flight.logits = None
 
+    def settle(self, in_flight: StepInFlight) -> None:
+        """Of a step with drafts: wait for what it sampled, and let the rows grow by what is accepted, unless
+        that is done. Nothing is planned behind such a step before its output is known, so nobody waits who
+        would not wait anyway."""
+        with self._queuing:
+            step, fetched = in_flight.step, in_flight.fetched
+            if (
+                step is None
+                or step.sampled_drafts is None
+                or fetched is None
+                or in_flight.verified is not None
+            ):
+                return
+            fetched.mark.synchronize()
+            in_flight.verified = self._batch.take_verified(step.sampled_drafts, fetched.token_ids.numpy())
+
     def reported(self, output: ModelRunnerOutput) -> ModelRunnerOutput:
         """The output with the transfers that have completed since the last one."""
         if self._host_pool is None:
@@ -91,6 +109,7 @@ class DeviceModelRunner:
     def _launch(self, plan: SchedulerOutput) -> StepInFlight:
         if self._last is not None:
             self.sample(self._last)  # the next step overwrites its logits and reads its tokens
+            self.settle(self._last)
         host = self._host_pool
         if host is not None:
             host.begin_step(plan)
@@ -132,10 +151,13 @@ class StepInFlight:
         self.logits = logits
         """None: there are no tokens, or they are sampled already."""
         self.fetched: Fetched | None = None
+        self.verified: Verified | None = None
+        """What is left of its samples, once it is settled; None: all of them, as there are no drafts."""
 
     def result(self) -> ModelRunnerOutput:
         """Wait for the step and return its output."""
         self._runner.sample(self)
+        self._runner.settle(self)
         return self._runner.reported(self._output())
 
     def _output(self) -> ModelRunnerOutput:
@@ -143,38 +165,49 @@ class StepInFlight:
         if step is None or fetched is None:
             return EMPTY_MODEL_RUNNER_OUTPUT
         fetched.mark.synchronize()
+        seqs, token_ids = step.sample_seqs.tolist(), fetched.token_ids.tolist()
+        taken = range(len(seqs)) if self.verified is None else self.verified.samples.tolist()
         sampled: list[list[int]] = [[] for _ in step.req_ids]
-        for seq, token_id in zip(step.sample_seqs.tolist(), fetched.token_ids.tolist(), strict=True):
-            sampled[seq].append(token_id)
-        logprobs, failed = _logprobs(step, fetched.logprobs), _failed(self.plan, step, fetched.scores)
+        for sample in taken:
+            sampled[seqs[sample]].append(token_ids[sample])
+        logprobs = _logprobs(step, fetched.logprobs, taken)
+        failed = _failed(self.plan, step, fetched.scores, taken)
         return ModelRunnerOutput(step.req_ids, sampled, logprobs, failed=failed)
 
 
 def _forbidden(masks: TokenMasks, step: DeviceStep) -> TokenBitmask | None:
-    """The grammar masks with the index of each request among those sampled."""
+    """The grammar masks with the index of each among the samples: the masks of a request are those of its
+    first samples, in order."""
     if not masks.req_ids:
         return None
-    place = {step.req_ids[seq]: index for index, seq in enumerate(step.sample_seqs.tolist())}
-    return TokenBitmask([place[req_id] for req_id in masks.req_ids], masks.forbidden)
+    samples: dict[str, list[int]] = {}
+    for sample, seq in enumerate(step.sample_seqs.tolist()):
+        samples.setdefault(step.req_ids[seq], []).append(sample)
+    in_order = {req_id: iter(own) for req_id, own in samples.items()}
+    return TokenBitmask([next(in_order[req_id]) for req_id in masks.req_ids], masks.forbidden)
 
 
-def _failed(plan: SchedulerOutput, step: DeviceStep, scores: torch.Tensor | None) -> dict[str, str]:
+def _failed(
+    plan: SchedulerOutput, step: DeviceStep, scores: torch.Tensor | None, taken: Sequence[int]
+) -> dict[str, str]:
     """By request id, why no token could be sampled for it."""
     if scores is None or not len(scores) or math.isfinite(scores.sum(dtype=torch.float64).item()):
         return {}
     limited = frozenset() if plan.masks is None else frozenset(plan.masks.result().req_ids)
-    seqs = step.sample_seqs.tolist()
+    seqs, values = step.sample_seqs.tolist(), scores.tolist()
     reasons = {}
-    for seq, score in zip(seqs, scores.tolist(), strict=True):
-        if not math.isfinite(score):
-            req_id = step.req_ids[seq]
+    for sample in taken:
+        if not math.isfinite(values[sample]):
+            req_id = step.req_ids[seqs[sample]]
             impossible = GRAMMAR_LEFT if req_id in limited else NOTHING_ALLOWED
-            reasons[req_id] = impossible if score == -math.inf else NOT_NUMBERS
+            reasons[req_id] = impossible if values[sample] == -math.inf else NOT_NUMBERS
     return reasons
 
 
-def _logprobs(step: DeviceStep, logprobs: Logprobs | None) -> dict[str, list[TokenLogprobs]]:
-    """Log-probabilities by request id."""
+def _logprobs(
+    step: DeviceStep, logprobs: Logprobs | None, taken: Sequence[int]
+) -> dict[str, list[TokenLogprobs]]:
+    """Log-probabilities by request id, of the samples that are taken."""
     wanted = step.sampling.logprobs
     if wanted is None or logprobs is None:
         return {}
@@ -186,7 +219,10 @@ def _logprobs(step: DeviceStep, logprobs: Logprobs | None) -> dict[str, list[Tok
         logprobs.ranks.tolist(),
         strict=True,
     )
-    return {
-        step.req_ids[step.sample_seqs[sample]]: [TokenLogprobs(ids[: count + 1], values[: count + 1], rank)]
-        for sample, count, ids, values, rank in lines
-    }
+    is_taken = frozenset(taken)
+    told: dict[str, list[TokenLogprobs]] = {}
+    for sample, count, ids, values, rank in lines:
+        if sample in is_taken:
+            entry = TokenLogprobs(ids[: count + 1], values[: count + 1], rank)
+            told.setdefault(step.req_ids[step.sample_seqs[sample]], []).append(entry)
+    return told

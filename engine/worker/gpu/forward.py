@@ -8,7 +8,7 @@ import torch
 
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.gpu.device_batch import DeviceBatch, DeviceStep, TokenArrays
-from engine.worker.gpu.graph_sizes import GraphSizes
+from engine.worker.gpu.graph_sizes import GraphShape, GraphSizes
 from engine.worker.gpu.step_batch import StepBatch
 from engine.worker.gpu.streams import DeviceStreams, StepGraph
 from engine.worker.models.base import CausalModel
@@ -39,22 +39,20 @@ class Forward:
         self._batch = batch
         self._sizes = sizes
         self._streams = streams
-        self.graphs: dict[int, StepGraph] = {}
-        """CUDA graphs by number of sequences."""
-        num_tokens = sizes.largest * sizes.uniform_len
-        self._all_tokens = torch.arange(num_tokens, device=batch.token_ids.device)
+        self.graphs: dict[GraphShape, StepGraph] = {}
+        self._all_tokens = torch.arange(sizes.most_tokens, device=batch.token_ids.device)
         self._logits = torch.empty(0)
-        """[largest size * uniform_len, vocab_size]: logits of all tokens of a graph; shared by all graphs."""
+        """[most tokens, vocab_size]: logits of all tokens of a graph; shared by all graphs."""
 
     def logits(self, step: DeviceStep) -> torch.Tensor:
         """Logits [num_samples, vocab_size], valid until the next call."""
-        size = step.arrays.graph_size
-        graph = None if size is None else self.graphs.get(size)
+        shape = step.arrays.graph
+        graph = None if shape is None else self.graphs.get(shape)
         if graph is None:
             return self.run(step.arrays, step.sample_tokens)
         graph.replay()
         num_samples = len(step.sample_seqs)
-        if num_samples == len(step.req_ids) and self._sizes.uniform_len == 1:
+        if num_samples == len(step.req_ids) and step.sampled_drafts is None:
             return self._logits[:num_samples]  # the usual step: no gather needed
         return self._logits[step.sample_tokens]
 
@@ -66,14 +64,14 @@ class Forward:
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Capture a graph of each size, the largest first: the others reuse its memory pool."""
-        for size in reversed(self._sizes.sizes):
-            self.graphs[size] = self._capture(size)
+        """Capture all graphs, the largest first: the others reuse its memory pool."""
+        for shape in sorted(self._sizes.shapes(), key=lambda shape: shape.num_tokens, reverse=True):
+            self.graphs[shape] = self._capture(shape)
 
-    def _capture(self, size: int) -> StepGraph:
-        lengths = [self._sizes.uniform_len] * size
-        arrays = self._batch.send_idle(lengths, lengths)
-        tokens = self._all_tokens[: len(arrays.input_places)]
+    def _capture(self, shape: GraphShape) -> StepGraph:
+        lengths = [shape.uniform_len] * shape.num_seqs
+        arrays = self._batch.send_idle(lengths, lengths, shape.uniform_len)
+        tokens = self._all_tokens[: shape.num_tokens]
         if not len(self._logits):
             self._logits = torch.empty_like(self.run(arrays, tokens))
         logits = self._logits[: len(tokens)]

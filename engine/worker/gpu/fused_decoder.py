@@ -18,6 +18,7 @@ from engine.worker.gpu.paged_kv import PagedKv
 from engine.worker.models.attention import SelfAttention
 from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder, DecoderLayer
+from engine.worker.models.linears import Embedding
 from engine.worker.models.mlp import GatedMLP
 from engine.worker.models.moe import Experts, MixtureOfExperts
 from engine.worker.models.rotary import RotaryEmbedding
@@ -70,17 +71,34 @@ class FusedDecoder:
             assert isinstance(layer, DecoderLayer)
             assert isinstance(layer.attention, SelfAttention)
             normed, residual = self._ops.rms_norm(x, layer.input_norm, eps, residual)
-            attended = self._attend(index, layer.attention.qkv(normed), positions)
+            attended = self._attend(index, self._linear(layer.attention.qkv, normed), positions)
             normed, residual = self._ops.rms_norm(
-                layer.attention.output(attended), layer.post_attention_norm, eps, residual
+                self._linear(layer.attention.output, attended), layer.post_attention_norm, eps, residual
             )
             if isinstance(layer.mlp, GatedMLP):
-                x = layer.mlp.down(self._ops.swiglu(layer.mlp.gate_up(normed)))
+                x = self._linear(layer.mlp.down, self._opened(layer.mlp.gate_up, normed))
             else:
                 x = self._mix(layer.mlp, normed)
         assert residual is not None, "a decoder has layers"
         normed, _ = self._ops.rms_norm(x[sample_rows], self._plain.final_norm, eps, residual[sample_rows])
-        return self._plain.head(normed)
+        return self._head(normed)
+
+    def _linear(self, module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        if len(x) == 1 and type(module) is nn.Linear:
+            return self._ops.linear_of_row(x, module.weight, module.bias)
+        output: torch.Tensor = module(x)
+        return output
+
+    def _opened(self, gate_up: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        if len(x) == 1 and type(gate_up) is nn.Linear:
+            return self._ops.swiglu_of_row(x, gate_up.weight, gate_up.bias)
+        return self._ops.swiglu(gate_up(x))
+
+    def _head(self, x: torch.Tensor) -> torch.Tensor:
+        head = self._plain.embedding if self._plain.lm_head is None else self._plain.lm_head
+        if len(x) == 1 and isinstance(head, nn.Linear | Embedding):
+            return self._ops.linear_of_row(x, head.weight, None)
+        return self._plain.head(x)
 
     def _mix(self, mlp: MixtureOfExperts, normed: torch.Tensor) -> torch.Tensor:
         assert isinstance(mlp.experts, Experts), "they are packed on CPUs only"

@@ -1,35 +1,75 @@
-"""The batch sizes for which CUDA graphs are captured. Arithmetic alone."""
+"""The steps for which CUDA graphs are captured. Arithmetic alone."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 _FINE, _FINE_LIMIT = 8, 256
 _COARSE, _COARSE_LIMIT = 64, 1024
+MOST_VERIFIED_TOKENS = 1024
+"""Tokens of the largest step with drafts that is captured: a larger one computes for longer than it takes to
+launch, and the logits of all its tokens would be kept."""
+
+
+class GraphShape(NamedTuple):
+    """A step of equal sequences, which a graph computes."""
+
+    num_seqs: int
+    uniform_len: int
+    """Query tokens of each sequence."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_seqs * self.uniform_len
 
 
 @dataclass(frozen=True, slots=True)
 class GraphSizes:
-    """Graphs of steps in which every sequence has ``uniform_len`` query tokens."""
+    """Graphs of decodes, of one token of each sequence, and of steps that verify drafts."""
 
     sizes: tuple[int, ...]
     """Numbers of sequences, ascending; empty: nothing is captured."""
-    uniform_len: int = 1
-    """1: decode; N: decode that also verifies N - 1 draft tokens."""
+    verified_len: int = 1
+    """Query tokens of each sequence in a step with drafts: 1 and the most drafts. 1: nothing drafts."""
+    max_tokens: int | None = None
+    """Most tokens of a step that verifies drafts, padding included; None: no limit."""
 
     @classmethod
-    def up_to(cls, max_num_seqs: int, uniform_len: int = 1) -> GraphSizes:
+    def up_to(cls, max_num_seqs: int, verified_len: int = 1, max_tokens: int | None = None) -> GraphSizes:
         """1, 2, 4, then in steps that trade padding against captures; ends with ``max_num_seqs``."""
         limit = min(max_num_seqs, _COARSE_LIMIT)
         wanted = [1, 2, 4, *range(_FINE, _FINE_LIMIT, _FINE), *range(_FINE_LIMIT, _COARSE_LIMIT, _COARSE)]
-        return cls((*(size for size in wanted if size < limit), limit), uniform_len)
+        return cls((*(size for size in wanted if size < limit), limit), verified_len, max_tokens)
 
     @property
     def largest(self) -> int:
         return self.sizes[-1] if self.sizes else 0
 
-    def smallest(self, num_seqs: int) -> int | None:
-        """The smallest size of at least ``num_seqs`` sequences; None if there is none."""
-        place = bisect_left(self.sizes, num_seqs)
-        return self.sizes[place] if place < len(self.sizes) else None
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the largest graph."""
+        return max((shape.num_tokens for shape in self.shapes()), default=0)
+
+    def shapes(self) -> Iterator[GraphShape]:
+        """All graphs, each kind in ascending order; without drafts, those of decodes alone."""
+        for size in self.sizes:
+            yield GraphShape(size, 1)
+        for size in self._verified_sizes():
+            yield GraphShape(size, self.verified_len)
+
+    def smallest(self, num_seqs: int, uniform_len: int = 1) -> GraphShape | None:
+        """The smallest graph for as many sequences of ``uniform_len`` tokens; None if there is none."""
+        if uniform_len not in (1, self.verified_len):
+            return None
+        sizes = self.sizes if uniform_len == 1 else self._verified_sizes()
+        place = bisect_left(sizes, num_seqs)
+        return GraphShape(sizes[place], uniform_len) if place < len(sizes) else None
+
+    def _verified_sizes(self) -> tuple[int, ...]:
+        if self.verified_len == 1:
+            return ()
+        most = self.largest if self.max_tokens is None else self.max_tokens // self.verified_len
+        return tuple(size for size in self.sizes if size <= most)

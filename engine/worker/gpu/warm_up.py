@@ -11,7 +11,7 @@ import torch
 
 from engine.config import SchedulerConfig
 from engine.sampling_params import MAX_LOGPROBS, SamplingParams
-from engine.worker.gpu.device_batch import DeviceBatch
+from engine.worker.gpu.device_batch import DeviceBatch, most_samples
 from engine.worker.gpu.device_sampler import DeviceSampler
 from engine.worker.gpu.forward import Forward
 from engine.worker.sampler import TokenBitmask
@@ -35,17 +35,22 @@ LISTED, SEARCHED = SamplingParams(top_k=20, top_p=0.95), SamplingParams(top_p=0.
 
 @dataclass(frozen=True, slots=True)
 class StepLengths:
-    """Lengths of a step's sequences; those with a single query token come first."""
+    """Lengths of a step's sequences; those with ``uniform_len`` query tokens come first."""
 
     query_lens: list[int]
     seq_lens: list[int]
+    uniform_len: int = 1
 
     def __add__(self, other: StepLengths) -> StepLengths:
         return StepLengths(self.query_lens + other.query_lens, self.seq_lens + other.seq_lens)
 
 
-def warm_up_steps(limits: SchedulerConfig, max_model_len: int) -> Iterator[StepLengths]:
-    """Decode batches and prompts, alone and together, from short to long; then the largest prompts."""
+def warm_up_steps(
+    limits: SchedulerConfig, max_model_len: int, verified_len: int = 1
+) -> Iterator[StepLengths]:
+    """Decode batches and prompts, alone and together, in contexts from short to long; with drafts, steps that
+    verify them, too; then prompts of more and more tokens, at most twice as many as before, up to the
+    most."""
     budget = limits.max_num_batched_tokens
     short, long = min(_SHORT_PROMPT, budget, max_model_len), min(budget, max_model_len)
     num_decodes = min(limits.max_num_seqs, budget)
@@ -53,24 +58,45 @@ def warm_up_steps(limits: SchedulerConfig, max_model_len: int) -> Iterator[StepL
     for context in _doublings(_SHORT_CONTEXT, max_model_len):
         prompt = _equal(1, short, max(short, context))
         yield _equal(num_decodes, 1, context)
+        yield from _verifications(limits, context, min(verified_len, budget, max_model_len))
         for num_seqs in {0, min(1, num_beside), num_beside}:
             yield _equal(num_seqs, 1, context) + prompt
     num_long = min(limits.max_num_seqs, budget // long)
-    for seq_len in (long, max_model_len):
-        yield _equal(num_long, long, seq_len)
+    for num_tokens in _doublings(short, long):
+        yield _equal(1, num_tokens, num_tokens)
+    for num_seqs in _doublings(1, num_long):
+        yield _equal(num_seqs, long, long)
+    yield _equal(num_long, long, max_model_len)
+
+
+def _verifications(limits: SchedulerConfig, context: int, longest: int) -> Iterator[StepLengths]:
+    """Steps that verify drafts, of one sequence and of the most, with ``longest`` tokens each at most. The
+    rows of a kernel's tile are a power of two, so other lengths need no other kernels."""
+    for length in _doublings(2, longest) if longest > 1 else ():
+        for num_seqs in sorted({1, min(limits.max_num_seqs, limits.max_num_batched_tokens // length)}):
+            yield StepLengths([length] * num_seqs, [max(length, context)] * num_seqs, length)
 
 
 @torch.inference_mode()
 def run_warm_up(
-    forward: Forward, batch: DeviceBatch, sampler: DeviceSampler, limits: SchedulerConfig, max_model_len: int
+    forward: Forward,
+    batch: DeviceBatch,
+    sampler: DeviceSampler,
+    limits: SchedulerConfig,
+    max_model_len: int,
+    verified_len: int = 1,
 ) -> None:
-    """Run all warm-up steps; sample the most requests with the usual and the most expensive parameters."""
-    num_samples = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+    """Run all warm-up steps; sample the most tokens with the usual and the most expensive parameters.
+
+    ``verified_len``: 1 and the most drafts of a request.
+    """
+    num_samples = most_samples(limits, verified_len)
     none = torch.empty(0, dtype=torch.int64, device=batch.token_ids.device)
-    for lengths in warm_up_steps(limits, max_model_len):
-        forward.run(batch.send_idle(lengths.query_lens, lengths.seq_lens), none)
-    ones = [1] * num_samples
-    tokens = torch.arange(num_samples, device=batch.token_ids.device)
+    for lengths in warm_up_steps(limits, max_model_len, verified_len):
+        arrays = batch.send_idle(lengths.query_lens, lengths.seq_lens, lengths.uniform_len)
+        forward.run(arrays, none)
+    ones = [1] * min(limits.max_num_seqs, limits.max_num_batched_tokens)
+    tokens = torch.arange(num_samples, device=batch.token_ids.device) % len(ones)
     for params in (LISTED, SEARCHED, EXPENSIVE):
         logits = forward.run(batch.send_idle(ones, ones), tokens)
         _sample(logits, params, batch, sampler, max_model_len)
@@ -84,13 +110,15 @@ def _sample(
     max_model_len: int,
 ) -> None:
     """Sample from logits [num_samples, vocab_size], every request at its maximum length."""
-    num_samples = len(logits)
-    table = SamplingTable(num_samples, sampler.vocab_size)
-    for row in range(num_samples):
+    num_samples, num_rows = len(logits), len(batch.token_ids)
+    table = SamplingTable(num_rows, sampler.vocab_size)
+    for row in range(num_rows):
         table.set_row(row, params, 0)
-    rows = np.arange(num_samples)
+    rows = np.arange(num_samples) % num_rows
     sampling = batch.send_sampling(table.batch(rows, np.full(num_samples, max_model_len)))
-    forbidden = TokenBitmask(rows.tolist(), np.zeros((num_samples, sampler.vocab_size), dtype=np.bool_))
+    forbidden = TokenBitmask(
+        list(range(num_samples)), np.zeros((num_samples, sampler.vocab_size), dtype=np.bool_)
+    )
     sampler.sample(logits, sampling, batch.token_ids, forbidden)
 
 

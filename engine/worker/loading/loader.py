@@ -17,6 +17,7 @@ from engine.errors import ConfigError, ModelLoadError
 from engine.process.process_log import start_log
 from engine.process.trim import give_back_freed
 from engine.worker.cpu.packed_weights import compiled_gemm
+from engine.worker.loading.checked_parts import check_parts
 from engine.worker.loading.checkpoint import Checkpoint
 from engine.worker.loading.dequantization import log_dequantization
 from engine.worker.loading.kept_weights import KeptWeights
@@ -190,17 +191,7 @@ def _check_tensors(
     checkpoint: Checkpoint, model: Decoder, parts: Mapping[str, TensorPart], plan: LoadPlan
 ) -> None:
     """Check that every tensor of the architecture is there in its shape, and no other."""
-    for name, part in parts.items():
-        tensor = checkpoint.tensors.get(name)
-        if tensor is None:
-            raise ModelLoadError(f"Tensor {name} of {plan.architecture} is missing from {plan.folder}.")
-        if tensor.shape != part.whole_shape:
-            raise ModelLoadError(
-                f"Tensor {name} in {tensor.entries[0].file} has shape {list(tensor.shape)}, "
-                f"but {plan.architecture} needs {list(part.whole_shape)}."
-            )
-    for dtype in {part.view.dtype for part in parts.values()}:
-        checkpoint.check_types([name for name, part in parts.items() if part.view.dtype == dtype], dtype)
+    check_parts(checkpoint, parts, plan.architecture, plan.folder)
     for name in checkpoint.tensors.keys() - parts.keys():
         if not model.is_unused(name) and not checkpoint.is_idle_bias(name):
             raise ModelLoadError(

@@ -167,7 +167,7 @@ class Decoder(nn.Module):
         """``experts_by_rank``: a rank has some experts whole instead of a part of each. Raises ConfigError if
         the model cannot be split among the group's ranks."""
         super().__init__()
-        self._config = config
+        self.config = config
         self._group = group
         self.shape = shape = decoder_shape(config).of_rank(group.size, experts_by_rank=experts_by_rank)
         build = Builder(dtype, group)
@@ -185,7 +185,8 @@ class Decoder(nn.Module):
         self.rope_kinds = shape.rope_kinds or ("",) * shape.num_layers
         self.ropes: dict[str, RotaryEmbedding | QueryFactors] = {}
         """Rotary embeddings by their names in the config, or what layers without have in their place."""
-        self._fused = False
+        self.has_fused_experts = False
+        """Whether the checkpoint has the experts of a layer in one tensor."""
 
     def _make_embedding(
         self, build: Builder
@@ -210,7 +211,7 @@ class Decoder(nn.Module):
         self.ropes = {
             kind: QueryFactors(mixed)
             if mixed is not None and kind == NO_ROPE
-            else RotaryEmbedding(self._config, size, device, kind)
+            else RotaryEmbedding(self.config, size, device, kind)
             for kind in kinds
         }
 
@@ -236,7 +237,7 @@ class Decoder(nn.Module):
         if self.lm_head is None:  # else the embedding is only looked up
             replace_modules(self, Embedding, replacements.table)
         for prefix, layer in self._named_layers():
-            fill(_prefixed(prefix, layer.checkpoint_parts(fused=self._fused)))
+            fill(_prefixed(prefix, layer.checkpoint_parts(fused=self.has_fused_experts)))
             if isinstance(layer.attention, LatentAttention):
                 layer.attention.split_maps()
             replace_modules(layer, nn.Linear, replacements.linear)
@@ -281,19 +282,33 @@ class Decoder(nn.Module):
         attention: AttentionBackend,
     ) -> torch.Tensor:
         """See CausalModel.forward."""
-        x = self.embedding(input_ids)
-        if self.shape.embedding_scale != 1.0:
-            x = x * torch.tensor(self.shape.embedding_scale, dtype=x.dtype).item()
-        dtype = x.dtype if self.shape.mixed_rope is None else torch.float32
-        angles = {kind: rope.angles(positions, dtype) for kind, rope in self.ropes.items()}
+        x = self.embedded(input_ids)
+        angles = self.angles_of(positions, x.dtype)
         for layer, kind in zip(self.layers, self.rope_kinds, strict=True):
             x = layer(x, *angles[kind], attention)
         return self.logits_of(x[sample_rows])
 
+    def embedded(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """What the first layer reads: [num_tokens, hidden_size]"""
+        x: torch.Tensor = self.embedding(input_ids)
+        scale = self.shape.embedding_scale
+        return x if scale == 1.0 else x * torch.tensor(scale, dtype=x.dtype).item()
+
+    def angles_of(
+        self, positions: torch.Tensor, dtype: torch.dtype
+    ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """What a layer is given of each rope, by its name; see ``RotaryEmbedding.angles``."""
+        dtype = dtype if self.shape.mixed_rope is None else torch.float32
+        return {kind: rope.angles(positions, dtype) for kind, rope in self.ropes.items()}
+
     def logits_of(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_samples, hidden_size], after the last layer -> [num_samples, vocab_size], or [num_samples,
         0] on other ranks than the first"""
-        logits, cap = self.head(normed(x, self.final_norm, self.shape)), self.shape.logit_cap
+        return self.logits_of_normed(normed(x, self.final_norm, self.shape))
+
+    def logits_of_normed(self, x: torch.Tensor) -> torch.Tensor:
+        """The same behind the final norm."""
+        logits, cap = self.head(x), self.shape.logit_cap
         if self.shape.logit_divisor != 1.0:
             logits = logits / self.shape.logit_divisor
         return logits if cap is None else torch.tanh(logits / cap) * cap
@@ -307,7 +322,7 @@ class Decoder(nn.Module):
 
     def note_layout(self, names: Collection[str]) -> None:
         """Note from a checkpoint's tensor names whether it has the experts of a layer in one tensor."""
-        self._fused = any(name.endswith(_FUSED_EXPERTS) for name in names)
+        self.has_fused_experts = any(name.endswith(_FUSED_EXPERTS) for name in names)
 
     def is_unused(self, name: str) -> bool:
         """Whether a checkpoint may hold this tensor although this rank computes nothing from it."""
@@ -328,7 +343,7 @@ class Decoder(nn.Module):
         """Every tensor that the checkpoint must hold, with its part and the parameter that it fills."""
         parts = self._parts_of_ends()
         for prefix, layer in self._named_layers():
-            parts |= _prefixed(prefix, layer.checkpoint_parts(fused=self._fused))
+            parts |= _prefixed(prefix, layer.checkpoint_parts(fused=self.has_fused_experts))
         return parts if self.lm_head is None else parts | self._parts_of_head(self.lm_head)
 
     @property

@@ -12,7 +12,7 @@ from eval.errors import CostModelError
 from eval.sim.cost_model import StepWork
 from eval.sim.fitted import CostProfile, FittedCost, fit_steps, read_profile, write_profile
 from eval.sim.step_samples import StepSample, step_samples
-from tracing.events import PrefixCacheEvent, StepDecision, StepSnapshot, TraceEvent
+from tracing.events import PrefixCacheEvent, StepDecision, StepOutput, StepSnapshot, TraceEvent
 
 TRUE = [6e-3, 2e-3, 1e-4, 5e-8, 3e-4, 9e-7]
 """True costs: of a step, one of several tokens, a new token, a pair, a decode, a token read."""
@@ -216,3 +216,23 @@ def test_steps_are_read_out_of_a_trace() -> None:
     ]
     decode = samples[2].work
     assert (decode.num_decodes, decode.decode_context_tokens) == (1, 101)
+
+
+def test_drafts_are_decodes_without_a_context() -> None:
+    """And only those that were accepted are context of the next step."""
+    drafted = _decision(1, 1.5, {"a": 4}, [])
+    drafted.drafts = {"a": 3}
+    events: list[TraceEvent] = [
+        _snapshot(0, 1.0, []),
+        _hit(0, "a", 0),
+        _decision(0, 1.0, {"a": 100}, []),
+        StepOutput(step=0, now=1.4),
+        _snapshot(1, 1.5, ["a"]),
+        drafted,
+        StepOutput(step=1, now=1.9, num_tokens={"a": 3}),
+        _snapshot(2, 2.0, ["a"]),
+        _decision(2, 2.0, {"a": 1}, []),
+    ]
+    _, verifying, following = (sample.work for sample in step_samples(events))
+    assert (verifying.num_decodes, verifying.decode_context_tokens, verifying.prefills) == (4, 101, [])
+    assert (following.num_decodes, following.decode_context_tokens) == (1, 104)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from engine.config import ModelConfig, SchedulerConfig
-from engine.core.outputs import SchedulerOutput
+from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.core.policy import FcfsPolicy
 from engine.core.request import Request, RequestStatus
 from engine.core.scheduler import Scheduler
@@ -23,9 +24,9 @@ from engine.worker.gpu.device_runner import DeviceModelRunner, StepInFlight
 from engine.worker.gpu.device_sampler import DeviceSampler
 from engine.worker.gpu.forward import DeviceAttention, Forward
 from engine.worker.gpu.fused_decoder import with_fused_steps
-from engine.worker.gpu.graph_sizes import GraphSizes
+from engine.worker.gpu.graph_sizes import GraphShape, GraphSizes
 from engine.worker.gpu.ops import select_ops
-from engine.worker.gpu.streams import DeviceStreams, HostStreams
+from engine.worker.gpu.streams import DeviceStreams, HostStreams, StepGraph
 from engine.worker.gpu.torch_sampling import TorchSamplingOps
 from engine.worker.gpu.triton_paged import TritonPagedAttention
 from engine.worker.loading.loader import LoadedModel, load_model
@@ -55,8 +56,10 @@ class DeviceEngine:
         streams: DeviceStreams | None = None,
         kernels: bool = False,
         pool_filled_with: float = 0.0,
+        draft: Callable[[Request], list[int]] | None = None,
     ) -> None:
-        """``kernels``: those of Triton, in its interpreter, instead of plain torch."""
+        """``kernels``: those of Triton, in its interpreter, instead of plain torch. ``draft``: proposes how a
+        request goes on, in at most ``graph_sizes.verified_len`` - 1 tokens."""
         loaded = load_model(ModelConfig(model=str(folder), device="cpu", max_model_len=max_model_len))
         spec = spec_of(loaded, block_size)
         self.pool = spec.allocate(num_blocks, DEVICE).fill_(pool_filled_with)
@@ -74,18 +77,13 @@ class DeviceEngine:
         self.forward = Forward(model, attention, self.batch, graph_sizes, streams)
         self.forward.capture()
         self.runner = DeviceModelRunner(self.forward, self.batch, sampler, streams)
-        self.scheduler = Scheduler(
-            limits,
-            block_size=block_size,
-            num_blocks=num_blocks,
-            max_model_len=max_model_len,
-            policy=FcfsPolicy(),
-            kv_cache_groups=spec.groups,
-        )
+        self.scheduler = _scheduler(limits, block_size, num_blocks, max_model_len, spec)
         self.requests: dict[str, Request] = {}
         self.logprobs: dict[str, list[TokenLogprobs]] = {}
         self.num_steps = 0
         """Steps that had tokens."""
+        self.num_drafts = self.num_accepted = 0
+        self._draft = draft
         self.num_chunked_steps = 0
         self._steps_in_flight = steps_in_flight
         self._launched: deque[tuple[SchedulerOutput, StepInFlight]] = deque()
@@ -102,8 +100,12 @@ class DeviceEngine:
     def step(self) -> None:
         """Launch as many steps as may be in flight, then take the result of the oldest."""
         while len(self._launched) < self._steps_in_flight:
+            if self._propose():
+                break
             plan = self.scheduler.schedule(0.0)
             self._launched.append((plan, self.runner.launch(plan)))
+            if plan.scheduled_spec_decode_tokens:
+                break  # nothing is planned behind it before its output is known
         plan, in_flight = self._launched.popleft()
         output = in_flight.result()
         self.num_steps += bool(output.req_ids)
@@ -111,8 +113,27 @@ class DeviceEngine:
             not tokens and plan.num_scheduled_tokens[req_id] > 1
             for req_id, tokens in zip(output.req_ids, output.sampled_token_ids, strict=True)
         )
+        self._count_drafts(plan, output)
         for told in self.scheduler.update_from_output(plan, output, 0.0):
             self.logprobs.setdefault(told.request_id, []).extend(told.new_logprobs or ())
+
+    def _propose(self) -> bool:
+        """Propose drafts for the next plan; as in the core, it waits (True) for a step under way, whose
+        tokens are not known, if it is likely to have any."""
+        if self._draft is None:
+            return False
+        proposals = {request.request_id: self._draft(request) for request in self.scheduler.running}
+        known = {request_id: drafts for request_id, drafts in proposals.items() if drafts}
+        if self._launched:
+            return bool(known)
+        self.scheduler.update_draft_token_ids(known, 0.0)
+        return False
+
+    def _count_drafts(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> None:
+        sampled = dict(zip(output.req_ids, output.sampled_token_ids, strict=True))
+        for request_id, drafts in plan.scheduled_spec_decode_tokens.items():
+            self.num_drafts += len(drafts)
+            self.num_accepted += len(sampled[request_id]) - 1
 
     def run(self, max_steps: int = 2000) -> dict[str, list[int]]:
         """Step until nothing is left and nothing in flight; the output tokens of every request."""
@@ -165,3 +186,40 @@ def _fused(
 ) -> tuple[CausalModel, DeviceAttention]:
     attention = TritonPagedAttention(pool, places=places)
     return with_fused_steps(loaded.model, attention, select_ops(DEVICE), loaded.max_model_len), attention
+
+
+def _scheduler(
+    limits: SchedulerConfig, block_size: int, num_blocks: int, max_model_len: int, spec: KvCacheSpec
+) -> Scheduler:
+    return Scheduler(
+        limits,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        max_model_len=max_model_len,
+        policy=FcfsPolicy(),
+        kv_cache_groups=spec.groups,
+    )
+
+
+def count_replays(engine: DeviceEngine) -> list[GraphShape]:
+    """The shapes of the graphs that are replayed from now on."""
+    replayed: list[GraphShape] = []
+    for shape, graph in engine.forward.graphs.items():
+        engine.forward.graphs[shape] = CountedGraph(graph, shape, replayed)
+    return replayed
+
+
+@dataclass(frozen=True, slots=True)
+class CountedGraph:
+    """A StepGraph that is there already."""
+
+    graph: StepGraph
+    shape: GraphShape
+    replayed: list[GraphShape]
+
+    def capture(self, run: Callable[[], None]) -> None:
+        raise AssertionError("it was captured before")
+
+    def replay(self) -> None:
+        self.replayed.append(self.shape)
+        self.graph.replay()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -13,10 +11,9 @@ import torch
 from engine.core.outputs import TokenMasks
 from engine.sampling_params import SamplingParams
 from engine.worker.gpu.graph_sizes import GraphSizes
-from engine.worker.gpu.streams import StepGraph
 from tests.worker.conftest import ModelFolders
 from tests.worker.generation import Reference, random_tokens
-from tests.worker.gpu.device_engine import EAGER, GREEDY, DeviceEngine
+from tests.worker.gpu.device_engine import EAGER, GREEDY, DeviceEngine, count_replays
 
 GRAPHS = GraphSizes((1, 2, 4, 7))
 WAYS = pytest.mark.parametrize(
@@ -184,7 +181,7 @@ def test_padded_graphs_of_the_kernels_themselves(model_folders: ModelFolders) ->
     reference = Reference(folder)
     for request_id, prompt in prompts.items():
         assert outputs[request_id] == reference.greedy(prompt, 3)
-    assert set(replayed) == {4}
+    assert set(replayed) == {(4, 1)}
     assert (engine.pool[0] == 0.25).all(), "the null block"
 
 
@@ -198,46 +195,4 @@ def test_steps_of_a_captured_size_are_not_run_call_by_call(model_folders: ModelF
         for i in range(count):
             engine.add(f"{count}-{i}", random_tokens(6, seed=i), greedy(5))
         engine.run()
-        assert replayed == {1: [1] * 4, 2: [3] * 4, 4: []}[count]
-
-
-def count_replays(engine: DeviceEngine) -> list[int]:
-    """The sizes of the graphs that are replayed from now on."""
-    replayed: list[int] = []
-    for size, graph in engine.forward.graphs.items():
-        engine.forward.graphs[size] = CountedGraph(graph, size, replayed)
-    return replayed
-
-
-@dataclass(frozen=True, slots=True)
-class CountedGraph:
-    """A StepGraph that is there already."""
-
-    graph: StepGraph
-    size: int
-    replayed: list[int]
-
-    def capture(self, run: Callable[[], None]) -> None:
-        raise AssertionError("it was captured before")
-
-    def replay(self) -> None:
-        self.replayed.append(self.size)
-        self.graph.replay()
-
-
-def test_verification_graphs_give_the_logits_of_single_calls(model_folders: ModelFolders) -> None:
-    """Three query tokens of each sequence, padded to four sequences: every token's logits as without."""
-    outputs = []
-    for sizes in (GraphSizes((), uniform_len=3), GraphSizes((2, 4), uniform_len=3)):
-        engine = DeviceEngine(
-            model_folders("llama"),
-            graph_sizes=sizes,
-            long_prefill_token_threshold=3,
-            max_num_batched_tokens=9,
-        )
-        for i in range(3):
-            engine.add(f"r{i}", random_tokens(9, seed=i), greedy(4))  # three steps of three tokens each
-        replayed = count_replays(engine)
-        outputs.append(engine.run())
-        assert replayed == [4, 4, 4][: 3 * len(sizes.sizes)]
-    assert outputs[0] == outputs[1]
+        assert replayed == {1: [(1, 1)] * 4, 2: [(3, 1)] * 4, 4: []}[count]

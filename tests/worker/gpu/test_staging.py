@@ -128,8 +128,21 @@ def test_sizes_of_graphs() -> None:
     sizes = GraphSizes.up_to(100)
     assert sizes.sizes[:5] == (1, 2, 4, 8, 16)
     assert sizes.sizes[-1] == sizes.largest == 100
-    assert [sizes.smallest(n) for n in (1, 3, 9, 97, 101)] == [1, 4, 16, 100, None]
+    assert [sizes.smallest(n) for n in (1, 3, 9, 97)] == [(1, 1), (4, 1), (16, 1), (100, 1)]
+    assert sizes.smallest(101) is None
+    assert sizes.smallest(1, uniform_len=3) is None
     assert GraphSizes.up_to(3).sizes == (1, 2, 3)
     assert GraphSizes.up_to(1).sizes == (1,)
     assert len(GraphSizes.up_to(256).sizes) <= 35
     assert GraphSizes(()).smallest(1) is None
+
+
+def test_graphs_that_verify_drafts() -> None:
+    """Without drafts there are none; with drafts, beside those of decodes, as many as the tokens allow."""
+    assert list(GraphSizes.up_to(4).shapes()) == [(1, 1), (2, 1), (4, 1)]
+    sizes = GraphSizes.up_to(8, verified_len=5, max_tokens=20)
+    assert list(sizes.shapes()) == [(1, 1), (2, 1), (4, 1), (8, 1), (1, 5), (2, 5), (4, 5)]
+    assert [sizes.smallest(n, 5) for n in (1, 3, 5)] == [(1, 5), (4, 5), None]
+    assert sizes.smallest(5) == (8, 1)
+    assert sizes.most_tokens == 20
+    assert GraphSizes((), verified_len=5).most_tokens == 0

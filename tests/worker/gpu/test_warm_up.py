@@ -20,20 +20,27 @@ from tests.worker.gpu.device_engine import GREEDY, DeviceEngine, spec_of
 
 @pytest.mark.parametrize("max_num_seqs", [1, 5, 700])
 @pytest.mark.parametrize("budget", [1, 16, 512, 100_000])
-def test_steps_are_ones_that_may_come(max_num_seqs: int, budget: int) -> None:
-    """Each within the limits; among them the largest prompts, the most decodes and the longest context."""
+@pytest.mark.parametrize("verified_len", [1, 17])
+def test_steps_are_ones_that_may_come(verified_len: int, max_num_seqs: int, budget: int) -> None:
+    """Each within the limits; among them the largest prompts, the most decodes, the longest context, and with
+    drafts the longest and the most that are verified."""
     limits = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
-    steps = list(warm_up_steps(limits, max_model_len=4000))
+    steps = list(warm_up_steps(limits, 4000, verified_len))
     for step in steps:
         assert 1 <= len(step.query_lens) == len(step.seq_lens) <= max_num_seqs
         assert sum(step.query_lens) <= budget
         lengths = list(zip(step.query_lens, step.seq_lens, strict=True))
         assert all(1 <= query_len <= seq_len <= 4000 for query_len, seq_len in lengths)
-        assert sorted(step.query_lens, key=lambda length: length != 1) == step.query_lens
+        uniform_first = sorted(step.query_lens, key=lambda length: length != step.uniform_len)
+        assert uniform_first == step.query_lens
     assert max(len(step.query_lens) for step in steps) == min(max_num_seqs, budget)
     assert max(max(step.seq_lens) for step in steps) == 4000
     whole = min(budget, 4000) * min(max_num_seqs, budget // min(budget, 4000))
     assert max(sum(step.query_lens) for step in steps) == whole
+    longest = min(verified_len, budget)
+    assert max(step.uniform_len for step in steps) == longest
+    verified = [len(step.query_lens) for step in steps if step.uniform_len == longest > 1]
+    assert set(verified) == ({1, min(max_num_seqs, budget // longest)} if longest > 1 else set())
 
 
 @pytest.mark.parametrize("graph_sizes", [GraphSizes(()), GraphSizes((1, 4))])

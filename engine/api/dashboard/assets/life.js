@@ -158,6 +158,8 @@ function turnRow(turn) {
   const last = el("td", "", held);
   last.title = turn.reason;
   const tools = turn.tools === null ? "…" : turn.tools.join(", ") || "an answer";
+  const output = el("td", "", formatCount(turn.output_tokens));
+  output.title = `in ${formatCount(turn.output_steps)} steps; ${formatCount(turn.accepted_tokens)} of ${formatCount(turn.drafted_tokens)} draft tokens accepted`;
   const row = el(
     "tr",
     "",
@@ -168,7 +170,7 @@ function turnRow(turn) {
     el("td", "", formatCount(turn.prompt_tokens)),
     el("td", "", formatCount(turn.cached_tokens)),
     el("td", turn.recomputed_tokens ? "lost" : "", formatCount(turn.recomputed_tokens)),
-    el("td", "", formatCount(turn.output_tokens)),
+    output,
     pin,
     el("td", "left mono", tools),
     last,

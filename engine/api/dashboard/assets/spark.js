@@ -71,7 +71,16 @@ const ratePoint = (name) => (entries) => {
 
 function makeTiles(container) {
   const tiles = [
-    new Tile("Tokens generated", "decode", (state) => ({ value: formatRate(state.rate("generated", 5)), unit: "per second" }), ratePoint("generated")),
+    new Tile(
+      "Tokens generated",
+      "decode",
+      (state) => {
+        const perStep = state.tokensPerStep(30);
+        const drafts = perStep !== null && perStep > 1.005 ? `, ${perStep.toFixed(2)} a step` : "";
+        return { value: formatRate(state.rate("generated", 5)), unit: `per second${drafts}` };
+      },
+      ratePoint("generated"),
+    ),
     new Tile("Prompt tokens computed", "prefill", (state) => ({ value: formatRate(state.rate("prefill", 5)), unit: "per second" }), ratePoint("prefill")),
     new Tile(
       "Prompt found in cache",

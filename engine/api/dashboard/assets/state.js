@@ -111,6 +111,7 @@ class EngineState {
       at: now,
       s: totals.elapsed_s,
       generated: totals.generated_tokens,
+      outputs: totals.output_steps,
       prefill: totals.prefill_tokens,
       prompt: totals.prompt_tokens,
       hits: totals.hit_tokens,
@@ -312,6 +313,12 @@ class EngineState {
   rate(name, seconds) {
     const sum = this.recent([name], seconds);
     return sum.time > 0 ? sum[name] / sum.time : 0;
+  }
+
+  /** Output tokens of a step of a request: more than 1 where drafts are accepted; null if nothing came. */
+  tokensPerStep(seconds) {
+    const sum = this.recent(["generated", "outputs"], seconds);
+    return sum.outputs > 0 ? sum.generated / sum.outputs : null;
   }
 
   /** Share of prompt tokens that were found; null if no prompt came. */

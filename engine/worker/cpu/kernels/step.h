@@ -73,6 +73,10 @@ namespace {
 // again for each GROUP_ROWS of them anyway.
 constexpr std::int64_t MAX_ROW_BLOCK = 2 * GROUP_ROWS;
 
+// Maximum rows whose experts are computed together: an expert gets few of them, and its weights are read again
+// for each of these blocks.
+constexpr std::int64_t MAX_EXPERT_ROWS = 4 * MAX_ROW_BLOCK;
+
 // A block of a step's rows: all its decodes and the first tokens of its prefills, or tokens that follow.
 struct RowBlock {
     std::int64_t first_row = 0, num_rows = 0;
@@ -238,9 +242,8 @@ class DecoderStep {
                 compute_angle_rows(
                     model_.ropes[rope], step_.positions, step_.num_tokens, half_,
                     buffers_->cosines.data() + angles_from(rope, 0), buffers_->sines.data() + angles_from(rope, 0));
-            for (std::int64_t layer = 0; layer + 1 < model_.num_layers; ++layer)
-                for (const RowBlock& row_block : row_blocks_) run_layer(layer, row_block);
-            for (const RowBlock& row_block : row_blocks_) run_last_layer(row_block);
+            for (std::int64_t layer = 0; layer + 1 < model_.num_layers; ++layer) run_layer(model_.layers[layer]);
+            run_last_layer(model_.layers[model_.num_layers - 1]);
             compute_logits();
             end_amx();
         }
@@ -284,7 +287,11 @@ class DecoderStep {
         for (std::int32_t seq = 0; seq < row_block.prefills.num_seqs; row += row_block.query_lens[seq++])
             for (; sample != end && *sample < row + row_block.query_lens[seq]; ++sample) {
                 const auto query = static_cast<std::int32_t>(*sample - row);
-                ranges.push_back({seq, query, query + 1});
+                const bool follows = !ranges.empty() && ranges.back().seq == seq && ranges.back().end == query;
+                if (follows)
+                    ++ranges.back().end;
+                else
+                    ranges.push_back({seq, query, query + 1});
             }
         return ranges;
     }
@@ -298,21 +305,22 @@ class DecoderStep {
     void resize_buffers() {
         std::int64_t most = step_.num_samples;
         for (const RowBlock& row_block : row_blocks_) most = std::max(most, row_block.num_rows);
-        const auto padded_rows = static_cast<std::size_t>(most + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+        const std::int64_t most_of_experts = std::max(most, std::min(step_.num_tokens, MAX_EXPERT_ROWS));
         grow(buffers_->x, step_.num_tokens * hidden_);
         grow(buffers_->sampled, step_.num_samples * hidden_);
-        grow(buffers_->normed_or_attended, padded_rows * std::max(hidden_, query_size_));
-        std::int64_t widest = heads_size_;
+        grow(buffers_->normed_or_attended, padded(most) * std::max(hidden_, query_size_));
+        grow(buffers_->heads_or_inner, padded(most) * heads_size_);
         for (std::int64_t index = 0; index < model_.num_layers; ++index) {
             const Layer& layer = model_.layers[index];
-            widest = std::max(widest, inner_size_of(layer.gate_up));
             if (layer.attention_output_norm != nullptr) grow(buffers_->outputs, most * hidden_);
+            const std::int64_t rows = layer.sparse == nullptr ? most : most_of_experts;
+            grow(buffers_->heads_or_inner, padded(rows) * inner_size_of(layer.gate_up));
             if (layer.sparse == nullptr) continue;
-            RouterStep(layer.sparse->router, buffers_->experts).resize(most);
-            ExpertStep(layer.sparse->experts, buffers_->experts).resize(most);
-            grow(buffers_->experts.mixed, most * hidden_);
+            grow(buffers_->normed_or_attended, padded(rows) * hidden_);
+            RouterStep(layer.sparse->router, buffers_->experts).resize(rows);
+            ExpertStep(layer.sparse->experts, buffers_->experts).resize(rows);
+            grow(buffers_->experts.mixed, rows * hidden_);
         }
-        grow(buffers_->heads_or_inner, padded_rows * widest);
         grow(buffers_->cosines, angles_from(model_.num_ropes, 0));
         grow(buffers_->sines, angles_from(model_.num_ropes, 0));
         std::size_t num_partials = 0;
@@ -322,24 +330,35 @@ class DecoderStep {
         grow(buffers_->partials, num_partials);
     }
 
+    static std::size_t padded(std::int64_t num_rows) { return (num_rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS; }
+
     // The functions below are run by all threads of the team.
 
-    void run_layer(std::int64_t index, const RowBlock& row_block) const {
-        compute_qkv(model_.layers[index], row_block);
-        attend(model_.layers[index], row_block, row_block.plan);
-        finish_layer(model_.layers[index], attended_rows(), residual_of(row_block), row_block.num_rows);
+    void run_layer(const Layer& layer) const {
+        for (const RowBlock& row_block : row_blocks_) {
+            compute_qkv(layer, row_block);
+            attend(layer, row_block, row_block.plan);
+            Bf16* const residual = residual_of(row_block);
+            multiply_into_residual(layer.output, attended_rows(), layer.attention_output_norm, residual, row_block.num_rows);
+            if (layer.sparse == nullptr) add_mlp(layer, residual, row_block.num_rows);
+        }
+        if (layer.sparse != nullptr) add_experts(layer, x(), step_.num_tokens);
     }
 
     // In the last layer the keys and values of all tokens are written; the rest is computed for sampled
     // tokens only.
-    void run_last_layer(const RowBlock& row_block) const {
-        const std::int64_t index = model_.num_layers - 1;
-        compute_qkv(model_.layers[index], row_block);
-        attend(model_.layers[index], row_block, row_block.last_plan);
-        if (row_block.num_samples == 0) return;
-        const Rows rows{heads(), Layout::plain(query_size_)};  // heads are free: attention has read them
-        take_samples(row_block, heads());
-        finish_layer(model_.layers[index], rows, sampled() + row_block.first_sample * hidden_, row_block.num_samples);
+    void run_last_layer(const Layer& layer) const {
+        for (const RowBlock& row_block : row_blocks_) {
+            compute_qkv(layer, row_block);
+            attend(layer, row_block, row_block.last_plan);
+            if (row_block.num_samples == 0) continue;
+            const Rows rows{heads(), Layout::plain(query_size_)};  // heads are free: attention has read them
+            take_samples(row_block, heads());
+            Bf16* const residual = sampled() + row_block.first_sample * hidden_;
+            multiply_into_residual(layer.output, rows, layer.attention_output_norm, residual, row_block.num_samples);
+            if (layer.sparse == nullptr) add_mlp(layer, residual, row_block.num_samples);
+        }
+        if (layer.sparse != nullptr) add_experts(layer, sampled(), step_.num_samples);
     }
 
     // Elementwise ops after a GEMM are fused: they use its results while they are in registers.
@@ -354,12 +373,17 @@ class DecoderStep {
                               buffers_->sines.data() + angles_from(layer.rope, row_block.first_row), to);
     }
 
-    void finish_layer(const Layer& layer, const Rows& attended, Bf16* residual, std::int64_t num_rows) const {
-        multiply_into_residual(layer.output, attended, layer.attention_output_norm, residual, num_rows);
-        const Rows normed = norm_of(layer.post_attention_norm, residual, num_rows);
-        if (layer.sparse != nullptr) return mix_experts(layer, normed, residual, num_rows);
-        multiply_gated(layer, normed, num_rows);
+    void add_mlp(const Layer& layer, Bf16* residual, std::int64_t num_rows) const {
+        multiply_gated(layer, norm_of(layer.post_attention_norm, residual, num_rows), num_rows);
         multiply_into_residual(layer.down, inner_rows(layer.gate_up), layer.mlp_output_norm, residual, num_rows);
+    }
+
+    void add_experts(const Layer& layer, Bf16* residual, std::int64_t num_rows) const {
+        for (std::int64_t row = 0; row < num_rows; row += MAX_EXPERT_ROWS) {
+            const std::int64_t count = std::min(MAX_EXPERT_ROWS, num_rows - row);
+            Bf16* const rows = residual + row * hidden_;
+            mix_experts(layer, norm_of(layer.post_attention_norm, rows, count), rows, count);
+        }
     }
 
     void mix_experts(const Layer& layer, const Rows& normed, Bf16* residual, std::int64_t num_rows) const {

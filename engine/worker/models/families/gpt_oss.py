@@ -10,6 +10,9 @@ from engine.worker.models.base import layer_windows
 from engine.worker.models.families.plain import has_attention_bias, plain_shape
 from engine.worker.models.shape import ClampedGate, DecoderShape, ExpertNames, Routing, SparseShape
 
+_CLAMPED = ClampedGate(alpha=1.702, limit=7.0)
+"""The published gate, for configs of transformers before 5.18, which have no fields for it."""
+
 
 def gpt_oss_shape(config: Any) -> DecoderShape:
     plain, biased = plain_shape(config), has_attention_bias(config)
@@ -19,7 +22,9 @@ def gpt_oss_shape(config: Any) -> DecoderShape:
         config.intermediate_size,
         routing,
         names=ExpertNames(router="router"),
-        clamped=ClampedGate(config.swiglu_alpha, config.swiglu_limit),
+        clamped=ClampedGate(
+            getattr(config, "swiglu_alpha", _CLAMPED.alpha), getattr(config, "swiglu_limit", _CLAMPED.limit)
+        ),
     )
     return replace(
         plain,

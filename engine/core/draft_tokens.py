@@ -1,0 +1,124 @@
+"""Draft tokens of requests, from a proposal to what verification left of it: V1's bookkeeping.
+
+A draft is scheduled behind the last known token and computed with it. What is sampled behind a draft counts
+only if the draft is what was sampled before it. So the tokens of a rejected draft are given back: they no
+longer count as computed, and the next step overwrites their KV.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from engine.core.kv_cache.kv_cache_manager import KVCacheManager
+from engine.core.outputs import SchedulerOutput
+from engine.core.request import Request, RequestStatus
+from engine.core.step import Step
+from engine.reported_stats import SpecDecodingStats
+
+
+class DraftTokens:
+    """Which drafts the next step verifies, and what became of those of the last one."""
+
+    def __init__(self, kv: KVCacheManager, max_model_len: int) -> None:
+        self._kv = kv
+        self._max_model_len = max_model_len
+        self._proposed: dict[str, Request] = {}
+        """Running requests that have drafts for the next step."""
+        self._stats = SpecDecodingStats()
+
+    def take(self, proposals: Mapping[str, Sequence[int]], requests: Mapping[str, Request]) -> None:
+        """Keep proposals for the next step: of running requests whose tokens are all known.
+
+        A request never gets more than it may still say, less one: behind the last draft a token is sampled.
+        """
+        for request_id, token_ids in proposals.items():
+            request = requests.get(request_id)
+            if request is not None and self._may_have_drafts(request):
+                request.spec_token_ids = list(token_ids[: self._most(request)])
+                self._proposed[request_id] = request
+
+    def _may_have_drafts(self, request: Request) -> bool:
+        """A state cannot be taken back by a few tokens: models that have states verify no drafts."""
+        is_known = request.num_computed_tokens == request.num_tokens - 1
+        return request.status is RequestStatus.RUNNING and is_known and self._kv.states is None
+
+    def _most(self, request: Request) -> int:
+        most_output = min(request.max_tokens, self._max_model_len - request.num_prompt_tokens)
+        return max(0, most_output - request.num_output_tokens - 1)
+
+    def hold(self, step: Step, num_running: int) -> int:
+        """Take tokens out of the step's budget for drafts, but leave one for each running request.
+
+        Returns how many these are.
+        """
+        if not self._proposed:
+            return 0
+        num_drafts = sum(len(request.spec_token_ids) for request in self._proposed.values())
+        num_held = max(0, min(num_drafts, step.budget - num_running))
+        step.budget -= num_held
+        return num_held
+
+    def place(self, step: Step, num_held: int, most_tokens: int) -> None:
+        """Put drafts behind the requests' tokens, ``num_held`` in all; all else of the step is decided.
+
+        So nobody is preempted, loses a pin or waits for the blocks that drafts take: they get what is left.
+        ``most_tokens`` of a request are in a step. Drafts of a request that has no part in it are kept.
+        """
+        for request_id in [i for i in self._proposed if i in step.num_scheduled]:
+            request = self._proposed.pop(request_id)
+            drafts, request.spec_token_ids = request.spec_token_ids, []
+            num_known = step.num_scheduled[request_id]
+            wanted = min(len(drafts), num_held, most_tokens - num_known)
+            num_drafts = self._num_that_fit(request, num_known, step.allowed_of(request, wanted))
+            if num_drafts > 0:
+                num_held -= num_drafts
+                blocks = self._kv.allocate_slots(request, num_known + num_drafts)
+                assert blocks is not None, "it was found to fit"
+                step.add_drafts(request, drafts[:num_drafts], blocks)
+
+    def _num_that_fit(self, request: Request, num_known: int, num_drafts: int) -> int:
+        """As many as there are blocks for: free ones, or at least the request's last one."""
+        end = request.num_computed_tokens + num_known
+        if self._kv.fits(request, end + num_drafts):
+            return num_drafts
+        return min(num_drafts, self._kv.num_slots_of(request.request_id) - end)
+
+    @staticmethod
+    def begin(plan: SchedulerOutput, requests: Mapping[str, Request]) -> None:
+        """The plan is on its way: until it is back its drafts are neither known nor rejected."""
+        for request_id, drafts in plan.scheduled_spec_decode_tokens.items():
+            requests[request_id].num_drafts_under_way = len(drafts)
+
+    def settle(self, request: Request, num_sampled: int, num_taken: int) -> None:
+        """Take back the drafts that were rejected, and cache the blocks that the others have filled.
+
+        All sampled tokens but one are drafts that were accepted. Of all sampled tokens ``num_taken`` have
+        been appended: fewer, if one of them has ended the request. Then the last one does not count as
+        computed, as if it had had no drafts. Statistics count what the request has: the tokens taken, less
+        the one that it would have got without drafts.
+        """
+        num_drafts, request.num_drafts_under_way = request.num_drafts_under_way, 0
+        num_accepted = num_sampled - 1
+        assert num_accepted <= num_drafts, "more tokens than were asked for"
+        num_computed = request.num_computed_tokens - num_drafts + num_accepted
+        request.num_computed_tokens = min(num_computed, request.num_tokens - 1)
+        self._kv.cache_computed(request)
+        num_kept = max(0, num_taken - 1)
+        request.num_draft_tokens += num_drafts
+        request.num_accepted_tokens += num_kept
+        self._stats.observe(num_drafts, num_kept)
+
+    def drop(self, request: Request) -> None:
+        """Forget the drafts of a request that leaves the batch; none of them counts as computed."""
+        if self._proposed.pop(request.request_id, None) is not None:
+            request.spec_token_ids = []
+        if request.num_drafts_under_way:
+            request.num_drafts_under_way = 0
+            request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens)
+
+    def take_stats(self) -> SpecDecodingStats | None:
+        """Counts since the last call; None if there were no drafts."""
+        if not self._stats.num_drafts:
+            return None
+        stats, self._stats = self._stats, SpecDecodingStats()
+        return stats

@@ -1,0 +1,70 @@
+"""Drafts between two steps: proposed behind an output, for the next plan, which waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.config import EngineConfig
+from engine.core.drafts.drafter import make_drafter
+from engine.core.drafts.proposals import DraftProposals
+from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
+from engine.core.request import Request
+from engine.core.scheduler import Scheduler
+from engine.core.traced_scheduler import TracedScheduler
+from engine.core_process.step_costs import measure_step_costs
+from engine.errors import ConfigError
+from engine.executor import Executor
+
+
+class Drafting:
+    """Proposes drafts to a scheduler."""
+
+    def __init__(self, proposals: DraftProposals) -> None:
+        self._proposals = proposals
+        self.awaits_output = False
+        """Whether a request is likely to have drafts behind the step under way: none is planned before."""
+
+    def after_output(
+        self,
+        scheduler: Scheduler | TracedScheduler,
+        plan: SchedulerOutput,
+        result: ModelRunnerOutput,
+        now: float,
+        *,
+        is_idle: bool,
+    ) -> None:
+        """Take what became of a step's drafts, and propose the next ones.
+
+        Unless the worker ``is_idle`` the tokens of the step under way are not known: then it is only found
+        out whether to wait for them.
+        """
+        self._proposals.observe(plan, result)
+        proposals = self._proposals.propose(scheduler.running)
+        self.awaits_output = bool(proposals)
+        if proposals and is_idle:
+            scheduler.update_draft_token_ids(proposals, now)
+
+    def request_ended(self, request: Request, now: float) -> None:
+        """``Scheduler``'s callback."""
+        self._proposals.ended(request)
+
+
+def make_drafting(
+    config: EngineConfig, executor: Executor, job_of: Callable[[Request], str | None]
+) -> Drafting | None:
+    """None if nothing is to be drafted; ConfigError if the model cannot verify drafts.
+
+    Runs steps to learn what they cost, so it is called before the first request.
+    """
+    speculative = config.speculative
+    if speculative is None:
+        return None
+    if executor.info.num_states:
+        raise ConfigError(
+            "speculative_config: this model has layers with states (linear attention or Mamba), which cannot "
+            "be taken back to the last draft that was right. Serve it without drafts."
+        )
+    most = speculative.num_speculative_tokens
+    costs = measure_step_costs(executor, config, most) if speculative.weigh_costs else None
+    drafter = make_drafter(speculative, job_of)
+    return Drafting(DraftProposals(drafter, most, costs, config.scheduler.max_num_batched_tokens))

@@ -1,0 +1,59 @@
+"""The rows of a worker that knows nothing of requests but what plans told it and what it sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from engine.core.outputs import SchedulerOutput
+from tests.core.kv_memory import Work
+
+
+class WorkerRows:
+    """How many tokens the row of each request has, and of how many there is KV; fails on a plan that goes on
+    from anywhere else."""
+
+    def __init__(self, token_at: Callable[[str, int], int]) -> None:
+        """``token_at``: what is sampled for a request at a position."""
+        self._token_at = token_at
+        self._num_known: dict[str, int] = {}
+        """Tokens of each row, those counted that the steps taken so far will sample."""
+        self._num_valid: dict[str, int] = {}
+        """Tokens of each row that then have KV; behind them is that of rejected drafts."""
+        self.num_drafts = self.num_accepted = 0
+
+    def sampled(self, work: Work) -> dict[str, range]:
+        """Take the next plan: the places at which each request gets tokens."""
+        plan, known = work.plan, self._num_known
+        for request_id in plan.finished_req_ids:
+            known.pop(request_id, None)
+        known.update({new.req_id: len(new.prompt_token_ids) for new in plan.scheduled_new_reqs})
+        for request_id, token_ids in plan.scheduled_cached_reqs.resumed_token_ids.items():
+            assert len(token_ids) == known[request_id], "an output was lost"
+        starts = {span.request.request_id: span.start for span in work.spans}
+        self._check_starts(plan, starts)
+        sampled = {}
+        for request_id, start in starts.items():
+            drafts = plan.scheduled_spec_decode_tokens.get(request_id, ())
+            end = start + plan.num_scheduled_tokens[request_id] - len(drafts)
+            assert end <= known[request_id], "more was scheduled than there is"
+            self._num_valid[request_id] = end
+            if end == known[request_id]:
+                sampled[request_id] = self._verify(request_id, end, drafts)
+            else:
+                assert not drafts, "drafts before the last known token"
+        return sampled
+
+    def _check_starts(self, plan: SchedulerOutput, starts: dict[str, int]) -> None:
+        cached = plan.scheduled_cached_reqs
+        for request_id in (starts.keys() & cached.req_ids) - cached.resumed_req_ids:
+            assert starts[request_id] == self._num_valid[request_id], "computed twice, or never"
+
+    def _verify(self, request_id: str, end: int, drafts: Sequence[int]) -> range:
+        """Take the drafts that are what is sampled from this place on, and one token more."""
+        are_right = [draft == self._token_at(request_id, i) for i, draft in enumerate(drafts, end)]
+        num_accepted = [*are_right, False].index(False)
+        self.num_drafts += len(drafts)
+        self.num_accepted += num_accepted
+        self._num_valid[request_id] += num_accepted
+        self._num_known[request_id] += num_accepted + 1
+        return range(end, end + num_accepted + 1)

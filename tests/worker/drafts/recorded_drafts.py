@@ -1,0 +1,75 @@
+"""An executor that notes what the worker drafts, and what the model then says in its place."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from engine.config import EngineConfig
+from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
+from engine.executor import PendingOutput
+from engine.worker.executor import UniProcExecutor
+
+
+@dataclass
+class DraftRecord:
+    """What was said and drafted, by request."""
+
+    said: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    drafted: list[tuple[str, int, list[int]]] = field(default_factory=list)
+    """Request, how many tokens it had said, and the drafts of what comes then."""
+
+    chances: list[Sequence[float]] = field(default_factory=list)
+    """Of each entry's drafts."""
+
+    def note(self, output: ModelRunnerOutput) -> None:
+        for req_id, tokens in zip(output.req_ids, output.sampled_token_ids, strict=True):
+            self.said[req_id] += tokens
+        for req_id, drafts in output.drafts.items():
+            self.drafted.append((req_id, len(self.said[req_id]), drafts.token_ids))
+            self.chances.append(drafts.chances)
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """Each drafted token with the one that was then said; only while the drafts before it were right."""
+        compared = []
+        for req_id, start, drafts in self.drafted:
+            for drafted, said in zip(drafts, self.said[req_id][start:], strict=False):
+                compared.append((drafted, said))
+                if drafted != said:
+                    break
+        return compared
+
+    def accepted_share(self) -> float:
+        pairs = self.pairs()
+        return sum(drafted == said for drafted, said in pairs) / len(pairs)
+
+
+class RecordingExecutor(UniProcExecutor):
+    """A UniProcExecutor with a record, the last one of which is kept."""
+
+    last: RecordingExecutor
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self.record = DraftRecord()
+        self.num_steps = 0
+        self.num_preemptions = 0
+        RecordingExecutor.last = self
+
+    def submit(self, plan: SchedulerOutput) -> PendingOutput:
+        pending = super().submit(plan)
+        self.num_steps += bool(plan.total_num_scheduled_tokens)
+        self.num_preemptions += len(plan.preempted_req_ids)
+        return _Noted(pending, self.record)
+
+
+@dataclass
+class _Noted:
+    pending: PendingOutput
+    record: DraftRecord
+
+    def result(self) -> ModelRunnerOutput:
+        output = self.pending.result()
+        self.record.note(output)
+        return output

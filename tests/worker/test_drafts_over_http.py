@@ -1,0 +1,75 @@
+"""``continuum serve --speculative-config``, as a user has it: the answers are those of a server without."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.server import running_server
+
+FLAGS = (
+    *("--device", "cpu", "--scheduling-policy", "continuum", "--num-gpu-blocks-override", "60"),
+    *("--max-model-len", "300", "--dtype", "float32"),
+)
+SUFFIX = ("--speculative-config", '{"method": "suffix", "weigh_costs": false}')
+MTP = ("--speculative-config", '{"method": "mtp"}')
+SCHEMA = {
+    "type": "object",
+    "properties": {"names": {"type": "array", "items": {"enum": ["left", "right"]}, "maxItems": 4}},
+    "required": ["names"],
+    "additionalProperties": False,
+}
+
+
+def bodies() -> list[dict[str, Any]]:
+    """A text that repeats itself, a grammar, several samples, and a stop string."""
+    plain = {"prompt": [5, 6, 7, 8] * 9, "max_tokens": 40, "temperature": 0, "job_id": "job"}
+    return [
+        plain,
+        plain | {"structured_outputs": {"json": SCHEMA}, "temperature": 0.9, "seed": 4},
+        plain | {"n": 2, "temperature": 0.7, "seed": 1, "allowed_token_ids": list(range(60, 70))},
+        plain | {"stop": ["e"], "allowed_token_ids": list(range(60, 90))},
+    ]
+
+
+def answers(folder: Path, *flags: str) -> list[Any]:
+    with (
+        running_server(folder, *FLAGS, *flags) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+    ):
+        found = [http.post("/v1/completions", json=body) for body in bodies()]
+    assert [answer.status_code for answer in found] == [200] * len(found), [each.text for each in found]
+    return [
+        [(choice["text"], choice["finish_reason"]) for choice in answer.json()["choices"]] for answer in found
+    ]
+
+
+@pytest.mark.slow
+def test_answers_are_those_of_a_server_without_drafts(model_folder: Path) -> None:
+    assert answers(model_folder, *SUFFIX) == answers(model_folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--speculative-config", "suffix"), "speculative_config must be a JSON object"),
+        (("--speculative-config", '{"method": "oracle"}'), "method must be one of suffix, ngram"),
+        ((*MTP, "-tp", "2"), "tensor_parallel_size is 2"),
+        ((*MTP, "--attention-backend", "triton"), "on CPUs only so far"),
+    ],
+)
+def test_what_cannot_be_served_is_said(flags: tuple[str, ...], said: str, model_folder: Path) -> None:
+    """In a sentence, before anything is served."""
+    command = [sys.executable, "-m", "eval.cli.main", "serve", str(model_folder), "--port", "0"]
+    ended = subprocess.run(
+        [*command, *FLAGS, *flags], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert ended.returncode not in (0, None)
+    assert said in ended.stderr
+    assert "Traceback" not in ended.stderr
