@@ -21,6 +21,7 @@ from engine.config import (
     TraceConfig,
 )
 from engine.errors import ConfigError
+from engine.speculative_options import read_speculative_config
 from eval.cli.flag_group import defaults_of, flag_of
 from eval.cli.serve_flags import API_KEY_VARIABLE
 
@@ -38,6 +39,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         scheduler=_record(SchedulerConfig, args),
         trace=_record(TraceConfig, args, trace_path=args.trace),
         log_stats=not args.disable_log_stats,
+        speculative=read_speculative_config(args.speculative_config),
         telemetry=TelemetryConfig(
             otlp_traces_endpoint=args.otlp_traces_endpoint,
             model_name=args.served_model_name[0] if args.served_model_name else args.model,

@@ -239,6 +239,12 @@ def _add_scheduler_flags(group: FlagGroup) -> None:
     group.add_switch(
         "async_scheduling", "Schedule the next step while the current one runs (default: on a GPU only)"
     )
+    group.flags.add_argument(
+        "--speculative-config",
+        metavar="JSON",
+        help='Speculative decoding, as vLLM\'s JSON: {"method": "suffix"} drafts from the job\'s own past, '
+        "ngram from the request alone (default: off)",
+    )
 
 
 def _add_pin_flags(group: FlagGroup) -> None:
@@ -371,12 +377,8 @@ def _add_responses_flags(group: FlagGroup) -> None:
         int,
         "RESPONSES",
     )
-    group.add(
-        "max_stored_response_bytes",
-        "Maximum total size of stored responses in bytes",
-        number,
-        "BYTES",
-    )
+    size = "Maximum total size of stored responses in bytes"
+    group.add("max_stored_response_bytes", size, number, "BYTES")
     group.add(
         "max_background_responses",
         "Maximum number of background responses per API server process; beyond: HTTP 503",

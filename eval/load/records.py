@@ -6,12 +6,14 @@ A file of records is JSON lines, each with its ``kind``: ``run`` first where it 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from engine.messages import TurnReceipt
+from engine.reported_stats import SpecDecodingStats
 from eval.errors import UNREADABLE, ResultError
 
 
@@ -77,6 +79,54 @@ class JobRecord(msgspec.Struct, kw_only=True, tag_field="kind", tag="job"):
         return self.end_s - self.start_s
 
 
+class VerifiedDrafts(msgspec.Struct, kw_only=True):
+    """Speculative decoding, over all requests."""
+
+    num_drafts: int
+    """Drafts verified: one per request and step that had any."""
+    drafted_tokens: int
+    accepted_tokens: int
+    accepted_by_place: list[int]
+    """Accepted tokens by their place in the draft."""
+    output_tokens: int
+    """All that were generated meanwhile."""
+
+    @classmethod
+    def of(cls, counts: Iterable[SpecDecodingStats], output_tokens: int) -> VerifiedDrafts:
+        """What schedulers have counted."""
+        total = SpecDecodingStats()
+        for one in counts:
+            total.add(one)
+        return cls(
+            num_drafts=total.num_drafts,
+            drafted_tokens=total.num_draft_tokens,
+            accepted_tokens=total.num_accepted_tokens,
+            accepted_by_place=total.num_accepted_tokens_per_pos,
+            output_tokens=output_tokens,
+        )
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """Output tokens of a step of a request, whether it had drafts or not; None without output."""
+        num_steps = self.output_tokens - self.accepted_tokens
+        return self.output_tokens / num_steps if num_steps > 0 else None
+
+    @property
+    def tokens_per_draft(self) -> float | None:
+        """Mean acceptance length: output tokens of a step with drafts; None if none had any."""
+        return 1 + self.accepted_tokens / self.num_drafts if self.num_drafts else None
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted over drafted tokens; None if none were drafted."""
+        return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
+
+    def acceptance_at(self, place: int) -> float | None:
+        """Share of drafts whose token at this place, from 0, was accepted."""
+        accepted = self.accepted_by_place[place] if place < len(self.accepted_by_place) else 0
+        return accepted / self.num_drafts if self.num_drafts else None
+
+
 class EngineCounters(msgspec.Struct, kw_only=True):
     """Figures that only the engine has; None or empty where it does not report them."""
 
@@ -97,6 +147,8 @@ class EngineCounters(msgspec.Struct, kw_only=True):
     """The part of these that was read from disk."""
     kv_usage_at_end: float | None = None
     """Share of the KV pool in use when all jobs had ended; anything but 0 is a leak."""
+    drafts: VerifiedDrafts | None = None
+    """None if the engine does not draft."""
 
 
 class Occupancy(msgspec.Struct, kw_only=True):

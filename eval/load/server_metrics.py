@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from eval.load.records import EngineCounters
+from eval.load.records import EngineCounters, VerifiedDrafts
 
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
@@ -17,6 +18,11 @@ PREEMPTIONS = "vllm:num_preemptions_total"
 PINS = "continuum:pins"
 PINS_ENDED = "continuum:pins_ended_total"
 PIN_BLOCK_S = "continuum:pin_block_seconds_total"
+GENERATED = "vllm:generation_tokens_total"
+DRAFTS = "vllm:spec_decode_num_drafts_total"
+DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
+ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
+ACCEPTED_BY_PLACE = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 CACHE_CONFIG = "vllm:cache_config_info"
 
 
@@ -39,6 +45,8 @@ class ServerMetrics:
     """Tokens per KV block."""
     num_blocks: int | None
     """Usable KV blocks."""
+    drafts: VerifiedDrafts | None
+    """None where the server does not draft."""
 
     @classmethod
     def parse(cls, text: str) -> ServerMetrics:
@@ -49,6 +57,7 @@ class ServerMetrics:
             PIN_BLOCK_S: defaultdict(float),
         }
         caches: list[dict[str, str]] = []
+        by_place: Counter[int] = Counter()
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 if not math.isfinite(sample.value):
@@ -56,6 +65,8 @@ class ServerMetrics:
                 totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
                 if sample.name in by_cause:
                     by_cause[sample.name][sample.labels.get("cause", "?")] += sample.value
+                if sample.name == ACCEPTED_BY_PLACE:
+                    by_place[_whole(sample.labels.get("position")) or 0] += round(sample.value)
                 if sample.name == CACHE_CONFIG:
                     caches.append(sample.labels)
         return cls(
@@ -68,6 +79,7 @@ class ServerMetrics:
             pin_block_s=dict(by_cause[PIN_BLOCK_S]),
             block_size=next((_whole(cache.get("block_size")) for cache in caches), None),
             num_blocks=_num_blocks(caches),
+            drafts=_drafts(totals, by_place),
         )
 
     @property
@@ -85,6 +97,20 @@ class ServerMetrics:
         counts = {cause: round(n - before.pins_ended.get(cause, 0.0)) for cause, n in self.pins_ended.items()}
         return {cause: count for cause, count in sorted(counts.items()) if count}
 
+    def drafts_since(self, before: ServerMetrics) -> VerifiedDrafts | None:
+        """What became of drafts between two readings."""
+        now, then = self.drafts, before.drafts
+        if now is None or then is None:
+            return now
+        pairs = zip_longest(now.accepted_by_place, then.accepted_by_place, fillvalue=0)
+        return VerifiedDrafts(
+            num_drafts=now.num_drafts - then.num_drafts,
+            drafted_tokens=now.drafted_tokens - then.drafted_tokens,
+            accepted_tokens=now.accepted_tokens - then.accepted_tokens,
+            accepted_by_place=[one - other for one, other in pairs],
+            output_tokens=now.output_tokens - then.output_tokens,
+        )
+
     def counters_since(self, before: ServerMetrics) -> EngineCounters:
         """What the engine did between two readings, as far as it reports."""
         held = {
@@ -97,7 +123,21 @@ class ServerMetrics:
             pins_ended=self.pins_ended_since(before),
             pin_block_s={cause: block_s for cause, block_s in sorted(held.items()) if block_s},
             kv_usage_at_end=self.kv_usage,
+            drafts=self.drafts_since(before),
         )
+
+
+def _drafts(totals: dict[str, float], by_place: Counter[int]) -> VerifiedDrafts | None:
+    """The counts since the server began; None if it has no such series."""
+    if DRAFTS not in totals:
+        return None
+    return VerifiedDrafts(
+        num_drafts=round(totals[DRAFTS]),
+        drafted_tokens=round(totals.get(DRAFTED, 0.0)),
+        accepted_tokens=round(totals.get(ACCEPTED, 0.0)),
+        accepted_by_place=[by_place[place] for place in range(max(by_place, default=-1) + 1)],
+        output_tokens=round(totals.get(GENERATED, 0.0)),
+    )
 
 
 def _num_blocks(caches: list[dict[str, str]]) -> int | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from eval.load.records import VerifiedDrafts
 from eval.report.metrics import RunResult
 from eval.trace.analysis.distribution import Distribution
 
@@ -112,6 +113,40 @@ _HELD_IN_VAIN = Figure(
     short=("wasted", "% pool"),
 )
 
+_Get = Callable[[VerifiedDrafts], float | None]
+
+
+def _of_drafts(get: _Get, scale: float = 1.0) -> Callable[[RunResult], Value]:
+    """A getter of a figure of drafts; None where nothing was drafted."""
+
+    def of_run(result: RunResult) -> Value:
+        value = None if result.drafts is None else get(result.drafts)
+        return None if value is None else scale * value
+
+    return of_run
+
+
+def _acceptance_at(place: int) -> _Get:
+    return lambda drafts: drafts.acceptance_at(place)
+
+
+_DRAFTS = (
+    Figure("tokens per step", _of_drafts(lambda d: d.tokens_per_step), seconds, Better.MORE),
+    Figure("  of jobs, p50", _of("job_tokens_per_step", "p50"), seconds, Better.MORE),
+    Figure("  of steps with drafts", _of_drafts(lambda d: d.tokens_per_draft), seconds, Better.MORE),
+    Figure("draft tokens verified", _of_drafts(lambda d: d.drafted_tokens), tokens),
+    Figure("  accepted, %", _of_drafts(lambda d: d.acceptance_rate, 100), percent, Better.MORE),
+    *(
+        Figure(
+            f"  drafts accepted up to token {number}, %",
+            _of_drafts(_acceptance_at(number - 1), 100),
+            percent,
+        )
+        for number in (1, 2, 4, 8)
+    ),
+)
+"""The figures of speculative decoding."""
+
 MAIN = (
     JOB_COMPLETION,
     _COMPLETION_P95,
@@ -170,6 +205,11 @@ def task_figures(runs: list[RunResult]) -> list[Figure]:
     """The number of solved tasks, if any of the runs had tasks."""
     solved = Figure("tasks solved", lambda run: run.num_solved, count, Better.MORE)
     return [solved] if any(run.num_solved is not None for run in runs) else []
+
+
+def draft_figures(runs: list[RunResult]) -> list[Figure]:
+    """Speculative decoding, if the engine of any of the runs drafts."""
+    return list(_DRAFTS) if any(run.drafts is not None for run in runs) else []
 
 
 def pin_figures(runs: list[RunResult]) -> list[Figure]:

@@ -15,7 +15,7 @@ import jinja2
 from eval.errors import ResultError
 from eval.report.caveats import Caveats
 from eval.report.comparison import Comparison, Load, Series
-from eval.report.figures import ALL, JOB_COMPLETION, MAIN, Figure, pin_figures, task_figures
+from eval.report.figures import ALL, JOB_COMPLETION, MAIN, Figure, draft_figures, pin_figures, task_figures
 from eval.report.intervals import Estimate
 from eval.report.results import ResultFile
 from eval.report.tables import load_title, plain, ratio, with_interval
@@ -187,7 +187,8 @@ def _verdict(compared: Estimate | None) -> str:
 
 def _detail_block(comparison: Comparison, load: Load) -> Block:
     rows = []
-    for figure in [*task_figures(comparison.runs), *ALL, *pin_figures(comparison.runs)]:
+    runs = comparison.runs
+    for figure in [*task_figures(runs), *ALL, *draft_figures(runs), *pin_figures(runs)]:
         cells = []
         for series in comparison.series:
             compared = comparison.ratio(series, load, figure)

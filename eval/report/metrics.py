@@ -5,11 +5,12 @@ Knows neither files nor tables; simulated and real runs are summarized in the sa
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
 
-from eval.load.records import EngineCounters, JobRecord, Occupancy, TurnRecord
+from eval.load.records import EngineCounters, JobRecord, Occupancy, TurnRecord, VerifiedDrafts
 from eval.trace.analysis.distribution import Distribution
 
 TTFT_LIMIT_S = 30.0
@@ -114,6 +115,10 @@ class RunResult(msgspec.Struct, kw_only=True):
     """The part of these that was read from disk."""
     kv_usage_at_end: float | None = None
     """Share of the KV pool in use when all jobs had ended; anything but 0 is a leak."""
+    drafts: VerifiedDrafts | None = None
+    """What became of drafts, over all of the engine's requests; None if it does not draft."""
+    job_tokens_per_step: Distribution | None = None
+    """Output tokens of a step, by job; None where no turn's receipt tells of drafts."""
     num_solved: int | None = None
     """Number of tasks whose checker accepted the answer; None: the jobs are not tasks of live agents."""
     notes: list[str] = []
@@ -191,6 +196,8 @@ def summarize(
         host_tokens_loaded=counters.host_tokens_loaded,
         disk_tokens_loaded=counters.disk_tokens_loaded,
         kv_usage_at_end=counters.kv_usage_at_end,
+        drafts=counters.drafts,
+        job_tokens_per_step=_job_tokens_per_step(answered),
         notes=list(notes),
         jobs=ordered,
         spans=_spans(ordered, turns) if detail else [],
@@ -206,6 +213,21 @@ def _over(amount: float, whole: float) -> float | None:
 def _num_pinned_turns(answered: list[TurnRecord]) -> int | None:
     receipts = [turn.receipt for turn in answered if turn.receipt is not None]
     return sum(receipt.ttl_s > 0 for receipt in receipts) if receipts else None
+
+
+def _job_tokens_per_step(answered: list[TurnRecord]) -> Distribution | None:
+    """By the receipts; a job's turns are taken together."""
+    accepted: Counter[str] = Counter()
+    steps: Counter[str] = Counter()
+    drafted = False
+    for turn in answered:
+        if turn.receipt is not None and turn.receipt.output_steps:
+            steps[turn.job_id] += turn.receipt.output_steps
+            accepted[turn.job_id] += turn.receipt.accepted_tokens
+            drafted |= turn.receipt.drafted_tokens > 0
+    if not drafted:
+        return None
+    return Distribution.of(1 + accepted[job_id] / num_steps for job_id, num_steps in steps.items())
 
 
 def _longest_wait_s(answered: list[TurnRecord]) -> float | None:

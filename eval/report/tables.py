@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from eval.report.caveats import Caveats
 from eval.report.comparison import Comparison, Load, Series
-from eval.report.figures import ALL, JOB_COMPLETION, MAIN, Figure, pin_figures, task_figures
+from eval.report.figures import ALL, JOB_COMPLETION, MAIN, Figure, draft_figures, pin_figures, task_figures
 from eval.report.intervals import Estimate
 from eval.report.metrics import RunResult
 from eval.report.results import ResultFile
@@ -72,7 +72,8 @@ def side_by_side(comparison: Comparison, load: Load) -> str:
     heads = [series.label for series in comparison.series]
     heads += [f"{one.label} / {comparison.baseline(one).label}" for one in compared]
     lines = [["", *heads]]
-    for figure in [*task_figures(comparison.runs), *ALL, *pin_figures(comparison.runs)]:
+    runs = comparison.runs
+    for figure in [*task_figures(runs), *ALL, *draft_figures(runs), *pin_figures(runs)]:
         cells = [with_interval(comparison.estimate(one, load, figure), figure) for one in comparison.series]
         cells += [ratio(comparison.ratio(one, load, figure)) for one in compared]
         lines.append([figure.label, *cells])

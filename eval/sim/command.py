@@ -16,6 +16,7 @@ from eval.report.html_report import require_plotly, write_html
 from eval.report.metrics import TTFT_LIMIT_S
 from eval.report.results import ResultFile, require_own_files, require_writable, write_results
 from eval.report.tables import render
+from eval.sim.drafts import read_draft_counts
 from eval.sim.hardware import GPUS
 from eval.sim.models import MODELS
 from eval.sim.router import ROUTERS
@@ -153,6 +154,13 @@ def _add_engine_flags(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="Token budget of a step",
     )
+    add(
+        "--drafts",
+        type=Path,
+        metavar="FILE",
+        help="Speculative decoding that brings what the first drafter of this file did; written by "
+        "make bench-drafts (default: none)",
+    )
     add("--replicas", type=count, default=1, metavar="N", help="Number of engine replicas behind a router")
     add(
         "--router",
@@ -228,6 +236,7 @@ def _plan(arguments: argparse.Namespace) -> SimulationPlan:
         share_prefixes=arguments.share_prefixes,
         ttft_limit_s=arguments.ttft_limit_s,
         trace=arguments.trace,
+        drafts=None if arguments.drafts is None else read_draft_counts(arguments.drafts),
     )
 
 
@@ -284,6 +293,7 @@ def _require_own_files(arguments: argparse.Namespace) -> None:
         [
             *files_of("--workload", arguments.workload),
             ("--profile", arguments.profile),
+            ("--drafts", arguments.drafts),
             *(("--policies", path) for path in _states_of(arguments.policies)),
         ],
     )

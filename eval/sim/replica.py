@@ -15,8 +15,10 @@ from engine.core.traced_scheduler import TracedScheduler
 from engine.core_process.engine_core import STALLED_RETRY_S
 from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
 from engine.messages import EngineCoreOutput, Signal, TurnReceipt
+from engine.reported_stats import SpecDecodingStats
 from eval.sim.cost_model import StepCost
 from eval.sim.disk_drive import DiskDrive, disk_level
+from eval.sim.drafts import DraftCounts, SimDrafts
 from eval.sim.event_heap import EventHeap
 from eval.sim.host_link import HostLink
 from eval.sim.kv_sizes import KvSizes
@@ -50,6 +52,8 @@ class ReplicaConfig:
     stalled_retry_s: float = STALLED_RETRY_S
     """When requests wait and nothing can be scheduled, the scheduler is asked again after so long."""
     tracer: Tracer | None = None
+    drafts: DraftCounts | None = None
+    """What drafts bring; None: there are none."""
 
 
 class Replica:
@@ -85,7 +89,8 @@ class Replica:
         )
         self.scheduler = scheduler if config.tracer is None else TracedScheduler(scheduler, config.tracer)
         self.policy = policy
-        self.executor = SimExecutor(config.cost)
+        self._drafts = None if config.drafts is None else SimDrafts(config.drafts)
+        self.executor = SimExecutor(config.cost, self._drafts)
         self._drive = DiskDrive(config.cost, sizes)
         self._link = HostLink(config.cost, sizes, self._drive)
         self.pins_ended: Counter[str] = Counter()
@@ -94,6 +99,7 @@ class Replica:
         self.num_loaded_tokens = 0
         self.num_disk_tokens = 0
         """How many of these were read from disk."""
+        self.drafts = SpecDecodingStats()
         self.num_steps = 0
         self._stalled_retry_s = config.stalled_retry_s
         self._events = events
@@ -143,6 +149,8 @@ class Replica:
             self.scheduler.expire(now)
             self._sleep_until(self.scheduler.next_due_s())
             return
+        if self._drafts is not None:
+            self.scheduler.update_draft_token_ids(self._drafts.propose(self.scheduler.running), now)
         plan = self.scheduler.schedule(now)
         self._link.start(plan.kv_loads, now)
         self._drive.write(plan.kv_disk_writes, now)
@@ -184,3 +192,5 @@ class Replica:
         self.num_preemptions += stats.num_preemptions
         self.num_loaded_tokens += stats.loaded_tokens
         self.num_disk_tokens += stats.disk_loaded_tokens
+        if stats.spec_decoding is not None:
+            self.drafts.add(stats.spec_decoding)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from eval.sim.cost_model import StepCost, StepWork
+from eval.sim.drafts import SimDrafts
 from eval.sim.sim_request import TOKEN_IDS
 
 
 class SimExecutor:
-    """Charges a step's time by a cost model."""
+    """Charges a step's time by a cost model. A draft is a decode row, without its KV."""
 
-    def __init__(self, cost: StepCost) -> None:
+    def __init__(self, cost: StepCost, drafts: SimDrafts | None = None) -> None:
         self._cost = cost
+        self._drafts = drafts
         self._num_known: dict[str, int] = {}
         """Tokens of each request so far, prompt and output."""
         self.num_computed_tokens = 0
@@ -29,9 +31,32 @@ class SimExecutor:
         cached = plan.scheduled_cached_reqs
         computed.extend(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         work = StepWork()
-        sampled = self._compute(computed, plan.num_scheduled_tokens, work)
-        result = ModelRunnerOutput(sampled, [TOKEN_IDS] * len(sampled))
+        if self._drafts is not None and plan.scheduled_spec_decode_tokens:
+            sampled, tokens = self._verify(computed, plan, work, self._drafts)
+        else:
+            sampled = self._compute(computed, plan.num_scheduled_tokens, work)
+            tokens = [TOKEN_IDS] * len(sampled)
+        result = ModelRunnerOutput(sampled, tokens)
         return result, self._cost.step_s(work)
+
+    def _verify(
+        self, computed: list[tuple[str, int]], plan: SchedulerOutput, work: StepWork, drafts: SimDrafts
+    ) -> tuple[list[str], list[list[int]]]:
+        """As ``_compute``, of a step with drafts: also what each request samples."""
+        drafted = plan.scheduled_spec_decode_tokens
+        scheduled = {
+            request_id: num_new - len(drafted.get(request_id, ()))
+            for request_id, num_new in plan.num_scheduled_tokens.items()
+        }
+        sampled = self._compute(computed, scheduled, work)
+        tokens: list[list[int]] = []
+        for request_id in sampled:
+            num_drafts = len(drafted.get(request_id, ()))
+            num_accepted = drafts.num_accepted(request_id, num_drafts)
+            work.num_decodes += num_drafts
+            self._num_known[request_id] += num_accepted
+            tokens.append(TOKEN_IDS * (num_accepted + 1))
+        return sampled, tokens
 
     def _compute(
         self, computed: list[tuple[str, int]], scheduled: dict[str, int], work: StepWork

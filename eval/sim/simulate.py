@@ -24,6 +24,7 @@ from eval.baselines.knowledge import NamedPolicy
 from eval.errors import EvalError, HardwareError, UsageError
 from eval.report.metrics import TTFT_LIMIT_S, RunResult, RunSetting, summarize
 from eval.sim.cost_model import StepCost
+from eval.sim.drafts import DraftCounts
 from eval.sim.fitted import read_profile
 from eval.sim.hardware import NVME
 from eval.sim.models import find_model
@@ -136,6 +137,7 @@ class SimulationPlan:
     share_prefixes: bool = False
     ttft_limit_s: float = TTFT_LIMIT_S
     trace: Path | None = None
+    drafts: DraftCounts | None = None
 
     def config(self) -> SimConfig:
         cost, pool_tokens = self.hardware.cost()
@@ -153,6 +155,7 @@ class SimulationPlan:
             router=self.router,
             tell_last_step=self.tell_last_step,
             share_prefixes=self.share_prefixes,
+            drafts=self.drafts,
         )
 
     def arrivals_at(self, rate_per_s: float | None) -> Arrivals:
@@ -241,6 +244,11 @@ def _notes(plan: SimulationPlan, config: SimConfig) -> list[str]:
             f"disk: room for {config.disk_kv_tokens:,} tokens of KV on one {NVME.name} a replica, "
             f"{NVME.read_bandwidth / 1e9:g} GB/s read and {NVME.write_bandwidth / 1e9:g} GB/s written, "
             f"PUBLISHED; ASSUMED: {NVME.latency_s * 1e3:g} ms until the first byte"
+        )
+    if config.drafts is not None:
+        notes.append(
+            f"drafts as {config.drafts.drafter!r} had them on recorded texts, "
+            f"{config.drafts.tokens_per_step:.2f} tokens per step; ASSUMED: alike under any load"
         )
     if config.num_replicas > 1:
         notes.append(f"{config.num_replicas} replicas behind a {config.router} router")

@@ -15,9 +15,17 @@ from engine.kv_cache_groups import (
 from engine.messages import EngineCoreOutput, FinishReason, JobFinished, JobRef, ToolCall, ToolGapStarted
 from eval.baselines.knowledge import NamedPolicy
 from eval.errors import UsageError
-from eval.load.records import EngineCounters, JobRecord, Occupancy, TurnRecord, recomputed_tokens
+from eval.load.records import (
+    EngineCounters,
+    JobRecord,
+    Occupancy,
+    TurnRecord,
+    VerifiedDrafts,
+    recomputed_tokens,
+)
 from eval.sim.block_chains import BlockNames, JobChain
 from eval.sim.cost_model import StepCost
+from eval.sim.drafts import DraftCounts
 from eval.sim.event_heap import EventHeap
 from eval.sim.foresight import Foresight
 from eval.sim.kv_sizes import KvSizes
@@ -53,6 +61,7 @@ class SimConfig:
     tell_last_step: bool = False
     """Whether the client says which turn is a job's last."""
     share_prefixes: bool = False
+    drafts: DraftCounts | None = None
     """Whether jobs with the same system prompt and tools begin with the same blocks."""
 
     def __post_init__(self) -> None:
@@ -157,6 +166,7 @@ class Simulator:
             num_states=config.num_states,
             max_model_len=max(job.max_context_tokens for job in jobs) + 1,
             tracer=tracer,
+            drafts=config.drafts,
         )
         self._replicas = [
             Replica(replica, policy.make(context, self._foresight), self._events, self._on_outputs)
@@ -330,6 +340,10 @@ class Simulator:
 
     # ---- the end ----
 
+    def _verified_drafts(self) -> VerifiedDrafts:
+        output_tokens = sum(turn.output_tokens for turn in self._turn_records)
+        return VerifiedDrafts.of((replica.drafts for replica in self._replicas), output_tokens)
+
     def _finished_run(self) -> SimRun:
         pins_ended: Counter[str] = Counter()
         pin_block_s: Counter[str] = Counter()
@@ -358,6 +372,7 @@ class Simulator:
                 else None
             ),
             kv_usage_at_end=used / num_blocks,
+            drafts=self._verified_drafts() if self._config.drafts is not None else None,
         )
         return SimRun(
             jobs=sorted(self._job_records, key=lambda job: job.start_s),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from eval.sim.cost_model import StepWork
+from eval.trace.draft_outcomes import DraftOutcomes
 from tracing.events import (
     PrefixCacheEvent,
     StepDecision,
@@ -35,13 +36,19 @@ class _Engine:
     """Which tokens of each request are computed, as the trace tells."""
 
     num_computed: dict[str, int] = field(default_factory=dict)
+    drafts: DraftOutcomes = field(default_factory=DraftOutcomes)
 
     def work_of(self, decision: StepDecision) -> StepWork:
-        """What the step computes; as in the simulator, one new token is a decode, more are a prefill."""
+        """What the step computes; as in the simulator, one new token is a decode, more are a prefill, and a
+        draft is a decode without its context."""
+        self.drafts.decided(decision)
         for request_id in decision.preempted:
             self.num_computed.pop(request_id, None)
         work = StepWork()
-        for request_id, num_new in decision.tokens.items():
+        for request_id, num_tokens in decision.tokens.items():
+            num_drafts = decision.drafts.get(request_id, 0)
+            num_new = num_tokens - num_drafts
+            work.num_decodes += num_drafts
             known = self.num_computed.get(request_id, 0)
             self.num_computed[request_id] = known + num_new
             if num_new == 1:
@@ -50,6 +57,12 @@ class _Engine:
             else:
                 work.prefills.append((num_new, known))
         return work
+
+    def take(self, output: StepOutput) -> None:
+        """Drafts that were accepted are computed."""
+        for request_id, _, num_accepted in self.drafts.came(output):
+            if request_id in self.num_computed:
+                self.num_computed[request_id] += num_accepted
 
 
 def step_samples(events: Iterable[TraceEvent]) -> Iterator[StepSample]:
@@ -74,6 +87,7 @@ def _overlapping(events: Iterable[TraceEvent]) -> Iterator[StepSample]:
         elif isinstance(event, StepDecision):
             under_way[event.step] = event, engine.work_of(event)
         elif isinstance(event, StepOutput) and event.step in under_way:
+            engine.take(event)
             decision, work = under_way.pop(event.step)
             begin_s, free_at_s = max(decision.now, free_at_s), event.now
             if decision.tokens:
@@ -82,18 +96,20 @@ def _overlapping(events: Iterable[TraceEvent]) -> Iterator[StepSample]:
 
 def _one_by_one(events: Iterable[TraceEvent]) -> Iterator[StepSample]:
     engine = _Engine()
-    decision: StepDecision | None = None
+    last: tuple[StepDecision, StepWork] | None = None
     for event in events:
         if isinstance(event, StepSnapshot):
-            if decision is not None and decision.tokens:
-                yield _sample(decision, engine.work_of(decision), event)
-            decision = None
+            if last is not None:
+                yield _sample(*last, event)
+            last = None
         elif isinstance(event, PrefixCacheEvent):
             engine.num_computed[event.req_id] = event.hit_tokens
-        elif isinstance(event, StepDecision):
-            decision = event
-    if decision is not None and decision.tokens:
-        yield _sample(decision, engine.work_of(decision), None)
+        elif isinstance(event, StepDecision) and event.tokens:
+            last = event, engine.work_of(event)
+        elif isinstance(event, StepOutput):
+            engine.take(event)
+    if last is not None:
+        yield _sample(*last, None)
 
 
 def _sample(decision: StepDecision, work: StepWork, following: StepSnapshot | None) -> StepSample:

@@ -125,7 +125,7 @@ class Explanation:
         words = [
             f"Turn {turn.number} ({turn.req_id}) {_ENDS[turn.end]} after {milliseconds(turn.duration_s)} s."
         ]
-        words.append(self._prompt(turn))
+        words += [self._prompt(turn), self._drafts(turn)]
         if turn.diverged_at_token is not None:
             words.append(
                 f"Its prompt parts from what the job had computed at token {turn.diverged_at_token:,}."
@@ -151,6 +151,14 @@ class Explanation:
             known = f"{turn.num_known_tokens:,} that its job had"
             text += f" Recomputed: {turn.recomputed_tokens:,} of the {known}."
         return text
+
+    @staticmethod
+    def _drafts(turn: TurnLife) -> str:
+        drafts = turn.drafts
+        if not drafts.num_drafts:
+            return ""
+        accepted = f"{drafts.num_accepted_tokens:,} of {drafts.num_draft_tokens:,} draft tokens"
+        return f"It answered in {turn.num_output_steps:,} steps: {accepted} were accepted."
 
     def _span(self, turn: TurnLife, span: Span) -> str:
         told = self._wait(turn, span) if span.phase is Phase.WAIT else _PHASES[span.phase]

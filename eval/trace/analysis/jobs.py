@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from engine.reported_stats import SpecDecodingStats
 from eval.trace.analysis.phases import Phase, Seconds, Span, seconds_of, tile
 
 
@@ -78,6 +79,8 @@ class TurnLife:
     recomputed_tokens: int
     """Tokens recomputed although the job had computed them before."""
     num_preemptions: int
+    drafts: SpecDecodingStats
+    """What became of its drafts."""
     gap_s: float | None
     """Time since the end of the turn it continues; None: it continues none."""
     diverged_at_token: int | None
@@ -95,6 +98,11 @@ class TurnLife:
     @property
     def duration_s(self) -> float:
         return self.ended_s - self.arrived_s
+
+    @property
+    def num_output_steps(self) -> int:
+        """Steps that its output tokens came from."""
+        return self.num_output_tokens - self.drafts.num_accepted_tokens
 
     @property
     def ttft_s(self) -> float | None:

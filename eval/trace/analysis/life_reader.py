@@ -17,6 +17,7 @@ from eval.trace.analysis.open_turn import OpenTurn, WaitClock
 from eval.trace.analysis.phases import Phase
 from eval.trace.analysis.pinned_tokens import pinned_tokens
 from eval.trace.analysis.pool import StepLife
+from eval.trace.draft_outcomes import DraftOutcomes
 from tracing.events import (
     JobEvent,
     PinEvent,
@@ -71,6 +72,7 @@ class LifeReader:
         """Turns that arrived since the last step began."""
         self._first_tokens: dict[str, int] = {}
         """Requests of which all that their next token needs will be computed when this step is done."""
+        self._drafts = DraftOutcomes()
         self._clock = WaitClock()
         self._snapshot: StepSnapshot | None = None
         self._step: StepDecision | None = None
@@ -214,6 +216,7 @@ class LifeReader:
     def _take_decision(self, step: StepDecision) -> None:
         self._at(step.now)
         self._step = step
+        self._drafts.decided(step)
         opened = self._open
         for req_id in step.preempted:
             turn = opened.get(req_id)
@@ -228,7 +231,7 @@ class LifeReader:
             turn = opened.get(req_id)
             if turn is None:
                 turn = self._meet(req_id, step.now)
-            turn.num_computed += num_tokens
+            turn.num_computed += num_tokens - step.drafts.get(req_id, 0)
             if turn.phase is not Phase.DECODE and turn.num_computed >= turn.num_to_compute:
                 self._first_tokens.setdefault(req_id, step.step)
         self._short_of_memory = self._is_short_of_memory(step)
@@ -268,6 +271,10 @@ class LifeReader:
         if self._snapshot is not None and output.step == self._snapshot.step:
             self._step_ended_s = output.now
         self._tokens_came(output.step, output.now)
+        for drafted in self._drafts.came(output):
+            turn = self._open.get(drafted.req_id)
+            if turn is not None:
+                turn.verified(drafted)
         for req_id, how in output.ended.items():
             turn = self._open.get(req_id)
             if turn is not None:

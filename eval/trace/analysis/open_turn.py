@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.reported_stats import SpecDecodingStats
 from eval.trace.analysis.jobs import Parked, TurnEnd, TurnLife
 from eval.trace.analysis.phases import Phase, Span, seconds_of
+from eval.trace.draft_outcomes import DraftOutcome
 
 
 @dataclass(slots=True)
@@ -62,6 +64,7 @@ class OpenTurn:
     num_computed: int = 0
     num_to_compute: int = 0
     """Tokens to compute before the next one can be sampled."""
+    drafts: SpecDecodingStats = field(default_factory=SpecDecodingStats)
     began_to_wait: WaitClock | None = None
     """State as the first step after its arrival found it; None while there was none."""
     waited: WaitClock | None = None
@@ -85,6 +88,11 @@ class OpenTurn:
         """Preempted: nothing of it is computed any more."""
         self.num_preemptions += 1
         self.num_computed = 0
+
+    def verified(self, drafted: DraftOutcome) -> None:
+        """Its drafts of a step: those that were accepted are computed."""
+        self.num_computed += drafted.num_accepted
+        self.drafts.observe(drafted.num_drafts, drafted.num_accepted)
 
     @property
     def running(self) -> bool:
@@ -116,6 +124,7 @@ class OpenTurn:
             disk_tokens=self.disk_tokens,
             recomputed_tokens=self._recomputed(),
             num_preemptions=self.num_preemptions,
+            drafts=self.drafts,
             gap_s=self.gap_s,
             diverged_at_token=self.diverged_at_token,
             parked=self.parked,

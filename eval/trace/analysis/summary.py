@@ -8,12 +8,16 @@ import msgspec
 import polars as pl
 
 from eval.trace.analysis.distribution import Distribution, Level
+from eval.trace.analysis.draft_facts import DraftFacts
 from eval.trace.analysis.faults import faults_of
 from eval.trace.analysis.lives import TraceFacts
 from eval.trace.analysis.phases import PHASE_NAMES, Seconds
 from eval.trace.analysis.pool_use import PoolShares
 from eval.trace.analysis.tables import SECONDS, TraceTables
 from eval.trace.analysis.writing import NOTHING, count, percent, seconds, table, tokens
+
+MAX_PLACES = 8
+"""Places of a draft that the text shows."""
 
 
 class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +83,8 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     scheduled_tokens: int
     num_preemptions: int
+    drafts: DraftFacts | None
+    """None: there were none."""
     waiting: Level | None
     running: Level | None
     pool: PoolShares | None
@@ -125,6 +131,7 @@ def summarize(tables: TraceTables) -> TraceSummary:
         output_tokens=totals.output_tokens,
         scheduled_tokens=int(steps["tokens"].sum()),
         num_preemptions=totals.num_preemptions,
+        drafts=DraftFacts.of(totals.drafts, totals.output_tokens),
         waiting=totals.pool.waiting,
         running=totals.pool.running,
         pool=totals.pool.shares,
@@ -193,12 +200,24 @@ def _render_engine(summary: TraceSummary) -> list[str]:
         f"{tokens(summary.recomputed_tokens)} prompt tokens that a job's turn before had were recomputed",
         f"{summary.num_preemptions:,} preemptions",
     ]
+    if summary.drafts is not None:
+        lines.append(_render_drafts(summary.drafts))
     if summary.pins:
         pins = ", ".join(
             f"{number:,} {outcome.replace('_', ' ')}" for outcome, number in summary.pins.items()
         )
         lines.append(f"{sum(summary.pins.values()):,} pins: {pins}")
     return lines
+
+
+def _render_drafts(drafts: DraftFacts) -> str:
+    by_place = " ".join(f"{share:.2f}" for share in drafts.accepted_by_place[:MAX_PLACES])
+    accepted = percent(drafts.accepted_tokens, drafts.drafted_tokens)
+    return (
+        f"{tokens(drafts.drafted_tokens)} draft tokens verified, {accepted} accepted: "
+        f"{drafts.tokens_per_step:.2f} output tokens per step of a request, "
+        f"{drafts.tokens_per_draft:.2f} per step with drafts; by place {by_place or NOTHING}"
+    )
 
 
 def _render_pool(summary: TraceSummary) -> list[str]:

@@ -115,6 +115,8 @@ TURNS: tuple[Column, ...] = (
     Column("disk_tokens", pl.Int64, "of those: read from disk"),
     Column("recomputed_tokens", pl.Int64, "known, and recomputed"),
     Column("num_preemptions", pl.Int32, "times that it lost its blocks"),
+    Column("drafted_tokens", pl.Int64, "draft tokens that were verified", "drafts.num_draft_tokens"),
+    Column("accepted_tokens", pl.Int64, "output tokens that took no step", "drafts.num_accepted_tokens"),
     Column("gap_s", pl.Float64, "since the end of the turn that it continues; null: it continues none"),
     Column("diverged_at_token", pl.Int64, "where its prompt parts from what its job had computed"),
     Column("mean_waiting", pl.Float64, "requests in the queue while it waited"),
@@ -199,6 +201,8 @@ JOBS: tuple[Column, ...] = (
     Column("cached_tokens", pl.Int64, "of all turns"),
     Column("recomputed_tokens", pl.Int64, "of all turns"),
     Column("num_preemptions", pl.Int32, "of all turns"),
+    Column("drafted_tokens", pl.Int64, "of all turns"),
+    Column("accepted_tokens", pl.Int64, "of all turns"),
     Column("mean_ttft_s", pl.Float64, "over its turns"),
     Column("pins", pl.Int32, "branch tips that were held, or refused"),
     Column("pins_handed_over", pl.Int32, "of those: taken over by the turn they were held for"),
@@ -379,6 +383,8 @@ class TraceTables:
                 cached_tokens=pl.col("cached_tokens").sum(),
                 recomputed_tokens=pl.col("recomputed_tokens").sum(),
                 num_preemptions=pl.col("num_preemptions").sum().cast(pl.Int32),
+                drafted_tokens=pl.col("drafted_tokens").sum(),
+                accepted_tokens=pl.col("accepted_tokens").sum(),
                 mean_ttft_s=pl.col("ttft_s").mean(),
             )
         )

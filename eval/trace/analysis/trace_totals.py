@@ -7,6 +7,7 @@ from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 
+from engine.reported_stats import SpecDecodingStats
 from eval.trace.analysis.jobs import GapLife, PinLife, PinOutcome, TurnEnd, TurnLife, job_of
 from eval.trace.analysis.phases import Phase, Seconds, Span, job_seconds
 from eval.trace.analysis.pool import StepLife
@@ -29,6 +30,7 @@ class TraceTotals:
     recomputed_tokens: int = 0
     output_tokens: int = 0
     num_preemptions: int = 0
+    drafts: SpecDecodingStats = field(default_factory=SpecDecodingStats)
     turns_waited_s: float = 0.0
     """Waits of all turns, each by itself: for their place, for memory, and preempted."""
     longest_wait_s: float = 0.0
@@ -48,6 +50,7 @@ class TraceTotals:
         self.recomputed_tokens += turn.recomputed_tokens
         self.output_tokens += turn.num_output_tokens
         self.num_preemptions += turn.num_preemptions
+        self.drafts.add(turn.drafts)
         self.turns_waited_s += turn.seconds.waited_s
         self.longest_wait_s = max(self.longest_wait_s, turn.seconds.waited_s)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from eval.trace.analysis.draft_facts import DraftFacts
 from eval.trace.analysis.jobs import GapLife, PinLife, PinOutcome, TurnEnd, TurnLife
 from eval.trace.analysis.phases import Seconds
 from eval.trace.analysis.pool import StepLife
 from eval.trace.analysis.trace_totals import JobTimes, TraceTotals
+from eval.trace.analysis.writing import percent
 from eval.trace.page.job_book import Sketch
 from eval.trace.page.page_data import Figure
 from eval.trace.page.sample import Sample, quantile
@@ -60,7 +62,12 @@ class Totals:
             _seconds("median first token", quantile(self.ttft_s.items, 0.5), self._slowest_first_tokens()),
             _share("of the jobs' time, waiting", seconds.waited_s, seconds.total_s, self._turns_waited()),
             _share("prompt tokens from cache", trace.cached_tokens, trace.prompt_tokens, self._recomputed()),
-            _figure("output", f"{trace.output_tokens / duration_s:,.0f}" if duration_s else "–", "tokens/s"),
+            _figure(
+                "output",
+                f"{trace.output_tokens / duration_s:,.0f}" if duration_s else "–",
+                "tokens/s",
+                self._drafts(),
+            ),
             self._pins(),
             _share("wasted pins", trace.vain_block_s, trace.held_block_s, "of pinned blocks times seconds"),
             _share(
@@ -86,6 +93,13 @@ class Totals:
 
     def _recomputed(self) -> str:
         return f"{self.trace.recomputed_tokens:,} known tokens recomputed"
+
+    def _drafts(self) -> str:
+        drafts = DraftFacts.of(self.trace.drafts, self.trace.output_tokens)
+        if drafts is None:
+            return ""
+        share = percent(drafts.accepted_tokens, drafts.drafted_tokens)
+        return f"{drafts.tokens_per_step:.2f} a step of a request, {share} of draft tokens accepted"
 
     def _pins(self) -> Figure:
         held = sum(self.trace.pins.values()) - self.trace.pins[PinOutcome.REFUSED]

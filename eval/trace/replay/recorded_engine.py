@@ -25,6 +25,7 @@ from eval.trace.replay.recorded_request import (
     RecordedRequest,
 )
 from tracing.events import (
+    DraftsProposed,
     EngineClosed,
     GrammarReady,
     IdleEvent,
@@ -77,6 +78,7 @@ class RecordedEngine:
             kv_cache_groups=groups,
             num_states=header.num_states + 1 if header.num_states else 0,
         )
+        scheduler.kv.num_lookahead_tokens = header.num_lookahead_tokens
         self.scheduler = TracedScheduler(scheduler, tracer)
         self.header = self.scheduler.begin_trace(header.wall_time_s, header.monotonic_s, from_start=True)
 
@@ -117,6 +119,9 @@ class RecordedEngine:
                 scheduler.set_pause_state(PauseState(event.state), event.now)
             case PrefixCacheReset():
                 scheduler.reset_prefix_cache(event.now)
+            case DraftsProposed():
+                drafts = {req_id: [GOING_ON] * count for req_id, count in event.num_tokens.items()}
+                scheduler.update_draft_token_ids(drafts, event.now)
             case IdleEvent():
                 scheduler.expire(event.now)
             case EngineClosed():

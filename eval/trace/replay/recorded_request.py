@@ -126,6 +126,10 @@ class RecordedGrammar:
         self._last = token_id
         return token_id != REFUSED
 
+    def count_allowed(self, token_ids: Sequence[int]) -> int:
+        """All: drafts are cut before they are an input."""
+        return len(token_ids)
+
     @property
     def complete(self) -> bool:
         return self._last == STOPPING

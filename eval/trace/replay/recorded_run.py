@@ -117,7 +117,8 @@ class _RunReader:
                 self.num_client_signals += 1
             case StepDecision():
                 self.num_preemptions += len(event.preempted)
-                self.num_computed_tokens += sum(count for count in event.tokens.values() if count > 1)
+                known = (count - event.drafts.get(req_id, 0) for req_id, count in event.tokens.items())
+                self.num_computed_tokens += sum(count for count in known if count > 1)
             case PrefixCacheEvent():
                 self.num_loaded_tokens += event.loaded_tokens
                 self.num_disk_tokens += event.disk_tokens

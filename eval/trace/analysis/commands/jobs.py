@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from eval.trace.analysis.commands.opening import count, open_tables, print_json
-from eval.trace.analysis.writing import percent, seconds, table, tokens
+from eval.trace.analysis.writing import NOTHING, percent, seconds, table, tokens
 
 if TYPE_CHECKING:
     import polars as pl
@@ -17,7 +17,8 @@ A job's time runs from the arrival of its first turn to the end of its last. Col
 it: queue (waiting to be scheduled), memory (waiting for KV blocks), prefill (with loads from host
 memory), decode, lost (preempted, and recomputing afterwards), tools (tool calls, and the client's own
 time between turns). Where turns overlap, a second counts for the most advanced one. Recomputed:
-prompt tokens whose KV an earlier turn of the job had. Pins: handed over / all.
+prompt tokens whose KV an earlier turn of the job had. Pins: handed over / all. Where tokens were
+drafted, tok/step: output tokens per step, and accepted: of draft tokens.
 """
 SORTS = {
     "arrival": ("began_s", False),
@@ -58,7 +59,16 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _draft_cells(job: dict[str, Any]) -> list[str]:
+    accepted, num_output = job["accepted_tokens"], job["num_output_tokens"]
+    return [
+        f"{num_output / (num_output - accepted):.2f}" if num_output > accepted else NOTHING,
+        percent(accepted, job["drafted_tokens"]) if job["drafted_tokens"] else NOTHING,
+    ]
+
+
 def _render(jobs: pl.DataFrame, num_all: int) -> str:
+    drafted = bool(jobs["drafted_tokens"].sum())
     head = [
         "job",
         "turns",
@@ -71,6 +81,7 @@ def _render(jobs: pl.DataFrame, num_all: int) -> str:
         "tools",
         "recomputed",
         "pins",
+        *(["tok/step", "accepted"] if drafted else []),
     ]
     lines = []
     for job in jobs.iter_rows(named=True):
@@ -90,7 +101,8 @@ def _render(jobs: pl.DataFrame, num_all: int) -> str:
                 seconds(wall_s),
                 *(percent(share, wall_s) for share in shares),
                 tokens(job["recomputed_tokens"]),
-                f"{job['pins_handed_over']}/{job['pins']}" if job["pins"] else "-",
+                f"{job['pins_handed_over']}/{job['pins']}" if job["pins"] else NOTHING,
+                *(_draft_cells(job) if drafted else []),
             ]
         )
     if not lines:
