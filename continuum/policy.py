@@ -48,6 +48,7 @@ from engine.core.policy import (
     WaitingKey,
 )
 from engine.core.request import Request, RequestStatus
+from engine.engine_files import path_of_engine
 from engine.messages import JobFinished, JobStatus, PastTurn, Signal, ToolGapStarted, ToolSignal, TurnReceipt
 from engine.reported_stats import JobStats
 
@@ -78,7 +79,7 @@ class ContinuumPolicy(SchedulingPolicy):
     def __init__(self, context: PolicyContext, config: ContinuumConfig | None = None) -> None:
         config = self._config = config or ContinuumConfig()
         block_size = self._block_size = context.block_size
-        self.tools = self.tool_stats(config, config.estimator_state)
+        self.tools = self.tool_stats(config, path_of_engine(config.estimator_state, context.engine_index))
         self._rule = make_rule(config)
         self._trace = PolicyTrace(context.tracer)
         self._jobs = JobRegistry(config.max_jobs, config.job_idle_s, block_size)

@@ -302,6 +302,31 @@ class SpeculativeConfig:
         return self.num_speculative_tokens if self.has_weights else 0
 
 
+MAX_ENGINES = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelConfig:
+    """Engine cores that serve the same model behind the same API servers."""
+
+    data_parallel_size: int = 1
+    """Number of engine cores, each with its own copy of the weights and its own KV cache."""
+    data_parallel_rank: int = 0
+    """The number of the core that has this configuration."""
+
+    def __post_init__(self) -> None:
+        _at_least("data_parallel_size", self.data_parallel_size, 1)
+        if self.data_parallel_size > MAX_ENGINES:
+            raise ConfigError(
+                f"data_parallel_size must be at most {MAX_ENGINES}, got {self.data_parallel_size}."
+            )
+        if not 0 <= self.data_parallel_rank < self.data_parallel_size:
+            raise ConfigError(
+                f"data_parallel_rank must be at least 0 and below {self.data_parallel_size}, got "
+                f"{self.data_parallel_rank}."
+            )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetryConfig:
     """Spans of jobs, turns and tool gaps for an OpenTelemetry collector."""
@@ -359,6 +384,7 @@ class EngineConfig:
     telemetry: TelemetryConfig = TelemetryConfig()
     speculative: SpeculativeConfig | None = None
     """None: no speculative decoding."""
+    parallel: ParallelConfig = ParallelConfig()
 
     def __post_init__(self) -> None:
         if self.speculative is not None and self.model.enable_return_routed_experts:

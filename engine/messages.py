@@ -369,6 +369,8 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     scheduler_stats: SchedulerStats | None = None
     timestamp: float = 0.0
     utility_output: UtilityOutput | None = None
+    engine_index: int = 0
+    """Number of the core; set by the client of a group, never sent."""
 
 
 class EngineReady(msgspec.Struct, omit_defaults=True):

@@ -8,10 +8,16 @@ from engine.executor import Executor
 
 def model_executor(config: EngineConfig) -> Executor:
     """Run the model in the core's process, or in one process per rank. Imports torch only when called."""
+    if config.parallel.data_parallel_size > 1:
+        from engine.worker.engine_share import take_share
+
+        take_share(config)  # before torch counts cores and devices
     if config.model.tensor_parallel_size > 1:
         from engine.worker.ranks.multiproc_executor import MultiprocExecutor
 
         return MultiprocExecutor(config)
     from engine.worker.executor import UniProcExecutor
+    from engine.worker.memory import share_host_memory
 
+    share_host_memory(config.parallel.data_parallel_size)
     return UniProcExecutor(config)

@@ -20,6 +20,8 @@ REASONS: dict[str, str] = {
     "--disable-hybrid-kv-cache-manager": "V1's; without it nobody can compare, or go round a fault.",
     "--speculative-config": "V1's, one JSON for all methods; which pays depends on model, load and texts.",
     "--num-state-slots": "How much memory states get beside KV blocks; which is best depends on the load.",
+    "--data-parallel-size": "V1's; how many cores is a matter of money.",
+    "--router": "Whoever compares with V1's balancer needs both in one server.",
 }
 """Flags beyond the cap, each with why no config record's default, nor an existing flag, would do."""
 MAX_SHORT_HELP = 35

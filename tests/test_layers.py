@@ -32,10 +32,11 @@ FLOORS = {
         ("structured_output", "watch"),
         ("worker",),
         ("core_process",),
+        ("core_group",),
         ("frontend",),
         ("api",),
     ),
-    "continuum": (("jobs", "learning"), ("queueing",), ("retention", "reports")),
+    "continuum": (("jobs", "learning", "routing"), ("queueing",), ("retention", "reports")),
 }
 """The rooms of a package from the ground up: a room imports none of a floor above its own. Files that lie
 beside the rooms (messages, errors, configuration) belong to no floor."""

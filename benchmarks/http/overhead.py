@@ -25,6 +25,7 @@ import msgspec
 from continuum.config import ContinuumConfig
 from continuum.policy import ContinuumPolicyFactory
 from engine.config import EngineConfig, TraceConfig
+from engine.core_process.core_client import AsyncMPClient
 from engine.core_process.core_start import CoreSpec
 from engine.core_process.launcher import CoreProcess
 from engine.frontend.async_llm import AsyncLLM
@@ -177,7 +178,7 @@ def in_process(folder: Path, model: Path, stack: ExitStack) -> Way:
     trace = folder / "engine.jsonl"
     config = traced(engine_config(str(model), num_gpu_blocks_override=NUM_BLOCKS), trace)
     spec = CoreSpec(config, model_executor, ContinuumPolicyFactory(ContinuumConfig()))
-    engine = AsyncLLM(config, CoreProcess(spec))
+    engine = AsyncLLM(config, AsyncMPClient(CoreProcess(spec)))
     stack.callback(engine.shutdown)
     callers: list[Caller] = [EngineCaller(engine, f"caller-{number}") for number in range(max(CONCURRENCIES))]
     return Way("AsyncLLM, no HTTP", trace, callers)

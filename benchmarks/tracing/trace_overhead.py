@@ -26,6 +26,7 @@ from engine.api.config import ServerConfig
 from engine.api.dashboard.audience import Viewers
 from engine.api.served_model import ServedModel
 from engine.config import TraceConfig
+from engine.core_process.core_client import AsyncMPClient
 from engine.core_process.core_start import CoreSpec
 from engine.core_process.launcher import CoreProcess
 from engine.errors import EngineError
@@ -253,7 +254,7 @@ async def run(model: str, folder: Path, args: argparse.Namespace) -> str:
     config = engine_config(model, num_gpu_blocks_override=NUM_BLOCKS)
     config = replace(config, trace=TraceConfig(trace_dir=str(folder)))
     spec = CoreSpec(config, model_executor, ContinuumPolicyFactory(ContinuumConfig()))
-    engine = AsyncLLM(config, CoreProcess(spec))
+    engine = AsyncLLM(config, AsyncMPClient(CoreProcess(spec)))
     try:
         load = Load(engine, args.streams, args.tokens)
         return report(await measure(engine, folder, load, args.rounds, args.seconds))

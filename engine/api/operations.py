@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import os
+from typing import Literal
 
+import msgspec
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from engine.api.endpoints import endpoint, model_of
+from engine.api.endpoints import endpoint, json_response, model_of
 from engine.core.scheduler_report import PauseState
+from engine.core_process.client_protocols import EngineState
 from engine.errors import RequestError
 from engine.version import package_version
 
 router = APIRouter()
 
 PAUSE_MODES = ("wait", "keep")
+MAX_DIGITS = 9
+
+
+class EngineList(msgspec.Struct, kw_only=True):
+    """The answer of ``/engines``."""
+
+    object: Literal["list"] = "list"
+    data: list[EngineState]
 
 
 @endpoint(router, "GET", "/health", "/ping")
@@ -95,6 +106,28 @@ async def resume(request: Request) -> Response:
     """Ends the pause."""
     await model_of(request).engine.resume()
     return JSONResponse({"status": "resumed"})
+
+
+@endpoint(router, "GET", "/engines", operators_only=True)
+async def engines(request: Request) -> Response:
+    """The engine cores of this server: which are up, and what each has to do."""
+    states = await model_of(request).engine.engine_states()
+    return json_response(EngineList(data=states))
+
+
+@endpoint(router, "POST", "/drain", operators_only=True)
+async def drain(request: Request) -> Response:
+    """The core ``engine`` takes no new requests, those that it has go on, and its jobs get another
+    home; ``off=true`` ends that. It is idle when ``/engines`` tells no open requests of it."""
+    number, off = request.query_params.get("engine", ""), request.query_params.get("off", "false")
+    if not number.isdecimal() or len(number) > MAX_DIGITS:
+        raise RequestError(f"engine must be the number of an engine core, got {number[:40]!r}.", "engine")
+    if off not in ("true", "false"):
+        raise RequestError(f"off must be true or false, got {off[:40]!r}.", "off")
+    engine = model_of(request).engine
+    engine.set_draining(int(number), draining=off == "false")
+    states = await engine.engine_states()
+    return json_response(states[int(number)])
 
 
 @endpoint(router, "GET", "/is_paused", operators_only=True)

@@ -20,8 +20,8 @@ from engine.api.processes.server_group import ALONE, ServerGroup
 from engine.api.processes.shared_load import SharedLoad, Tally
 from engine.api.prompts import Prompts
 from engine.frontend.async_llm import AsyncLLM
-from engine.frontend.metrics import Metrics
 from engine.frontend.request_output import RequestOutput
+from engine.frontend.server_metrics import ServerMetrics
 from engine.messages import RequestContext, ToolCall, TurnReceipt
 from engine.sampling_params import SamplingParams
 from engine.tool_parsers.formats import ReplyFormat
@@ -39,7 +39,8 @@ class ServedModel:
         self.names = config.served_model_names
         self.created = int(time())
         speculative = engine.config.speculative
-        self.metrics = Metrics(
+        self.metrics = ServerMetrics(
+            engine.config.parallel.data_parallel_size,
             self.name,
             engine.ready.max_model_len,
             shared_folder=siblings.folder,

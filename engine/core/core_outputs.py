@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.core.request import Request
-from engine.messages import EngineCoreOutput, TurnReceipt
+from engine.messages import EngineCoreOutput, FinishReason, TurnReceipt
 
 
 def last_output(request: Request, token_ids: list[int], receipt: TurnReceipt | None) -> EngineCoreOutput:
@@ -25,3 +25,8 @@ def describe_start(request: Request, output: EngineCoreOutput) -> None:
     output.num_preemptions = request.num_preemptions
     if request.first_scheduled_time is not None:
         output.queued_s = request.first_scheduled_time - request.arrival_time
+
+
+def failed_output(request_id: str, reason: str) -> EngineCoreOutput:
+    """The last output of a request that could not be run, or not to its end."""
+    return EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR, stop_reason=reason)

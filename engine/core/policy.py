@@ -100,6 +100,8 @@ class PolicyContext:
     """Layers that share a block table. A block of the pool is of one group."""
     num_states: int = 0
     """Usable state slots, of a model that has layers with states."""
+    engine_index: int = 0
+    """Number of the engine core among those of its server."""
 
     @property
     def num_countable_blocks(self) -> int:

@@ -18,11 +18,12 @@ import zmq
 
 from engine.config import EngineConfig
 from engine.core.policy import PolicyFactory
+from engine.core_process.client_protocols import Delivery, EngineState, lone_engine
 from engine.core_process.client_registry import FIRST_CLIENT
 from engine.core_process.core_start import CoreSpec
 from engine.core_process.launcher import ClientHandle, Core, CoreProcess
 from engine.core_process.output_sockets import output_address, socket_address
-from engine.errors import EngineDeadError, EngineGenerateError
+from engine.errors import EngineDeadError, EngineGenerateError, RequestError
 from engine.executor import ExecutorFactory
 from engine.messages import (
     ENGINE_CORE_DEAD,
@@ -42,7 +43,6 @@ from engine.tokenization.prompt_encoder import EncodedTokens
 
 logger = logging.getLogger(__name__)
 
-Delivery = EngineCoreOutputs | EngineDeadError
 _EXIT_ADDRESS = "inproc://core-exited"
 MAX_MESSAGES_PER_TURN = 16
 """Messages that the event loop reads before it turns to other work."""
@@ -58,26 +58,6 @@ def as_written(request: EngineCoreRequest) -> EngineCoreRequest:
         return request
     written: Any = msgspec.Raw(tokens.as_msgpack)
     return msgspec.structs.replace(request, prompt_token_ids=written)
-
-
-class SyncCoreClient(Protocol):
-    """A core as the synchronous ``LLMEngine`` uses it: calls block. An event loop uses ``AsyncMPClient``."""
-
-    def await_ready(self) -> EngineReady:
-        """Wait until the core has loaded its model; raises the error that prevents it."""
-
-    def add_request(self, request: EngineCoreRequest) -> None: ...
-
-    def abort_requests(self, request_ids: list[str], *, stopped: bool = False) -> None:
-        """``stopped``: a stop string was found, which ends a turn as EOS does."""
-
-    def get_output(self) -> EngineCoreOutputs:
-        """Wait for the core's next message; EngineDeadError if the core has died."""
-
-    def call_utility(self, method: str, *args: object) -> Any:
-        """Call a utility of the core by name; EngineGenerateError with its text if it fails."""
-
-    def close(self) -> None: ...
 
 
 class _Promise(Protocol):
@@ -365,6 +345,10 @@ class AsyncMPClient(MPClient):
                 self._loop.remove_reader(self._output_socket.fileno())
             self._output_socket.close()
 
+    def add_requests(self, requests: Sequence[EngineCoreRequest]) -> None:
+        for request in requests:
+            self.add_request(request)
+
     async def call_utility(self, method: str, *args: object) -> Any:
         future = asyncio.get_running_loop().create_future()
         self._send_utility(future, method, args)
@@ -375,6 +359,13 @@ class AsyncMPClient(MPClient):
         future = asyncio.get_running_loop().create_future()
         self._send_signal(future, signal)
         return msgspec.convert(await future, TurnReceipt | None)
+
+    async def engine_states(self) -> list[EngineState]:
+        return [lone_engine(self.pid, await self.call_utility("statistics"))]
+
+    def set_draining(self, engine: int, *, draining: bool) -> None:
+        """RequestError: there is no other core to take its requests."""
+        raise RequestError("This server has one engine core, so none can be drained.", "engine")
 
     def tell(self, signal: Signal) -> None:
         """Send a signal that is not answered."""

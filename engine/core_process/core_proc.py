@@ -23,9 +23,10 @@ import msgspec
 import zmq
 
 from engine.clock import MonotonicClock
+from engine.core.core_outputs import failed_output
 from engine.core_process.client_registry import FIRST_CLIENT, ClientRegistry
 from engine.core_process.core_start import FAILED, READY, CoreSpec, CoreStart
-from engine.core_process.engine_core import EngineCore, failed_output
+from engine.core_process.engine_core import EngineCore
 from engine.core_process.output_sockets import OutputSockets, socket_address
 from engine.errors import ConfigError, EngineDeadError, EngineError
 from engine.messages import (

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from engine.config import EngineConfig
 from engine.core.policy import PolicyFactory
 from engine.executor import ExecutorFactory
+from engine.routing import LeastLoadedRouter, RouterFactory
 
 READY, FAILED = b"READY", b"FAILED"
 """First frame of the one message that ends the startup, from the core to the process that started it."""
@@ -31,3 +32,5 @@ class CoreSpec:
     config: EngineConfig
     executor_factory: ExecutorFactory
     policy_factory: PolicyFactory
+    router_factory: RouterFactory = LeastLoadedRouter
+    """Makes the routers of a group of cores; unused by one core alone."""

@@ -19,6 +19,7 @@ from typing import Any
 
 from engine.clock import Clock
 from engine.config import EngineConfig, SchedulerConfig
+from engine.core.core_outputs import failed_output
 from engine.core.offload.offloading_connector import OffloadingConnector
 from engine.core.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, SchedulerOutput, TokenMasks
 from engine.core.policy import PolicyContext, PolicyFactory, SchedulingPolicy
@@ -38,7 +39,6 @@ from engine.messages import (
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineReady,
-    FinishReason,
     Signal,
     TurnReceipt,
 )
@@ -163,6 +163,7 @@ class EngineCore:
             num_host_blocks=info.num_host_blocks,
             kv_cache_groups=info.kv_cache_groups,
             num_states=max(0, info.num_states - 1),
+            engine_index=config.parallel.data_parallel_rank,
         )
 
     def _make_scheduler(self, config: EngineConfig, info: ModelInfo) -> Scheduler:
@@ -464,11 +465,6 @@ class EngineCore:
         if self._telemetry is not None:
             self._telemetry.close(now, TELEMETRY_TIMEOUT_S)
         self._persisted.set()
-
-
-def failed_output(request_id: str, reason: str) -> EngineCoreOutput:
-    """The only output of a request that could not be run."""
-    return EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR, stop_reason=reason)
 
 
 def _check_token_budget(scheduler: SchedulerConfig, max_model_len: int) -> None:

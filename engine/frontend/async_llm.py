@@ -15,8 +15,7 @@ import msgspec
 from engine.clock import MonotonicClock
 from engine.config import EngineConfig
 from engine.core.scheduler_report import SchedulerStatistics
-from engine.core_process.core_client import AsyncMPClient, Delivery
-from engine.core_process.launcher import Core
+from engine.core_process.client_protocols import AsyncCoreClient, Delivery, EngineState
 from engine.errors import EngineDeadError, EngineGenerateError, RequestError
 from engine.frontend.input_processor import GenerationDefaults, InputProcessor
 from engine.frontend.output_processor import OutputProcessor, RequestOutputCollector
@@ -65,12 +64,12 @@ class AsyncLLM:
     """Generates for many concurrent callers, with the core in another process. An instance belongs
     to one event loop."""
 
-    def __init__(self, config: EngineConfig, core: Core, *, log_stats: bool = True) -> None:
-        """Starts the core, unless it runs already, and waits until the model is loaded. Raises the
-        reason if it cannot be."""
+    def __init__(self, config: EngineConfig, client: AsyncCoreClient, *, log_stats: bool = True) -> None:
+        """Waits until the core of ``client`` has loaded the model. Raises the reason if it cannot
+        be."""
         self.config = config
         self._clock = MonotonicClock()
-        self._client = AsyncMPClient(core)
+        self._client = client
         try:  # while the core loads the model
             self.tokenizer = Tokenizer.load(config.model)
             self.generation_defaults = GenerationDefaults.load(config.model)
@@ -114,8 +113,7 @@ class AsyncLLM:
         )
         finished = False
         try:
-            for core_request in core_requests:
-                self._client.add_request(core_request)
+            self._client.add_requests(core_requests)
             if on_accepted is not None:
                 on_accepted()
             while not finished:
@@ -237,6 +235,15 @@ class AsyncLLM:
     async def statistics(self) -> SchedulerStatistics:
         return await self._utility("statistics", SchedulerStatistics)
 
+    async def engine_states(self) -> list[EngineState]:
+        """The engine cores of this server, by their numbers."""
+        self.start()
+        return await self._client.engine_states()
+
+    def set_draining(self, engine: int, *, draining: bool) -> None:
+        """Whether a core is to take no new requests. RequestError if it cannot be drained."""
+        self._client.set_draining(engine, draining=draining)
+
     async def watch(self, viewer_id: str, *, with_scene: bool) -> bytes:
         """Events since this viewer's last call: an ``engine.watch.view.View`` as JSON."""
         return await self._utility("watch", bytes, viewer_id, with_scene)
@@ -346,6 +353,7 @@ class AsyncLLM:
 
     def _handle(self, message: EngineCoreOutputs) -> None:
         processed = self._outputs.process_outputs(message.outputs, message.timestamp)
+        processed.iteration_stats.engine = message.engine_index
         if processed.stopped_ids:
             self._client.abort_requests(processed.stopped_ids, stopped=True)
         if processed.failed_ids:

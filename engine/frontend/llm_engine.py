@@ -10,7 +10,8 @@ from engine.clock import MonotonicClock
 from engine.config import EngineConfig
 from engine.core.policy import PolicyFactory
 from engine.core.scheduler_report import SchedulerStatistics
-from engine.core_process.core_client import SyncCoreClient, SyncMPClient
+from engine.core_process.client_protocols import SyncCoreClient
+from engine.core_process.core_client import SyncMPClient
 from engine.errors import EngineDeadError
 from engine.executor import ExecutorFactory
 from engine.frontend.input_processor import GenerationDefaults, InputProcessor

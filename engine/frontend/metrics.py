@@ -1,4 +1,5 @@
-"""Prometheus metrics of one server: V1's names where V1 has them, ours under ``continuum:``.
+"""Prometheus metrics of one engine core: V1's names where V1 has them, ours under ``continuum:``. Those of
+several cores are told together (``server_metrics``).
 
 API server processes that share a folder write their counters into files there, and each of them
 can report the sum. The core's statistics are recorded by whichever process receives them; a gauge
@@ -42,8 +43,6 @@ JOB_BUCKETS_S = (
 TURN_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
 
 _LABELS = ("model_name", "engine")
-_ENGINE_INDEX = "0"
-"""V1's label of a server's replicas; this server has one core."""
 _ABORTED = str(FinishReason.ABORT)
 
 
@@ -81,7 +80,7 @@ class _CoreGauge:
 
 
 class Metrics:
-    """All metrics of one server in their own registry. ``record`` is called once per engine step."""
+    """All metrics of one core in their own registry. ``record`` is called once per engine step."""
 
     def __init__(
         self,
@@ -89,6 +88,7 @@ class Metrics:
         max_model_len: int,
         shared_folder: Path | None = None,
         num_speculative_tokens: int = 0,
+        engine_index: int = 0,
     ) -> None:
         """``shared_folder``: the folder of the processes of this server; None for a single
         process. ``num_speculative_tokens``: most drafts of a request in a step; 0: none."""
@@ -97,7 +97,7 @@ class Metrics:
         if shared_folder is not None:
             self._scraped = CollectorRegistry()
             MultiProcessCollector(self._scraped, str(_files_in(shared_folder)))  # type: ignore[no-untyped-call]
-        self._values = (model_name, _ENGINE_INDEX)
+        self._values = (model_name, str(engine_index))
         self._make_gauges()
         self._make_token_counters()
         self._make_request_counters()

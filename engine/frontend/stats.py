@@ -49,6 +49,8 @@ class IterationStats:
     """Statistics of one message of the core, over all requests."""
 
     timestamp: float
+    engine: int = 0
+    """Number of the core, if there are several."""
     num_prompt_tokens: int = 0
     """Prompt tokens of requests whose first token came in this iteration."""
     num_generation_tokens: int = 0

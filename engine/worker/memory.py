@@ -26,12 +26,22 @@ BACKGROUND_DELAY_S = 2.0
 would wait for it again and again while other processes keep the lock's holder off its core."""
 
 
+class _Host:
+    num_engines = 1
+    """Engine cores that start on it at the same time."""
+
+
+def share_host_memory(num_engines: int) -> None:
+    """From now on ``available_bytes`` of the host is this engine core's part: others start beside it."""
+    _Host.num_engines = num_engines
+
+
 def available_bytes(device: torch.device) -> int:
     """Memory that a new allocation on ``device`` can have."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free
-    return min(_host_bytes(), _container_bytes())
+    return min(_host_bytes(), _container_bytes()) // _Host.num_engines
 
 
 def keep_freed_memory() -> None:

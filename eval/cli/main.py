@@ -171,11 +171,12 @@ def _serve(args: argparse.Namespace) -> int:
             name = server.served_model_names[0]
             print(f"No MODEL given; serving the bundled demo model as {name!r}.", flush=True)
 
+        from continuum.routing.catalog import router_factory
         from engine.api.processes.server import serve
         from engine.core_process.core_start import CoreSpec
         from engine.model_executor import model_executor
 
-        return serve(server, CoreSpec(config, model_executor, policy))
+        return serve(server, CoreSpec(config, model_executor, policy, router_factory(args.router)))
     except ConfigError as error:
         raise named_by_flag(error, args) from error
 

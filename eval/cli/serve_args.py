@@ -16,6 +16,7 @@ from engine.config import (
     CacheConfig,
     EngineConfig,
     ModelConfig,
+    ParallelConfig,
     SchedulerConfig,
     TelemetryConfig,
     TraceConfig,
@@ -38,6 +39,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         cache=_record(CacheConfig, args),
         scheduler=_record(SchedulerConfig, args),
         trace=_record(TraceConfig, args, trace_path=args.trace),
+        parallel=_record(ParallelConfig, args),
         log_stats=not args.disable_log_stats,
         speculative=read_speculative_config(args.speculative_config),
         telemetry=TelemetryConfig(

@@ -15,11 +15,13 @@ from engine.config import (
     QUANTIZATIONS,
     CacheConfig,
     ModelConfig,
+    ParallelConfig,
     SchedulerConfig,
 )
 from engine.tokenization.content_format import CONTENT_FORMATS
 from engine.tool_parsers.formats import REASONING_PARSERS, TOOL_CALL_PARSERS
 from eval.cli.flag_group import FlagGroup, number
+from eval.cli.parallel_flags import add_parallelism_flags
 
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 MODEL_IMPLS = ("auto", "native", "transformers")
@@ -29,7 +31,7 @@ API_KEY_VARIABLE = "CONTINUUM_API_KEY"
 SHORT_HELP = frozenset(
     (
         *("model", "served_model_name", "dtype", "device", "max_model_len", "quantization"),
-        *("tensor_parallel_size", "api_server_count"),
+        *("tensor_parallel_size", "data_parallel_size", "api_server_count"),
         *("gpu_memory_utilization", "kv_cache_memory_bytes", "enable_prefix_caching"),
         *("kv_offloading_size", "kv_offloading_disk_size", "kv_offloading_disk_path"),
         *("scheduling_policy", "max_num_seqs", "max_num_batched_tokens"),
@@ -55,7 +57,7 @@ EXPERIMENTAL = frozenset(
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     """All flags, section by section, in the order of the help."""
     _add_model_flags(FlagGroup(parser, "model", ModelConfig))
-    _add_parallelism_flags(FlagGroup(parser, "parallelism", ModelConfig, ServerConfig))
+    add_parallelism_flags(FlagGroup(parser, "parallelism", ModelConfig, ParallelConfig, ServerConfig))
     _add_cache_flags(FlagGroup(parser, "memory and KV cache", CacheConfig))
     _add_offloading_flags(FlagGroup(parser, "KV offloading", CacheConfig))
     _add_scheduler_flags(FlagGroup(parser, "scheduling", SchedulerConfig))
@@ -134,21 +136,6 @@ def _add_model_flags(group: FlagGroup) -> None:
         "enable_return_routed_experts",
         "Return the experts of each token of a mixture of experts with completions that are not streamed",
     )
-
-
-def _add_parallelism_flags(group: FlagGroup) -> None:
-    group.add(
-        "tensor_parallel_size",
-        "Number of tensor-parallel ranks; each takes one GPU, or an equal share of the CPU cores",
-        int,
-        "RANKS",
-        short="-tp",
-    )
-    group.add_switch(
-        "enable_expert_parallel",
-        "Give each rank some whole experts of a mixture of experts, instead of a part of each",
-    )
-    group.add("api_server_count", "Number of API server processes in front of the engine core", int, "N")
 
 
 def _add_cache_flags(group: FlagGroup) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,9 @@ import pytest
 from engine.worker.loading.tiny_models import make_model_folder
 from tests.api.server import Server, is_alive, running_server
 
+SERVER_FLAGS = "CONTINUUM_TEST_SERVER_FLAGS"
+"""Environment variable with more flags for the server of all tests, such as ``--data-parallel-size 2``."""
+
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -20,12 +24,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(model: Path) -> Iterator[Server]:
-    flags = ("--num-gpu-blocks-override", "400", "--trust-request-chat-template")
+    more = os.environ.get(SERVER_FLAGS, "").split()
+    flags = ("--num-gpu-blocks-override", "400", "--trust-request-chat-template", *more)
     with running_server(model, *flags) as running:
         yield running
-        core = running.core_pid()
+        cores = running.core_pids()
         assert running.interrupt() == 0
-        assert not is_alive(core)
+        assert not any(map(is_alive, cores))
 
 
 @pytest.fixture

@@ -28,8 +28,12 @@ class Server:
 
     def core_pid(self) -> int:
         """The engine core, among the server's child processes."""
-        (core,) = children_of(self.process.pid, "engine.core_process.core_proc")
+        (core,) = self.core_pids()
         return core
+
+    def core_pids(self) -> list[int]:
+        """All engine cores."""
+        return children_of(self.process.pid, "engine.core_process.core_proc")
 
     def interrupt(self) -> int:
         """End it as Ctrl-C would; its exit code."""

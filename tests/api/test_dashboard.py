@@ -23,6 +23,7 @@ from engine.api.dashboard.audience import BACKLOG_VIEWS, MAX_VIEWERS, Viewers
 from engine.api.errors import OverloadedError, ServerClosingError
 from engine.api.served_model import ServedModel
 from engine.core.policy import fcfs
+from engine.core_process.core_client import AsyncMPClient
 from engine.core_process.core_start import CoreSpec
 from engine.core_process.launcher import CoreProcess
 from engine.frontend.async_llm import AsyncLLM
@@ -152,7 +153,7 @@ def test_a_job_is_told_with_its_turns(http: httpx.Client) -> None:
 @pytest.fixture
 async def served(model: Path) -> AsyncIterator[ServedModel]:
     config = engine_config(str(model), num_gpu_blocks_override=300)
-    engine = AsyncLLM(config, CoreProcess(CoreSpec(config, FakeExecutorFactory(), fcfs)))
+    engine = AsyncLLM(config, AsyncMPClient(CoreProcess(CoreSpec(config, FakeExecutorFactory(), fcfs))))
     yield ServedModel(engine, ServerConfig(served_model_names=("tiny",)))
     engine.shutdown()
 

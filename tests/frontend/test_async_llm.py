@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 
 from engine.core.policy import PolicyFactory, fcfs
+from engine.core_process.core_client import AsyncMPClient
 from engine.core_process.core_start import CoreSpec
 from engine.core_process.launcher import CoreProcess
 from engine.errors import EngineDeadError, EngineGenerateError, RequestError
@@ -48,7 +49,7 @@ async def make_llm(model_folder: Path) -> AsyncIterator[MakeLLM]:
     ) -> AsyncLLM:
         config = engine_config(str(model_folder), num_gpu_blocks_override=10_000)
         spec = CoreSpec(config, executor_factory or ENDLESS, policy_factory)
-        made.append(AsyncLLM(config, CoreProcess(spec)))
+        made.append(AsyncLLM(config, AsyncMPClient(CoreProcess(spec))))
         return made[-1]
 
     yield make

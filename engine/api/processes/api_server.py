@@ -22,16 +22,19 @@ import msgspec
 from engine.api.config import ServerConfig
 from engine.api.processes.http_server import HttpServer
 from engine.api.processes.import_guard import load_tokenizers
+from engine.api.processes.joined_cores import JoinedCores
 from engine.api.processes.listener import inherited_socket
 from engine.api.processes.server_group import ServerGroup
 from engine.config import EngineConfig
-from engine.core_process.launcher import ClientHandle, JoinedCore
+from engine.core_group.group_supervisor import CoreGivenUp, Handles
+from engine.core_process.launcher import ClientHandle
 from engine.errors import EngineDeadError, EngineError
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.metrics import METRICS_FOLDER
 from engine.messages import EngineStartFailed
 from engine.process.private_folder import remove_if_left
 from engine.process.process_log import begin_log
+from engine.routing import RouterFactory
 
 logger = logging.getLogger(__name__)
 
@@ -43,15 +46,25 @@ READY, FAILED = b"R", b"F"
 
 @dataclass(frozen=True, slots=True)
 class APIServerStart:
-    """What an API server process is given once the core is ready."""
+    """What an API server process is given once the cores are ready."""
 
     server: ServerConfig
     engine: EngineConfig
-    handle: ClientHandle
+    handles: Handles
+    router_factory: RouterFactory
     siblings: ServerGroup
     socket_fileno: int
     report_fileno: int
+    news_fileno: int
     log_level: int
+
+
+@dataclass(frozen=True, slots=True)
+class CoreJoined:
+    """A new core is ready in place of one that died."""
+
+    index: int
+    handle: ClientHandle
 
 
 def main() -> None:
@@ -64,9 +77,12 @@ def main() -> None:
         _clear_away(parent, Path(os.environ[METRICS_FOLDER]).parent)
         return
     begin_log(start.log_level, f"API server {os.getpid()}")
-    core = JoinedCore(start.handle)
-    threading.Thread(target=_await_end, args=(core,), name="parent-watch", daemon=True).start()
-    exit_code = _serve(start, core)
+    cores = JoinedCores(start.handles)
+    threading.Thread(target=_await_end, args=(cores,), name="parent-watch", daemon=True).start()
+    threading.Thread(
+        target=_read_news, args=(cores, start.news_fileno), name="core-news", daemon=True
+    ).start()
+    exit_code = _serve(start, cores)
     if start.siblings.folder is not None:
         _clear_away(parent, start.siblings.folder)
     sys.exit(exit_code)
@@ -79,17 +95,30 @@ def _clear_away(parent: int, folder: Path) -> None:
         time.sleep(0.02)
 
 
-def _await_end(core: JoinedCore) -> None:
-    """Waits for the end of the pipe: the core has died, or the parent has, and the core with it."""
+def _await_end(cores: JoinedCores) -> None:
+    """Waits for the end of the pipe: all cores have died, or the parent has, and they with it."""
     while os.read(0, 1):
         pass
-    core.stop()
+    cores.all_died()
 
 
-def _serve(start: APIServerStart, core: JoinedCore) -> int:
+def _read_news(cores: JoinedCores, news_fileno: int) -> None:
+    """Reads what the parent tells of single cores."""
+    with suppress(EOFError), os.fdopen(news_fileno, "rb") as news:
+        while True:
+            change = pickle.load(news)
+            if isinstance(change, CoreJoined):
+                cores.joined(change.index, change.handle)
+            elif isinstance(change, CoreGivenUp):
+                cores.given_up(change.index)
+            else:
+                cores.died(change.index)
+
+
+def _serve(start: APIServerStart, cores: JoinedCores) -> int:
     with os.fdopen(start.report_fileno, "wb", buffering=0) as report:
         try:
-            return _run(start, core, lambda: report.write(READY))
+            return _run(start, cores, lambda: report.write(READY))
         except EngineError as error:
             failure = EngineStartFailed(type(error).__name__, str(error))
         except Exception as error:
@@ -102,8 +131,9 @@ def _serve(start: APIServerStart, core: JoinedCore) -> int:
         return 1
 
 
-def _run(start: APIServerStart, core: JoinedCore, on_ready: Callable[[], object]) -> int:
-    engine = AsyncLLM(start.engine, core, log_stats=start.engine.log_stats)
+def _run(start: APIServerStart, cores: JoinedCores, on_ready: Callable[[], object]) -> int:
+    client = cores.client(start.router_factory, start.siblings)
+    engine = AsyncLLM(start.engine, client, log_stats=start.engine.log_stats)
     try:
         sock = inherited_socket(start.server, start.socket_fileno)
         server = HttpServer(start.server, engine, sock, start.siblings, on_ready=on_ready)

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from engine.api.config import ServerConfig
-from engine.api.processes.api_server import FAILED, READY, APIServerStart
+from engine.api.processes.api_server import FAILED, READY, APIServerStart, CoreJoined
 from engine.api.processes.http_server import DEATH_LINGER_S, FORCED_END_S
 from engine.api.processes.server_group import ServerGroup
 from engine.api.processes.shared_load import SharedLoad
@@ -34,18 +33,26 @@ from engine.api.processes.startup_messages import (
     say_giving_up,
     say_ready,
 )
-from engine.core_process.core_client import CoreSupervisor
+from engine.core_group.engine_config import specs_of_group
+from engine.core_group.group_supervisor import (
+    CoreBack,
+    CoreChange,
+    CoreDied,
+    CoreGivenUp,
+    GroupSupervisor,
+    Handles,
+    with_handle,
+)
+from engine.core_group.load_board import LoadBoard
 from engine.core_process.core_start import CoreSpec
-from engine.core_process.launcher import ClientHandle, CoreProcess, start_error
+from engine.core_process.launcher import start_error
 from engine.errors import EngineDeadError, EngineError
 from engine.frontend.metrics import shared_metrics_environment
 from engine.messages import EngineStartFailed
 from engine.process.private_folder import make_private_folder, remove_private_folder
+from engine.process.restart_limit import RESTART_WINDOW_S, RestartLimit
 from engine.process.spawn import spawn_command
 
-MAX_RESTARTS = 10
-RESTART_WINDOW_S = 60.0
-"""More exits than this within the window end the server: restarts would not help."""
 STOP_MARGIN_S = 3.0
 """An API server process that takes this much longer to stop than allowed is killed."""
 
@@ -60,15 +67,11 @@ class _Ended:
     process: _APIServerProcess
 
 
-class _CoreDied:
-    pass
-
-
 class _AskedToStop:
     pass
 
 
-_Event = _Ready | _Ended | _CoreDied | _AskedToStop
+_Event = _Ready | _Ended | CoreChange | _AskedToStop
 
 
 class APIServers:
@@ -81,7 +84,7 @@ class APIServers:
         self._sock = sock
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._running: list[_APIServerProcess] = []
-        self._ended_at: deque[float] = deque()
+        self._restarts = RestartLimit()
 
     def run(self) -> int:
         """Serves until stopped; the exit code is 1 if it stopped on its own. Start-up errors are
@@ -101,11 +104,14 @@ class APIServers:
     def _run(self, folder: Path) -> int:
         everyone = ServerGroup(count=self._config.api_server_count, folder=folder)
         self._board = SharedLoad(everyone)
+        self._engine_board = LoadBoard(
+            self._spec.config.parallel.data_parallel_size, num_processes=everyone.count, folder=folder
+        )
         try:
             # They load their libraries while the core loads the model.
             for index in range(everyone.count):
                 self._start(replace(everyone, index=index))
-            self._supervisor = CoreSupervisor(CoreProcess(self._spec), lambda: self._events.put(_CoreDied()))
+            self._supervisor = GroupSupervisor(specs_of_group(self._spec), self._events.put)
             try:
                 return self._serve()
             finally:
@@ -143,7 +149,7 @@ class APIServers:
                     raise event.process.failure
                 waiting.discard(event.process)
                 self._release(event.process)
-                if self._restarts_exhausted():
+                if not self._restarts.count():
                     raise EngineDeadError("API server processes die while starting.")
                 waiting.add(self._replace(event.process))
             else:
@@ -156,14 +162,33 @@ class APIServers:
             event = self._events.get()
             if isinstance(event, _AskedToStop):
                 return self._drain(0)
-            if isinstance(event, _CoreDied):
+            if isinstance(event, CoreDied | CoreBack | CoreGivenUp) and not self._take_change(event):
                 return self._end_without_core()
             if isinstance(event, _Ended):
                 self._release(event.process)
-                if self._restarts_exhausted():
-                    say_giving_up(len(self._ended_at), RESTART_WINDOW_S)
+                if not self._restarts.count():
+                    say_giving_up(self._restarts.num_ended, RESTART_WINDOW_S)
                     return self._drain(1)
                 self._replace(event.process)
+
+    def _take_change(self, change: CoreChange) -> bool:
+        """A core has died, or is back; False if there is none left."""
+        if isinstance(change, CoreGivenUp):
+            for process in self._running:
+                process.tell(change)
+            return self._supervisor.given_up(change.index)
+        if isinstance(change, CoreDied):
+            if not self._supervisor.died(change.index):
+                return False
+            for process in self._running:
+                process.tell(change)
+            return True
+        self._supervisor.came_back(change)
+        for process in self._running:
+            handle = change.supervisor.add_client()
+            process.core_handles = with_handle(process.core_handles, change.index, handle)
+            process.tell(CoreJoined(change.index, handle))
+        return True
 
     def _replace(self, ended: _APIServerProcess) -> _APIServerProcess:
         report_api_server_ended(ended.pid, ended.exit_code)
@@ -176,15 +201,9 @@ class APIServers:
         self._running.remove(process)
         process.kill()  # it has ended; its pipe has not
         self._board.clear(process.siblings.index)
-        if process.core_handle is not None:
-            self._supervisor.remove_client(process.core_handle)
-
-    def _restarts_exhausted(self) -> bool:
-        now = time.monotonic()
-        self._ended_at.append(now)
-        while now - self._ended_at[0] > RESTART_WINDOW_S:
-            self._ended_at.popleft()
-        return len(self._ended_at) > MAX_RESTARTS
+        self._engine_board.clear_process(process.siblings.index)
+        if process.core_handles:
+            self._supervisor.remove_client(process.core_handles)
 
     # ---- the end ----
 
@@ -214,8 +233,9 @@ class APIServers:
                 return exit_code  # what is left is killed
             if isinstance(event, _Ended):
                 self._release(event.process)
-            elif isinstance(event, _CoreDied):
-                return self._end_without_core()
+            elif isinstance(event, CoreDied | CoreBack | CoreGivenUp):
+                if not self._take_change(event):
+                    return self._end_without_core()
             elif isinstance(event, _AskedToStop):
                 for process in self._running:
                     process.ask_to_stop()
@@ -230,17 +250,20 @@ class _APIServerProcess:
     ) -> None:
         assert siblings.folder is not None
         self.siblings = siblings
-        self.core_handle: ClientHandle | None = None
+        self.core_handles: Handles = ()
         self.failure: EngineError | None = None
         """Why it could not start, if it has reported that."""
         self._report, self._report_fileno = os.pipe()
+        self._news_fileno, news = os.pipe()
+        self._news = os.fdopen(news, "wb")
         self._process = subprocess.Popen(
             spawn_command("engine.api.processes.api_server"),
             stdin=subprocess.PIPE,
-            pass_fds=(sock.fileno(), self._report_fileno),
+            pass_fds=(sock.fileno(), self._report_fileno, self._news_fileno),
             env=os.environ | shared_metrics_environment(siblings.folder),
         )
         os.close(self._report_fileno)
+        os.close(self._news_fileno)
         self.pid = self._process.pid
         self._send(sys.path)
         threading.Thread(target=self._watch, args=(on_event,), name="api-server-watch", daemon=True).start()
@@ -250,22 +273,30 @@ class _APIServerProcess:
         """The exit code once it has ended; negative for a signal."""
         return self._process.wait()
 
-    def start_with(
-        self, handle: ClientHandle, config: ServerConfig, spec: CoreSpec, sock: socket.socket
-    ) -> None:
-        """The core is ready: start serving."""
-        self.core_handle = handle
+    def start_with(self, handles: Handles, config: ServerConfig, spec: CoreSpec, sock: socket.socket) -> None:
+        """The cores are ready: start serving."""
+        self.core_handles = handles
         self._send(
             APIServerStart(
                 server=config,
                 engine=spec.config,
-                handle=handle,
+                handles=handles,
+                router_factory=spec.router_factory,
                 siblings=self.siblings,
                 socket_fileno=sock.fileno(),
                 report_fileno=self._report_fileno,
+                news_fileno=self._news_fileno,
                 log_level=logging.getLogger().getEffectiveLevel(),
             )
         )
+
+    def tell(self, change: CoreDied | CoreJoined | CoreGivenUp) -> None:
+        """Tell the process what has become of a core, if it has joined any yet."""
+        if not self.core_handles:
+            return
+        with suppress(BrokenPipeError):
+            self._news.write(pickle.dumps(change))
+            self._news.flush()
 
     def ask_to_stop(self) -> None:
         self._process.terminate()
@@ -289,6 +320,8 @@ class _APIServerProcess:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
+        with suppress(BrokenPipeError):
+            self._news.close()
 
     def _watch(self, on_event: Callable[[_Event], None]) -> None:
         with os.fdopen(self._report, "rb") as report:

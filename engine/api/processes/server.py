@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from typing import TYPE_CHECKING
 
 from engine.api.config import ServerConfig
 from engine.api.processes.import_guard import load_tokenizers
@@ -12,6 +13,9 @@ from engine.api.processes.startup_messages import say_core_died, say_ready
 from engine.core_process.core_start import CoreSpec
 from engine.core_process.launcher import CoreProcess
 from engine.process.process_log import plain_log
+
+if TYPE_CHECKING:
+    from engine.frontend.async_llm import AsyncLLM
 
 
 def serve(config: ServerConfig, spec: CoreSpec) -> int:
@@ -28,15 +32,35 @@ def serve(config: ServerConfig, spec: CoreSpec) -> int:
 
 def _serve_alone(config: ServerConfig, spec: CoreSpec, sock: socket.socket) -> int:
     """Runs the API server and the supervisor of the core in one process."""
+    if spec.config.parallel.data_parallel_size > 1:
+        return _serve_group(config, spec, sock)
     core = CoreProcess(spec)
     core.launch()
 
-    from engine.api.processes.http_server import HttpServer  # takes seconds, during which the core continues
+    # These take seconds, during which the core continues.
+    import engine.api.processes.http_server  # noqa: F401
+    from engine.core_process.core_client import AsyncMPClient
     from engine.frontend.async_llm import AsyncLLM
 
     load_tokenizers()
+    client = AsyncMPClient(core)
+    return _run(config, sock, AsyncLLM(spec.config, client, log_stats=spec.config.log_stats))
 
-    engine = AsyncLLM(spec.config, core, log_stats=spec.config.log_stats)
+
+def _serve_group(config: ServerConfig, spec: CoreSpec, sock: socket.socket) -> int:
+    """Runs the API server and the supervisor of several cores in one process."""
+    from engine.core_group.engine_config import specs_of_group
+    from engine.core_group.own_group import OwnCoreGroup
+    from engine.frontend.async_llm import AsyncLLM
+
+    group = OwnCoreGroup(specs_of_group(spec), spec.router_factory)
+    load_tokenizers()
+    return _run(config, sock, AsyncLLM(spec.config, group, log_stats=spec.config.log_stats))
+
+
+def _run(config: ServerConfig, sock: socket.socket, engine: AsyncLLM) -> int:
+    from engine.api.processes.http_server import HttpServer
+
     try:
         server = HttpServer(
             config,

@@ -36,6 +36,19 @@ def cores_for(num_threads: int, siblings: str = _SIBLINGS) -> Sequence[frozenset
     return cores if len(cores) == num_threads and max(cpus) < MAX_CPUS else ()
 
 
+def share_of_cores(index: int, count: int, siblings: str = _SIBLINGS) -> frozenset[int]:
+    """The CPUs of one of ``count`` processes that run on this machine, ``index`` from 0: as many whole cores
+    as each of them can have; one core, shared, if there are more processes than cores."""
+    cpus = usable_cpus()
+    cores = sorted({_core(cpu, siblings) & cpus for cpu in cpus}, key=min)
+    if not cores:
+        return frozenset()
+    if count >= len(cores):
+        return cores[index % len(cores)]
+    each = len(cores) // count
+    return frozenset().union(*cores[index * each : (index + 1) * each])
+
+
 def _core(cpu: int, siblings: str) -> frozenset[int]:
     """The CPUs that share a core with this one; just this one where the system does not report them."""
     with suppress(OSError, ValueError):

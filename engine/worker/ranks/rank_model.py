@@ -9,6 +9,7 @@ import torch
 from engine.executor import Executor
 from engine.worker.executor import UniProcExecutor
 from engine.worker.loading.model_folder import choose_device
+from engine.worker.memory import share_host_memory
 from engine.worker.parallel.group import sharers
 from engine.worker.parallel.process_group import ProcessGroup
 from engine.worker.ranks.rank_messages import RankStart
@@ -17,6 +18,7 @@ from engine.worker.ranks.rank_messages import RankStart
 def load(start: RankStart) -> Executor:
     """Return the executor of this rank's part of each step. Raises ModelLoadError or ConfigError with one
     sentence."""
+    share_host_memory(start.config.parallel.data_parallel_size)
     num_ranks = start.config.model.tensor_parallel_size
     device = choose_device(start.config.model.device, start.rank, num_ranks)
     group = ProcessGroup(start.rank, num_ranks, device, Path(start.folder, "meeting-point"))

@@ -1,0 +1,1 @@
+"""Which engine core runs a turn: jobs at home."""

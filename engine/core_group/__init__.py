@@ -1,0 +1,1 @@
+"""Several engine cores behind the same API servers."""

@@ -1,0 +1,42 @@
+"""The configuration of each core of a group: the same, with files of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.config import CacheConfig, EngineConfig, TraceConfig
+from engine.core_process.core_start import CoreSpec
+from engine.engine_files import path_of_engine
+
+
+def specs_of_group(spec: CoreSpec) -> list[CoreSpec]:
+    """What each core of the group is built from, the first one first."""
+    return [spec_of_engine(spec, index) for index in range(spec.config.parallel.data_parallel_size)]
+
+
+def spec_of_engine(spec: CoreSpec, index: int) -> CoreSpec:
+    """What one core of the group is built from."""
+    return replace(spec, config=config_of_engine(spec.config, index))
+
+
+def config_of_engine(config: EngineConfig, index: int) -> EngineConfig:
+    """The configuration of one core. The first one's files have the names that were given, the others'
+    end in its number."""
+    return replace(
+        config,
+        parallel=replace(config.parallel, data_parallel_rank=index),
+        trace=_trace_of_engine(config.trace, index),
+        cache=_cache_of_engine(config.cache, index),
+    )
+
+
+def _trace_of_engine(trace: TraceConfig, index: int) -> TraceConfig:
+    return replace(
+        trace,
+        trace_path=path_of_engine(trace.trace_path, index),
+        trace_dir=path_of_engine(trace.trace_dir, index),
+    )
+
+
+def _cache_of_engine(cache: CacheConfig, index: int) -> CacheConfig:
+    return replace(cache, kv_offloading_disk_path=path_of_engine(cache.kv_offloading_disk_path, index))

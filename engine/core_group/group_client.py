@@ -1,0 +1,310 @@
+"""A group of engine cores as one: each request goes to the core that the router chooses.
+
+What is about a request goes where the request is. What is about a job goes to every core, since a job may
+have moved. A core that dies ends its own requests; the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from engine.clock import Clock, MonotonicClock
+from engine.core.core_outputs import failed_output
+from engine.core_group.ledger import RequestLedger
+from engine.core_group.load_board import LoadBoard
+from engine.core_group.merged_answers import merge_answers
+from engine.core_process.client_protocols import Delivery, EngineState
+from engine.core_process.core_client import AsyncMPClient
+from engine.core_process.launcher import Core
+from engine.errors import EngineDeadError, RequestError
+from engine.messages import (
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineReady,
+    JobFinished,
+    Signal,
+    ToolGapStarted,
+    TurnReceipt,
+)
+from engine.routing import EngineLoad, RoutedTurn, Router
+
+logger = logging.getLogger(__name__)
+
+CORE_DIED = "The engine core that ran this request has died; send the request again."
+NO_CORE = "No engine core takes requests at the moment; try again later."
+
+
+CoreDied = Callable[[int, AsyncMPClient], bool]
+
+
+@dataclass(slots=True)
+class _Engine:
+    """A place in the group, and the core that is there."""
+
+    index: int
+    client: AsyncMPClient | None
+    """None while there is no core."""
+
+
+class CoreGroupClient:
+    """An ``AsyncCoreClient`` over several cores on this machine."""
+
+    ready: EngineReady
+
+    def __init__(
+        self,
+        cores: Sequence[Core | None],
+        router: Router,
+        board: LoadBoard | None = None,
+        *,
+        on_core_died: CoreDied = lambda index, client: False,
+        on_attached: Callable[[CoreGroupClient, asyncio.AbstractEventLoop], None] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Starts or joins all cores; None is one that is to come (``replace``). ``on_core_died`` is called on
+        the event loop with the number of a core that has died and its client, which it is to close, and says
+        whether another one will come in its place. ``on_attached`` is called when the group has its loop."""
+        self._engines = [
+            _Engine(index, None if core is None else AsyncMPClient(core)) for index, core in enumerate(cores)
+        ]
+        self._router = router
+        self._board = board or LoadBoard(len(cores))
+        self._on_core_died, self._on_attached = on_core_died, on_attached
+        self._clock = clock or MonotonicClock()
+        self._ledger = RequestLedger()
+        self._awaited = {engine.index for engine in self._engines if engine.client is None}
+        """Places to which a core is to come."""
+        self._paused: tuple[object, ...] | None = None
+        """Arguments of the pause that holds; a core that comes back is paused, too."""
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._deliver: Callable[[Delivery], None] = lambda delivery: None
+        self._closed = False
+
+    # ---- life ----
+
+    def await_ready(self) -> EngineReady:
+        """Wait until every core has loaded its model; the least of what they can is what the group can."""
+        try:
+            answers = [client.await_ready() for client in self._clients()]
+        except BaseException:
+            self.close()
+            raise
+        num_blocks = min(answer.num_gpu_blocks for answer in answers)
+        self.ready = msgspec.structs.replace(answers[0], num_gpu_blocks=num_blocks)
+        return self.ready
+
+    def attach(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[Delivery], None]) -> None:
+        self.loop, self._deliver = loop, deliver
+        for engine in self._engines:
+            self._attach(engine)
+        if self._on_attached is not None:
+            self._on_attached(self, loop)
+
+    def _attach(self, engine: _Engine) -> None:
+        if engine.client is not None and self.loop is not None:
+            engine.client.attach(self.loop, partial(self._take, engine, engine.client))
+
+    @property
+    def pid(self) -> int:
+        return next((client.pid for client in self._clients()), 0)
+
+    @property
+    def dead(self) -> bool:
+        return not any(True for _ in self._clients())
+
+    @property
+    def num_engines(self) -> int:
+        return len(self._engines)
+
+    def close(self) -> None:
+        self._closed = True
+        for engine in self._engines:
+            if engine.client is not None:
+                engine.client.close()
+
+    def _clients(self, indexes: Collection[int] | None = None) -> Iterator[AsyncMPClient]:
+        """Clients of the cores that are up, those at these places only if they are given."""
+        for engine in self._engines:
+            if indexes is not None and engine.index not in indexes:
+                continue
+            if engine.client is not None and not engine.client.dead:
+                yield engine.client
+
+    # ---- requests ----
+
+    def add_requests(self, requests: Sequence[EngineCoreRequest]) -> None:
+        """Send the requests of one prompt to one core; EngineDeadError if none takes any."""
+        index, client = self._place(requests[0])
+        for request in requests:
+            client.add_request(request)
+            self._ledger.sent(request, index)
+            self._board.count_open(index, 1)
+
+    def _place(self, request: EngineCoreRequest) -> tuple[int, AsyncMPClient]:
+        loads = self._loads()
+        if all(load is None for load in loads):
+            raise EngineDeadError(NO_CORE)
+        job = request.job
+        turn = RoutedTurn(
+            request.request_id,
+            request.prompt_token_ids,
+            job_id=None if job is None else job.job_id,
+            owner=request.owner,
+            cache_salt=request.cache_salt,
+        )
+        index = self._router.place(turn, loads, self._clock.now())
+        client = self._engines[index].client
+        assert client is not None, "only cores that are up have a load"
+        return index, client
+
+    def _loads(self) -> list[EngineLoad | None]:
+        """The load of each core that takes new requests. Where all are to take none, all do."""
+        up = [
+            engine.index for engine in self._engines if engine.client is not None and not engine.client.dead
+        ]
+        taking = [index for index in up if not self._board.is_draining(index)] or up
+        loads: list[EngineLoad | None] = [None] * len(self._engines)
+        for index in taking:
+            loads[index] = self._board.load_of(index)
+        return loads
+
+    def abort_requests(self, request_ids: list[str], *, stopped: bool = False) -> None:
+        """End requests; their cores tell the end of each."""
+        for index, share in self._ledger.by_engine(request_ids).items():
+            for client in self._clients((index,)):
+                client.abort_requests(share, stopped=stopped)
+
+    # ---- outputs ----
+
+    def _take(self, engine: _Engine, client: AsyncMPClient, delivery: Delivery) -> None:
+        if client is not engine.client:
+            return  # of a core that was replaced
+        if isinstance(delivery, EngineDeadError):
+            self._lose(engine, client)
+            return
+        for output in delivery.outputs:
+            self._ledger.answered(output.request_id)
+            if output.finished and self._ledger.ended(output.request_id):
+                self._board.count_open(engine.index, -1)
+        if delivery.scheduler_stats is not None:
+            self._board.report(engine.index, delivery.scheduler_stats)
+        delivery.engine_index = engine.index
+        self._deliver(delivery)
+
+    def _lose(self, engine: _Engine, client: AsyncMPClient) -> None:
+        """A core has died: its requests fail, but for those that it has not answered yet, and what was at
+        home there has no home."""
+        if self._closed:
+            return
+        engine.client = None
+        lost = self._ledger.lose(engine.index)
+        self._board.count_open(engine.index, -len(lost.answered) - len(lost.unanswered))
+        self._board.forget(engine.index)
+        self._router.lost(engine.index)
+        if self._on_core_died(engine.index, client):
+            self._awaited.add(engine.index)
+        unanswered = [] if self.dead else lost.unanswered
+        failed = [*lost.answered, *(lost.unanswered if self.dead else ())]
+        now = self._clock.now()
+        outputs = [failed_output(request_id, CORE_DIED) for request_id in failed]
+        self._deliver(EngineCoreOutputs(outputs, timestamp=now, engine_index=engine.index))
+        for request in unanswered:
+            self.add_requests([request])
+        self._end_if_none_is_left()
+
+    def _end_if_none_is_left(self) -> None:
+        if self.dead and not self._awaited and not self._closed:
+            self._deliver(EngineDeadError("All engine cores have died."))
+
+    def replace(self, index: int, client: AsyncMPClient) -> None:
+        """A new core has come in place of one that died; on the event loop, after its ``await_ready``."""
+        engine = self._engines[index]
+        self._awaited.discard(index)
+        engine.client = client
+        self._attach(engine)
+        if self._paused is not None and self.loop is not None:
+            self._pausing = self.loop.create_task(client.call_utility("pause", *self._paused))
+
+    def give_up(self, index: int) -> None:
+        """No core will come in place of the one that died."""
+        self._awaited.discard(index)
+        self._end_if_none_is_left()
+
+    # ---- utilities and signals ----
+
+    async def call_utility(self, method: str, *args: object) -> Any:
+        """Ask every core that is up; one that dies meanwhile is left out."""
+        if method == "pause":
+            self._paused = args
+        elif method == "resume":
+            self._paused = None
+        calls = [client.call_utility(method, *args) for client in self._clients()]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        return merge_answers(method, _without_the_dead(answers), args)
+
+    async def signal(self, signal: Signal) -> TurnReceipt | None:
+        calls = [client.signal(signal) for client in self._concerned_by(signal)]
+        if not calls:
+            return None
+        answers: list[TurnReceipt | BaseException | None]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        return next((receipt for receipt in _without_the_dead(answers) if receipt is not None), None)
+
+    def tell(self, signal: Signal) -> None:
+        for client in self._concerned_by(signal):
+            client.tell(signal)
+
+    # ---- operations ----
+
+    async def engine_states(self) -> list[EngineState]:
+        return [self._state_of(engine) for engine in self._engines]
+
+    def _state_of(self, engine: _Engine) -> EngineState:
+        load, client = self._board.load_of(engine.index), engine.client
+        is_up = client is not None and not client.dead
+        draining = self._board.is_draining(engine.index)
+        return EngineState(
+            engine=engine.index,
+            state="draining" if is_up and draining else "up" if is_up else "down",
+            process_id=client.pid if client is not None and is_up else None,
+            num_open=load.num_open,
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            num_blocks=load.num_blocks,
+            num_free_blocks=load.num_free_blocks,
+            num_pinned_blocks=load.num_pinned_blocks,
+        )
+
+    def set_draining(self, engine: int, *, draining: bool) -> None:
+        """RequestError if there is no such core."""
+        if not 0 <= engine < len(self._engines):
+            last = len(self._engines) - 1
+            raise RequestError(f"engine must be a number from 0 to {last}, got {engine}.", "engine")
+        self._board.set_draining(engine, draining=draining)
+
+    def _concerned_by(self, signal: Signal) -> Iterator[AsyncMPClient]:
+        if isinstance(signal, JobFinished):
+            self._router.job_ended(signal.job_id)
+        if isinstance(signal, ToolGapStarted):
+            index = self._ledger.engine_of(signal.request_id)
+            return self._clients(() if index is None else (index,))
+        return self._clients()
+
+
+def _without_the_dead(answers: Sequence[Any]) -> list[Any]:
+    """The answers of the cores that live. Raises the first error that is not a death, or the death if there
+    is nothing else."""
+    for answer in answers:
+        if isinstance(answer, BaseException) and not isinstance(answer, EngineDeadError):
+            raise answer
+    alive = [answer for answer in answers if not isinstance(answer, EngineDeadError)]
+    if not alive:
+        raise next(iter(answers), EngineDeadError(NO_CORE))
+    return alive

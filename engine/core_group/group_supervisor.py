@@ -1,0 +1,128 @@
+"""Owns the cores that API servers in other processes use, and starts those again that die."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from engine.core_group.restarts import CoreRestarts, report_core_died
+from engine.core_process.core_client import CoreSupervisor
+from engine.core_process.core_start import CoreSpec
+from engine.core_process.launcher import ClientHandle, CoreProcess
+from engine.messages import EngineReady
+
+Handles = tuple[ClientHandle | None, ...]
+"""What an API server process joins each core with; None for one that is being started again."""
+
+
+def with_handle(handles: Handles, index: int, handle: ClientHandle) -> Handles:
+    """The handles, with another one in this place."""
+    return (*handles[:index], handle, *handles[index + 1 :])
+
+
+@dataclass(frozen=True, slots=True)
+class CoreDied:
+    """The core with this number has died."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class CoreBack:
+    """A new core is ready in place of one that died."""
+
+    index: int
+    supervisor: CoreSupervisor
+
+
+@dataclass(frozen=True, slots=True)
+class CoreGivenUp:
+    """No core will come in place of one that died: it has died too often."""
+
+    index: int
+
+
+CoreChange = CoreDied | CoreBack | CoreGivenUp
+
+
+class GroupSupervisor:
+    """``on_change`` is called on threads of its own; the other methods only by the owner's."""
+
+    ready: EngineReady
+
+    def __init__(self, specs: Sequence[CoreSpec], on_change: Callable[[CoreChange], None]) -> None:
+        """Waits until all cores are ready; raises the reason if one cannot be."""
+        self._specs = specs
+        self._on_change = on_change
+        self._cores: list[CoreSupervisor | None] = []
+        self._awaited: set[int] = set()
+        self._restarts = CoreRestarts(specs, self._supervised, self._came_back, self._gave_up)
+        processes = [CoreProcess(spec) for spec in specs]
+        for process in processes:
+            process.launch()
+        try:
+            for index, process in enumerate(processes):
+                self._cores.append(self._supervised(index, process))
+        except BaseException:
+            self.close()
+            for process in processes:
+                process.stop()
+            raise
+        first = self._cores[0]
+        assert first is not None
+        self.ready = first.ready
+
+    @property
+    def is_group(self) -> bool:
+        return len(self._specs) > 1
+
+    def add_client(self) -> Handles:
+        """What one more API server process joins the cores with."""
+        return tuple(None if core is None else core.add_client() for core in self._cores)
+
+    def remove_client(self, handles: Handles) -> None:
+        """The process that had these has exited: end its requests."""
+        for core, handle in zip(self._cores, handles, strict=True):
+            if core is not None and handle is not None and core.pid == handle.pid:
+                core.remove_client(handle)
+
+    def died(self, index: int) -> bool:
+        """A core has died: start another; False if there is none left, nor to come."""
+        core = self._cores[index]
+        if not self.is_group or core is None:
+            return False
+        self._cores[index] = None
+        report_core_died(index, core.pid, core.exit_code)
+        if self._restarts.restart(index, core):
+            self._awaited.add(index)
+        return self.has_cores
+
+    def came_back(self, back: CoreBack) -> None:
+        """A core is ready in place of one that died."""
+        self._awaited.discard(back.index)
+        self._cores[back.index] = back.supervisor
+
+    def given_up(self, index: int) -> bool:
+        """No core will come in this place; False if there is none left, nor to come."""
+        self._awaited.discard(index)
+        return self.has_cores
+
+    @property
+    def has_cores(self) -> bool:
+        """Whether there are cores, or some to come."""
+        return bool(self._awaited) or any(core is not None for core in self._cores)
+
+    def close(self) -> None:
+        self._restarts.close()
+        for core in self._cores:
+            if core is not None:
+                core.close()
+
+    def _supervised(self, index: int, process: CoreProcess) -> CoreSupervisor:
+        return CoreSupervisor(process, lambda: self._on_change(CoreDied(index)))
+
+    def _came_back(self, index: int, supervisor: CoreSupervisor) -> None:
+        self._on_change(CoreBack(index, supervisor))
+
+    def _gave_up(self, index: int) -> None:
+        self._on_change(CoreGivenUp(index))

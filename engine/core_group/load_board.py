@@ -1,0 +1,96 @@
+"""What each core of a group has to do, in memory that all API server processes of a server share.
+
+The core tells its load with its outputs, to one of the processes; that one writes it here. Each process
+counts its own open requests in a row of its own. Nothing is locked: a sum may miss concurrent changes.
+"""
+
+from __future__ import annotations
+
+import mmap
+from enum import IntEnum
+from pathlib import Path
+
+from engine.reported_stats import SchedulerStats
+from engine.routing import EngineLoad
+
+_WORD_BYTES = 8
+
+
+class _Column(IntEnum):
+    """A number that is told of each core."""
+
+    DRAINING = 0
+    RUNNING = 1
+    WAITING = 2
+    BLOCKS = 3
+    FREE_BLOCKS = 4
+    PINNED_BLOCKS = 5
+
+
+class LoadBoard:
+    """One per API server process; several see the same numbers if they are given the same folder."""
+
+    def __init__(
+        self, num_engines: int, *, num_processes: int = 1, process: int = 0, folder: Path | None = None
+    ) -> None:
+        """``process``: this one's number among ``num_processes``."""
+        self._num_engines, self._num_processes = num_engines, num_processes
+        self._own = (len(_Column) + process) * num_engines
+        size = (len(_Column) + num_processes) * num_engines * _WORD_BYTES
+        memory = bytearray(size) if folder is None else _mapped(folder / "engines", size)
+        self._cells = memoryview(memory).cast("q")
+
+    def report(self, engine: int, stats: SchedulerStats) -> None:
+        """The core has told its load."""
+        self._set(_Column.RUNNING, engine, stats.num_running_reqs)
+        self._set(_Column.WAITING, engine, stats.num_waiting_reqs)
+        self._set(_Column.BLOCKS, engine, stats.num_total_blocks)
+        self._set(_Column.FREE_BLOCKS, engine, stats.num_free_blocks)
+        self._set(_Column.PINNED_BLOCKS, engine, stats.num_pinned_blocks)
+
+    def count_open(self, engine: int, number: int) -> None:
+        """Change the number of this process's open requests of a core."""
+        self._cells[self._own + engine] += number
+
+    def forget(self, engine: int) -> None:
+        """The core has died: nothing of what it had is left."""
+        for column in (_Column.RUNNING, _Column.WAITING, _Column.PINNED_BLOCKS):
+            self._set(column, engine, 0)
+        self._set(_Column.FREE_BLOCKS, engine, self._get(_Column.BLOCKS, engine))
+
+    def set_draining(self, engine: int, *, draining: bool) -> None:
+        """Whether the core is to take no new requests."""
+        self._set(_Column.DRAINING, engine, int(draining))
+
+    def is_draining(self, engine: int) -> bool:
+        return bool(self._get(_Column.DRAINING, engine))
+
+    def load_of(self, engine: int) -> EngineLoad:
+        """The latest that is known of a core."""
+        first = len(_Column) * self._num_engines + engine
+        return EngineLoad(
+            num_open=sum(self._cells[first :: self._num_engines]),
+            num_running=self._get(_Column.RUNNING, engine),
+            num_waiting=self._get(_Column.WAITING, engine),
+            num_blocks=self._get(_Column.BLOCKS, engine),
+            num_free_blocks=self._get(_Column.FREE_BLOCKS, engine),
+            num_pinned_blocks=self._get(_Column.PINNED_BLOCKS, engine),
+        )
+
+    def clear_process(self, process: int) -> None:
+        """The process has ended, and its requests with it."""
+        first = (len(_Column) + process) * self._num_engines
+        for engine in range(self._num_engines):
+            self._cells[first + engine] = 0
+
+    def _get(self, column: _Column, engine: int) -> int:
+        return self._cells[column * self._num_engines + engine]
+
+    def _set(self, column: _Column, engine: int, value: int) -> None:
+        self._cells[column * self._num_engines + engine] = value
+
+
+def _mapped(path: Path, size: int) -> mmap.mmap:
+    with path.open("a+b") as file:
+        file.truncate(size)
+        return mmap.mmap(file.fileno(), size)

@@ -1,0 +1,55 @@
+"""A group whose cores this process owns: starts them, and starts those again that die."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from engine.core_group.group_client import CoreGroupClient
+from engine.core_group.restarts import CoreRestarts, report_core_died
+from engine.core_group.shared_words import shared_words
+from engine.core_process.core_client import AsyncMPClient
+from engine.core_process.core_start import CoreSpec
+from engine.core_process.launcher import CoreProcess
+from engine.routing import RouterContext, RouterFactory
+
+
+class OwnCoreGroup(CoreGroupClient):
+    """The group of a server with one API server process."""
+
+    def __init__(self, specs: Sequence[CoreSpec], make_router: RouterFactory) -> None:
+        """Starts one core for each spec; they load their models at the same time."""
+        cores = [CoreProcess(spec) for spec in specs]
+        for core in cores:
+            core.launch()
+        context = RouterContext(len(specs), specs[0].config.cache.block_size, shared_words())
+        super().__init__(cores, make_router(context), on_core_died=self._restart)
+        self._restarts = CoreRestarts(specs, _started, self._came_back, self._gave_up)
+
+    def close(self) -> None:
+        self._restarts.close()
+        super().close()
+
+    def _restart(self, index: int, client: AsyncMPClient) -> bool:
+        report_core_died(index, client.pid, client.exit_code)
+        return self._restarts.restart(index, client)
+
+    def _came_back(self, index: int, client: AsyncMPClient) -> None:
+        try:
+            self._on_loop(lambda: self.replace(index, client))
+        except RuntimeError:  # the loop has been closed
+            client.close()
+
+    def _gave_up(self, index: int) -> None:
+        with suppress(RuntimeError):
+            self._on_loop(lambda: self.give_up(index))
+
+    def _on_loop(self, work: Callable[[], None]) -> None:
+        assert self.loop is not None
+        self.loop.call_soon_threadsafe(work)
+
+
+def _started(index: int, core: CoreProcess) -> AsyncMPClient:
+    client = AsyncMPClient(core)
+    client.await_ready()
+    return client

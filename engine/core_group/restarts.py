@@ -1,0 +1,113 @@
+"""Starts cores of a group again after their death, each on a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from engine.core_process.core_start import CoreSpec
+from engine.core_process.launcher import CoreProcess
+from engine.errors import EngineError
+from engine.process.process_log import start_log
+from engine.process.restart_limit import RestartLimit
+
+logger = logging.getLogger(__name__)
+
+FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
+"""Between two attempts: doubled each time."""
+
+
+class CoreHandle(Protocol):
+    """Holds a core that was started."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+Handle = TypeVar("Handle", bound=CoreHandle)
+
+
+class CoreRestarts(Generic[Handle]):
+    """Owned by the process that owns the cores. Thread-safe."""
+
+    def __init__(
+        self,
+        specs: Sequence[CoreSpec],
+        start: Callable[[int, CoreProcess], Handle],
+        on_back: Callable[[int, Handle], None],
+        on_given_up: Callable[[int], None],
+    ) -> None:
+        """``start`` waits until the core is ready, and returns its handle. All three are called on the
+        restart's thread."""
+        self._specs = specs
+        self._start = start
+        self._on_back = on_back
+        self._on_given_up = on_given_up
+        self._limits = [RestartLimit() for _ in specs]
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._starting: dict[int, CoreProcess] = {}
+
+    def restart(self, index: int, old: CoreHandle) -> bool:
+        """A core has died: close its handle and start another; False if it has died too often."""
+        will = self._limits[index].count() and not self._closing.is_set()
+        threading.Thread(
+            target=self._run, args=(index, old, will), name=f"core-restart-{index}", daemon=True
+        ).start()
+        return will
+
+    def close(self) -> None:
+        """Stop what is being started, and start nothing more."""
+        self._closing.set()
+        with self._lock:
+            starting = list(self._starting.values())
+        for core in starting:
+            core.stop()
+
+    def _run(self, index: int, old: CoreHandle, will: bool) -> None:
+        old.close()
+        delay_s = FIRST_DELAY_S
+        while will and not self._closing.is_set():
+            try:
+                handle = self._started(index)
+            except EngineError as error:
+                if self._closing.is_set():
+                    return
+                logger.error("Engine core %d could not be started again: %s", index, error)
+                will = self._limits[index].count()
+                self._closing.wait(delay_s)
+                delay_s = min(2 * delay_s, LONGEST_DELAY_S)
+            else:
+                start_log.info("Engine core %d is back, as process %d.", index, handle.pid)
+                self._on_back(index, handle)
+                return
+        if not self._closing.is_set():
+            self._on_given_up(index)
+
+    def _started(self, index: int) -> Handle:
+        core = CoreProcess(self._specs[index])
+        with self._lock:
+            core.launch()
+            self._starting[index] = core
+        try:
+            if self._closing.is_set():
+                core.stop()
+            return self._start(index, core)
+        finally:
+            with self._lock:
+                del self._starting[index]
+
+
+def report_core_died(index: int, pid: int, exit_code: int | None) -> None:
+    """Tell the user of the server."""
+    start_log.warning(
+        "Engine core %d (process %d) exited with code %s: its requests end with an error, the other cores "
+        "go on, and it is started again.",
+        index,
+        pid,
+        exit_code,
+    )

@@ -1,0 +1,110 @@
+"""The engine core as those use it who send requests: one process, or a group of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from engine.errors import EngineDeadError
+from engine.messages import EngineCoreOutputs, EngineCoreRequest, EngineReady, Signal, TurnReceipt
+
+Delivery = EngineCoreOutputs | EngineDeadError
+
+
+class EngineState(msgspec.Struct, kw_only=True):
+    """One of the engine cores of a server, as an API server process knows it."""
+
+    engine: int
+    """The number of the core."""
+    state: Literal["up", "draining", "down"]
+    """``draining``: takes no new requests; ``down``: has died, and is being started again."""
+    process_id: int | None
+    num_open: int
+    """Requests that it was sent and that have not ended."""
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    """KV blocks of its pool; 0 before its first report."""
+    num_free_blocks: int
+    num_pinned_blocks: int
+
+
+def lone_engine(process_id: int, statistics: dict[str, Any]) -> EngineState:
+    """A server's only core, by the statistics that it answers with."""
+    names = ("num_running", "num_waiting", "num_blocks", "num_free_blocks", "num_pinned_blocks")
+    return EngineState(
+        engine=0,
+        state="up",
+        process_id=process_id,
+        num_open=statistics["num_running"] + statistics["num_waiting"],
+        **{name: statistics[name] for name in names},
+    )
+
+
+class SyncCoreClient(Protocol):
+    """A core as the synchronous ``LLMEngine`` uses it: calls block. An event loop uses ``AsyncMPClient``."""
+
+    def await_ready(self) -> EngineReady:
+        """Wait until the core has loaded its model; raises the error that prevents it."""
+
+    def add_request(self, request: EngineCoreRequest) -> None: ...
+
+    def abort_requests(self, request_ids: list[str], *, stopped: bool = False) -> None:
+        """``stopped``: a stop string was found, which ends a turn as EOS does."""
+
+    def get_output(self) -> EngineCoreOutputs:
+        """Wait for the core's next message; EngineDeadError if the core has died."""
+
+    def call_utility(self, method: str, *args: object) -> Any:
+        """Call a utility of the core by name; EngineGenerateError with its text if it fails."""
+
+    def close(self) -> None: ...
+
+
+class AsyncCoreClient(Protocol):
+    """Sends without waiting; what the core sends is delivered on the event loop."""
+
+    @property
+    def ready(self) -> EngineReady:
+        """The answer to the handshake; set by ``await_ready``."""
+
+    @property
+    def pid(self) -> int:
+        """Process id of the core, of the first one if there are several."""
+
+    @property
+    def dead(self) -> bool:
+        """Whether nothing can be generated any more."""
+
+    def await_ready(self) -> EngineReady:
+        """Wait until the model is loaded; if it cannot be, closes this client and raises the error."""
+
+    def attach(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[Delivery], None]) -> None:
+        """Call ``deliver`` on this loop from now on, also for what came before."""
+
+    def add_requests(self, requests: Sequence[EngineCoreRequest]) -> None:
+        """Send the requests of one prompt: as many as it is to have answers."""
+
+    def abort_requests(self, request_ids: list[str], *, stopped: bool = False) -> None:
+        """``stopped``: a stop string was found, which ends a turn as EOS does."""
+
+    async def call_utility(self, method: str, *args: object) -> Any:
+        """Call a utility by name; EngineGenerateError with its text if it fails."""
+
+    async def signal(self, signal: Signal) -> TurnReceipt | None:
+        """Send a signal; returns the decision about the turn, if any, without waiting for a step."""
+
+    def tell(self, signal: Signal) -> None:
+        """Send a signal that is not answered."""
+
+    async def engine_states(self) -> list[EngineState]:
+        """The cores, in the order of their numbers."""
+
+    def set_draining(self, engine: int, *, draining: bool) -> None:
+        """Whether a core is to take no new requests; those that it has go on."""
+
+    def close(self) -> None:
+        """Stop the core if this client started it, and wait until it has exited. May be called again."""

@@ -1,0 +1,31 @@
+"""Suites of the HTTP surface, run again against a server of two cores: to a client it is one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.api.conftest import SERVER_FLAGS
+
+SUITES = ("test_jobs_endpoints", "test_jobs", "test_identity", "test_responses", "test_chat", "test_messages")
+REPOSITORY = Path(__file__).parents[2]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def test_suites_of_jobs_signals_and_responses_pass() -> None:
+    """The server of all their tests has two cores; those that start their own are left out."""
+    files = [str(REPOSITORY / "tests" / "api" / f"{name}.py") for name in SUITES]
+    told = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-m", "not slow", *files],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=REPOSITORY,
+        env={**os.environ, SERVER_FLAGS: "--data-parallel-size 2"},
+    )
+    assert told.returncode == 0, told.stdout[-4000:]
