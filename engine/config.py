@@ -240,7 +240,7 @@ class SchedulerConfig:
 
 METHODS_WITH_A_FOLDER = ("draft_model", "eagle", "eagle3")
 METHODS_WITH_WEIGHTS = (*METHODS_WITH_A_FOLDER, "mtp")
-DRAFT_METHODS = ("suffix", "ngram", *METHODS_WITH_WEIGHTS)
+DRAFT_METHODS = ("suffix", "ngram", "grammar", *METHODS_WITH_WEIGHTS)
 MAX_SPECULATIVE_TOKENS = 64
 
 
@@ -250,8 +250,9 @@ class SpeculativeConfig:
 
     method: str = "suffix"
     """``suffix``: from the job's own past and from jobs of its kind | ``ngram``: from the request alone |
-    ``draft_model``: by a small model that has the same tokens | ``eagle``, ``eagle3``: by such a head |
-    ``mtp``: by the model's own layer for multi-token prediction."""
+    ``grammar``: only what a grammar forces, which all others draft, too | ``draft_model``: by a small model
+    that has the same tokens | ``eagle``, ``eagle3``: by such a head | ``mtp``: by the model's own layer for
+    multi-token prediction."""
     model: str | None = None
     """Folder or hub name of the draft model, or of the head (``draft_model``, ``eagle``, ``eagle3``)."""
     num_speculative_tokens: int = 16

@@ -18,6 +18,13 @@ class TokenGrammar(Protocol):
     def count_allowed(self, token_ids: Sequence[int]) -> int:
         """How many of these tokens, from the first on, may follow; it does not advance."""
 
+    def forced(self, most: int) -> Sequence[int]:
+        """At most so many tokens of what must follow, whatever is sampled; it does not advance.
+
+        The text is sure, its division into tokens is the tokenizer's own; of the last token only its
+        beginning is sure.
+        """
+
     @property
     def complete(self) -> bool:
         """Whether no token can follow, so that the request ends."""

@@ -8,6 +8,7 @@ library releases the interpreter lock while it works.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
     from engine.tokenization.tokenizer import Tokenizer
 
 MAX_FILL_THREADS = 8
+MIN_FORCED_BYTES = 2
+"""Less is not worth a draft: a token longer than it may be sampled."""
+MAX_TOKEN_BYTES = 32
+"""Bytes of forced text that are looked at for each token that is asked for."""
+_SPECIAL_TOKEN = re.compile(rb"\xff\[(\d+)\]")
+"""How the library writes a special token in forced bytes: no text has this byte."""
 MAX_REASON_CHARS = 300
 """Maximum characters of the library's own error text, which quotes its input."""
 
@@ -88,7 +95,7 @@ class GrammarBackend:
             _take_a_step(probe)
         if probe.is_error():
             raise RequestError(f"{params.field} is wrong: {_short(probe.get_error())}", params.field)
-        return CompiledGrammar(matcher, self._eos_token_id)
+        return CompiledGrammar(matcher, self._tokens, self._eos_token_id)
 
     def forbidden(self, grammars: Sequence[MatcherGrammar]) -> npt.NDArray[np.bool_]:
         """The tokens that may not come next: [num_grammars, vocab_size]."""
@@ -117,20 +124,28 @@ def _take_a_step(matcher: LLMatcher) -> None:
 class CompiledGrammar:
     """A compiled grammar, to be started once per request."""
 
-    def __init__(self, matcher: LLMatcher, eos_token_id: int | None) -> None:
+    def __init__(self, matcher: LLMatcher, tokens: LLTokenizer, eos_token_id: int | None) -> None:
         self._matcher = matcher
+        self._tokens = tokens
         self._eos_token_id = eos_token_id
 
     def start(self, params: SamplingParams) -> MatcherGrammar:
-        return MatcherGrammar(self._matcher.deep_copy(), params, self._eos_token_id)
+        return MatcherGrammar(self._matcher.deep_copy(), self._tokens, params, self._eos_token_id)
 
 
 class MatcherGrammar:
     """A grammar with the state of one request in it: the core's ``TokenGrammar``."""
 
-    def __init__(self, matcher: LLMatcher, params: SamplingParams, eos_token_id: int | None) -> None:
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        tokens: LLTokenizer,
+        params: SamplingParams,
+        eos_token_id: int | None,
+    ) -> None:
         """``eos_token_id`` is the one that the library knows."""
         self.matcher = matcher
+        self._tokens = tokens
         self._ending_token_ids = params.ending_token_ids
         self._other_endings = [i for i in self._ending_token_ids if i != eos_token_id]
         self._ignored_eos = eos_token_id if params.ignore_eos else None
@@ -144,11 +159,26 @@ class MatcherGrammar:
             return self.matcher.consume_token(token_id)
 
     def count_allowed(self, token_ids: Sequence[int]) -> int:
-        """How many of these tokens may follow, up to one that ends the request."""
+        """How many of these tokens may follow, up to one that ends the request: none of them does, as behind
+        a draft a token is sampled."""
         ending = self._ending_token_ids
         inner = next((i for i, token in enumerate(token_ids) if token in ending), len(token_ids))
         with _as_exception():
-            return int(self.matcher.validate_tokens(list(token_ids[:inner])))
+            behind = self.matcher.deep_copy()  # some tokens that are not allowed stop a matcher that is asked
+            num_allowed = int(behind.try_consume_tokens(list(token_ids[:inner])))
+            return num_allowed - (num_allowed > 0 and behind.is_stopped())
+
+    def forced(self, most: int) -> list[int]:
+        """See ``TokenGrammar``."""
+        token_ids: list[int] = []
+        with _as_exception():
+            # A copy is asked: with llguidance 1.9 a matcher that was may fail at its next mask.
+            text = self.matcher.deep_copy().compute_ff_bytes()[: most * MAX_TOKEN_BYTES]
+            if len(text) < MIN_FORCED_BYTES:
+                return []
+            for number, piece in enumerate(_SPECIAL_TOKEN.split(text)):
+                token_ids += [int(piece)] if number % 2 else self._tokens.tokenize_bytes(piece)
+        return token_ids[:most]
 
     def ahead(self, token_ids: Sequence[int]) -> list[MatcherGrammar]:
         """Copies of it behind each of these tokens, which are allowed."""

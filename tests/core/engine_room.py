@@ -46,6 +46,9 @@ class CountingGrammar:
         most = self._num_tokens if self._refused_after is None else self._refused_after
         return max(0, min(len(token_ids), most - self.num_accepted))
 
+    def forced(self, most: int) -> Sequence[int]:
+        return ()
+
     @property
     def complete(self) -> bool:
         return self.num_accepted >= self._num_tokens

@@ -59,7 +59,7 @@ def test_answers_are_those_of_a_server_without_drafts(model_folder: Path) -> Non
     ("flags", "said"),
     [
         (("--speculative-config", "suffix"), "speculative_config must be a JSON object"),
-        (("--speculative-config", '{"method": "oracle"}'), "method must be one of suffix, ngram"),
+        (("--speculative-config", '{"method": "oracle"}'), "method must be one of suffix, ngram, grammar"),
         ((*MTP, "-tp", "2"), "tensor_parallel_size is 2"),
         ((*MTP, "--attention-backend", "triton"), "on CPUs only so far"),
     ],

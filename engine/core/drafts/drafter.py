@@ -10,7 +10,7 @@ from typing import Protocol
 
 from engine.config import SpeculativeConfig
 from engine.core.drafts.ngram import NgramDrafter
-from engine.core.drafts.proposal import Proposal
+from engine.core.drafts.proposal import NOTHING, Proposal
 from engine.core.drafts.suffix import SuffixDrafter
 from engine.core.drafts.worker_drafts import WorkerDrafts
 from engine.core.request import Request
@@ -26,10 +26,22 @@ class Drafter(Protocol):
         """The request has ended; what its job may need of it is kept."""
 
 
+class NoDrafter:
+    """Proposes nothing: all drafts are those that a grammar forces."""
+
+    def propose(self, request: Request, max_tokens: int) -> Proposal:
+        return NOTHING
+
+    def ended(self, request: Request) -> None:
+        pass
+
+
 def make_drafter(config: SpeculativeConfig, job_of: Callable[[Request], str | None]) -> Drafter:
     """The drafter that the configuration names. ``job_of``: the job of a request, if it is known."""
     if config.has_weights:
         return WorkerDrafts()
+    if config.method == "grammar":
+        return NoDrafter()
     if config.method == "ngram":
         return NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
     return SuffixDrafter(config, job_of)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from engine.core.drafts.drafter import Drafter
+from engine.core.drafts.forced import behind_forced
 from engine.core.drafts.lengths import AcceptanceRecords, StepCosts, best_lengths
-from engine.core.drafts.proposal import Proposal
+from engine.core.drafts.proposal import NOTHING, Proposal
 from engine.core.drafts.worker_drafts import WorkerDrafts
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.core.request import Request
@@ -69,10 +70,14 @@ class DraftProposals:
     def _ask(self, request: Request) -> Proposal:
         """The drafter's proposal, as far as the request's grammar allows."""
         proposal = self._drafter.propose(request, self._max_tokens)
-        if proposal.token_ids and request.grammar is not None:
-            allowed = request.grammar.count_allowed(proposal.token_ids)
-            return Proposal(proposal.token_ids[:allowed], proposal.chances[:allowed])
-        return proposal
+        if request.grammar is None:
+            return proposal
+        try:
+            proposal = behind_forced(request.grammar.forced(self._max_tokens), proposal)
+            allowed = request.grammar.count_allowed(proposal.token_ids) if proposal.token_ids else 0
+        except Exception:  # the mask of its next token will fail, too, and end the request
+            return NOTHING
+        return Proposal(proposal.token_ids[:allowed], proposal.chances[:allowed])
 
     def ended(self, request: Request) -> None:
         """A request has ended."""

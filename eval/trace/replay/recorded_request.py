@@ -130,6 +130,10 @@ class RecordedGrammar:
         """All: drafts are cut before they are an input."""
         return len(token_ids)
 
+    def forced(self, most: int) -> Sequence[int]:
+        """None: what was drafted is recorded."""
+        return ()
+
     @property
     def complete(self) -> bool:
         return self._last == STOPPING

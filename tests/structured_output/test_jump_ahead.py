@@ -1,0 +1,173 @@
+"""Jump ahead: what a grammar forces is drafted. The same tokens come, in fewer steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.core.drafts.forced import LAST, USUAL, behind_forced
+from engine.core.drafts.proposal import NOTHING, Proposal
+from engine.frontend.llm import LLM
+from engine.sampling_params import SamplingParams
+from engine.structured_output.params import StructuredOutputsParams
+from eval.agent_model import folder as agent_model
+from tests.api.server import running_server
+
+GRAMMAR_ONLY = {"method": "grammar", "weigh_costs": False}
+CALL = {
+    "type": "object",
+    "properties": {
+        "command": {"const": "run_all_of_the_tests_that_there_are"},
+        "file": {"enum": ["a_rather_long_name_of_a_file", "a_rather_long_name_of_a_folder"]},
+        "count": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["command", "file", "count"],
+    "additionalProperties": False,
+}
+WAYS: list[dict[str, Any]] = [{}, {"temperature": 0.9, "seed": 3}, {"temperature": 1.1, "seed": 5, "n": 2}]
+NAMES = st.text("abcdefgh_", min_size=1, max_size=12)
+LEAVES = st.one_of(
+    st.builds(lambda text: {"const": text}, NAMES),
+    st.builds(lambda texts: {"enum": texts}, st.lists(NAMES, min_size=1, max_size=3, unique=True)),
+    st.just({"type": "boolean"}),
+    st.just({"type": "integer", "minimum": 0, "maximum": 9}),
+)
+
+
+def an_object(fields: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": fields,
+        "required": list(fields),
+        "additionalProperties": False,
+    }
+
+
+SCHEMAS = st.recursive(
+    LEAVES,
+    lambda inner: st.builds(an_object, st.dictionaries(NAMES, inner, min_size=1, max_size=3)),
+    max_leaves=6,
+)
+
+
+@pytest.fixture(scope="module", params=["grammar", "suffix"])
+def drafting(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[LLM]:
+    method = {"method": request.param, "weigh_costs": False}
+    options: dict[str, Any] = {"multiprocess": False, "num_gpu_blocks_override": 600}
+    with LLM(str(model_folder), speculative_config=method, **options) as llm:
+        yield llm
+
+
+def said(llm: LLM, schema: dict[str, Any], **params: Any) -> list[list[int]]:
+    sampling = SamplingParams(
+        max_tokens=120,
+        structured_outputs=StructuredOutputsParams(json=schema),
+        **{"temperature": 0, **params},
+    )
+    (output,) = llm.generate(["Call a tool"], sampling, use_tqdm=False)
+    return [list(answer.token_ids) for answer in output.outputs]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    SCHEMAS, st.sampled_from([{}, {"temperature": 0.9, "seed": 3}, {"temperature": 1.1, "seed": 5, "n": 2}])
+)
+def test_tokens_are_those_without_drafts(
+    llm: LLM, drafting: LLM, schema: dict[str, Any], params: dict[str, Any]
+) -> None:
+    """Greedy or with a seed, one answer or two, whatever the schema."""
+    assert said(drafting, schema, **params) == said(llm, schema, **params)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["grammar", "suffix", "ngram"])
+@pytest.mark.parametrize("ahead", [(), ("--async-scheduling",)])
+def test_a_forced_call_takes_fewer_steps(model_folder: Path, method: str, ahead: tuple[str, ...]) -> None:
+    """Over HTTP, with the receipt as witness."""
+    flags = ("--num-gpu-blocks-override", "300", *ahead)
+    config = f'{{"method": "{method}", "weigh_costs": false}}'
+    body = {
+        "messages": [{"role": "user", "content": "call it"}],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "call", "schema": CALL}},
+        "temperature": 0,
+        "max_tokens": 200,
+        "job_id": "job",
+    }
+    answers = []
+    for more in ((), ("--speculative-config", config)):
+        with running_server(model_folder, *flags, *more) as server:
+            answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+            assert answer.status_code == 200, answer.text
+            answers.append(answer.json())
+    without, with_drafts = answers
+    assert with_drafts["choices"][0]["message"] == without["choices"][0]["message"]
+    usage = with_drafts["usage"]
+    assert without["usage"]["receipt"].get("accepted_tokens", 0) == 0
+    assert usage["receipt"]["output_steps"] < 0.7 * usage["completion_tokens"]
+
+
+def test_forced_tokens_come_before_a_drafters() -> None:
+    """A drafter that agrees is heard behind them: its tokens there are as likely as before, given these."""
+    assert behind_forced([], NOTHING) == NOTHING
+    alone = behind_forced([1, 2], NOTHING)
+    assert alone.token_ids == [1, 2]
+    assert list(alone.chances) == pytest.approx([USUAL, USUAL**2 * LAST])
+    agreed = behind_forced([1, 2], Proposal([1, 7, 8], [0.5, 0.4, 0.2]))
+    assert agreed.token_ids == [1, 7, 8]
+    assert list(agreed.chances) == pytest.approx([USUAL, USUAL * 0.8, USUAL * 0.4])
+    assert behind_forced([1, 2, 3], Proposal([1, 9, 8], [0.5, 0.4, 0.2])).token_ids == [1, 2, 3]
+    assert behind_forced([1], Proposal([4, 5], [0.9, 0.8])) == Proposal([4, 5], [0.9, 0.8])
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {field: {"type": "string"} for field in fields},
+                "required": list(fields),
+                "additionalProperties": False,
+            },
+        },
+    }
+    for name, fields in (("read_file", ["path"]), ("write_file", ["path", "content"]))
+]
+
+
+@pytest.mark.slow
+def test_demanded_calls_in_the_models_own_syntax_are_the_same() -> None:
+    """Their frames are forced, and begin and end with special tokens."""
+    answers: list[list[dict[str, Any]]] = []
+    for flags in ((), ("--speculative-config", '{"method": "grammar", "weigh_costs": false}')):
+        with (
+            running_server(agent_model(), "--num-gpu-blocks-override", "400", *flags) as server,
+            httpx.Client(base_url=server.url, timeout=60) as http,
+        ):
+            found = [
+                http.post("/v1/chat/completions", json=demand(text, choice))
+                for text in ("Write hello into a.txt", "Read main.py")
+                for choice in ("required", {"type": "function", "function": {"name": "read_file"}})
+            ]
+        assert [answer.status_code for answer in found] == [200] * 4, [answer.text for answer in found]
+        answers.append([answer.json() for answer in found])
+    calls = [[functions(answer) for answer in each] for each in answers]
+    assert calls[0] == calls[1]
+    assert all(answer["usage"]["receipt"]["accepted_tokens"] > 0 for answer in answers[1])
+
+
+def demand(text: str, choice: str | dict[str, Any]) -> dict[str, Any]:
+    messages = [{"role": "user", "content": text}]
+    limits = {"temperature": 0, "max_tokens": 60, "job_id": f"{text}, {choice}"}
+    return {"messages": messages, "tools": TOOLS, "tool_choice": choice, **limits}
+
+
+def functions(answer: dict[str, Any]) -> list[Any]:
+    return [call["function"] for call in answer["choices"][0]["message"].get("tool_calls") or []]
