@@ -37,10 +37,10 @@ class DraftTokens:
                 request.spec_token_ids = list(token_ids[: self._most(request)])
                 self._proposed[request_id] = request
 
-    def _may_have_drafts(self, request: Request) -> bool:
-        """A state cannot be taken back by a few tokens: models that have states verify no drafts."""
+    @staticmethod
+    def _may_have_drafts(request: Request) -> bool:
         is_known = request.num_computed_tokens == request.num_tokens - 1
-        return request.status is RequestStatus.RUNNING and is_known and self._kv.states is None
+        return request.status is RequestStatus.RUNNING and is_known
 
     def _most(self, request: Request) -> int:
         most_output = min(request.max_tokens, self._max_model_len - request.num_prompt_tokens)
@@ -77,8 +77,12 @@ class DraftTokens:
                 step.add_drafts(request, drafts[:num_drafts], blocks)
 
     def _num_that_fit(self, request: Request, num_known: int, num_drafts: int) -> int:
-        """As many as there are blocks for: free ones, or at least the request's last one."""
+        """As many as there are blocks for: free ones, or at least the request's last one; 0 or less: none."""
         end = request.num_computed_tokens + num_known
+        if self._kv.states is not None and self._kv.enable_caching:
+            # A step that ends with a block keeps the state there, and how many drafts will be accepted is not
+            # known: they end before the block does.
+            num_drafts = min(num_drafts, -end % self._kv.block_size - 1)
         if self._kv.fits(request, end + num_drafts):
             return num_drafts
         return min(num_drafts, self._kv.num_slots_of(request.request_id) - end)

@@ -52,17 +52,17 @@ class Drafting:
 def make_drafting(
     config: EngineConfig, executor: Executor, job_of: Callable[[Request], str | None]
 ) -> Drafting | None:
-    """None if nothing is to be drafted; ConfigError if the model cannot verify drafts.
+    """None if nothing is to be drafted; ConfigError for a drafter that does not go with the model.
 
     Runs steps to learn what they cost, so it is called before the first request.
     """
     speculative = config.speculative
     if speculative is None:
         return None
-    if executor.info.num_states:
+    if speculative.has_weights and executor.info.num_states:
         raise ConfigError(
-            "speculative_config: this model has layers with states (linear attention or Mamba), which cannot "
-            "be taken back to the last draft that was right. Serve it without drafts."
+            f"speculative_config: method {speculative.method} does not draft yet for models that have layers "
+            "with states (linear attention or Mamba); suffix, ngram and grammar do."
         )
     most = speculative.num_speculative_tokens
     costs = measure_step_costs(executor, config, most) if speculative.weigh_costs else None

@@ -84,6 +84,14 @@ def begin_trial(model: CausalModel, query_lens: IntArray, device: torch.device) 
     pool.begin_step(StateBatch(query_lens, sources, np.arange(1, num_states)))
 
 
+def drafts_of(plan: SchedulerOutput, req_ids: list[str]) -> IntArray | None:
+    """[num_seqs] drafts of each sequence of a step; None if there are none."""
+    drafts = plan.scheduled_spec_decode_tokens
+    if not drafts:
+        return None
+    return np.array([len(drafts.get(req_id, ())) for req_id in req_ids], dtype=np.int64)
+
+
 def state_batch(plan: SchedulerOutput, req_ids: list[str], query_lens: IntArray) -> StateBatch:
     """The slots of a step's sequences, in the order of ``req_ids``."""
     slots = np.array([plan.state_slots[req_id] for req_id in req_ids], dtype=np.int64)

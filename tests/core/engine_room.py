@@ -230,7 +230,8 @@ class EngineRoom:
     def take_output(self, seconds: float = 0.01) -> None:
         """The oldest plan runs, and its output is accounted for."""
         running = self.under_way.popleft()
-        reports = self.memory.execute(running.work)
+        num_accepted = {request_id: len(places) - 1 for request_id, places in running.sampled.items()}
+        reports = self.memory.execute(running.work, num_accepted)
         self.clock.advance(seconds)
         result = ModelRunnerOutput(
             list(running.sampled),

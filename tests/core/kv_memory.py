@@ -74,6 +74,9 @@ class Layout:
         return block_hash if is_unitary else block_hash + group.to_bytes(2, "big")
 
 
+NONE_ACCEPTED: Mapping[str, int] = {}
+
+
 @dataclass(frozen=True, slots=True)
 class _Span:
     """What a step computes of one request."""
@@ -194,8 +197,11 @@ class KvMemory:
         hasher.extend(hashes, [*request.all_token_ids, *drafts], request._hash_context)
         return hashes
 
-    def execute(self, work: Work) -> Reports:
-        """Run one plan: loads and writes start, tokens are computed, blocks are stored, transfers end."""
+    def execute(self, work: Work, num_accepted: Mapping[str, int] = NONE_ACCEPTED) -> Reports:
+        """Run one plan: loads and writes start, tokens are computed, blocks are stored, transfers end.
+
+        ``num_accepted``: drafts of each request that are what is sampled; a state is written behind them.
+        """
         self._begin_writes(work.plan)
         self._store(work.plan.state_stores)
         for load in work.plan.kv_loads:
@@ -205,7 +211,7 @@ class KvMemory:
         for span in work.spans:
             self._read(span)
         if self._has_states:
-            self._compute_states(work)
+            self._compute_states(work, num_accepted)
         self._store(work.plan.kv_stores)
         return Reports(*self._end(), *self._end_writes())
 
@@ -286,7 +292,7 @@ class KvMemory:
             content = self._layout.content(hashes[index], group)
             assert self.device[block_id] == content, f"{span.request} would read what is not its own"
 
-    def _compute_states(self, work: Work) -> None:
+    def _compute_states(self, work: Work, num_accepted: Mapping[str, int]) -> None:
         """Each sequence reads its state from one slot and writes it to another, all at once."""
         slots = work.plan.state_slots
         assert slots.keys() == work.plan.num_scheduled_tokens.keys()
@@ -306,7 +312,10 @@ class KvMemory:
                 same = writer.all_token_ids[:num_tokens] == span.request.all_token_ids[:num_tokens]
                 assert same, f"{span.request} would go on from another's state"
         for span in work.spans:
-            self.states[slots[span.request.request_id][1]] = span.request, span.end
+            request_id = span.request.request_id
+            num_drafts = len(work.plan.scheduled_spec_decode_tokens.get(request_id, ()))
+            end = span.end - num_drafts + num_accepted.get(request_id, 0)
+            self.states[slots[request_id][1]] = span.request, end
 
     def check_states(self, cached: Mapping[int, BlockHash]) -> None:
         """Raise AssertionError unless every cached state is the one that it is found for."""

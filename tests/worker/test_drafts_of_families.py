@@ -12,14 +12,14 @@ from engine.core.request import Request
 from engine.frontend.llm import LLM
 from engine.messages import JobRef
 from engine.sampling_params import SamplingParams
-from tests.worker.conftest import MODEL_NAMES, WITH_STATES, ModelFolders
+from tests.worker.conftest import MODEL_NAMES, ModelFolders
 from tests.worker.counted_drafts import DraftCounts
 from tests.worker.generation import Reference, SmallEngine, random_tokens
 from tests.worker.random_loads import POLICIES
 from tests.worker.test_greedy_equality import SCARCE, greedy
 from tests.worker.test_random_loads import draw_options
 
-STATELESS = [name for name in MODEL_NAMES if name not in WITH_STATES]
+STATELESS = MODEL_NAMES
 TIGHT = {
     **dict.fromkeys(("mistral-window", "mixtral-window"), 10),
     **dict.fromkeys(("qwen2-window", "gemma2", "gemma3", "gpt-oss", "llama4"), 26),

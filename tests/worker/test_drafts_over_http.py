@@ -10,7 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
+from engine.errors import ConfigError
+from engine.frontend.llm import LLM
 from tests.api.server import running_server
+from tests.worker.conftest import ModelFolders
 
 FLAGS = (
     *("--device", "cpu", "--scheduling-policy", "continuum", "--num-gpu-blocks-override", "60"),
@@ -52,6 +55,22 @@ def answers(folder: Path, *flags: str) -> list[Any]:
 @pytest.mark.slow
 def test_answers_are_those_of_a_server_without_drafts(model_folder: Path) -> None:
     assert answers(model_folder, *SUFFIX) == answers(model_folder)
+
+
+@pytest.mark.slow
+def test_so_are_those_of_a_model_with_states(model_folders: ModelFolders) -> None:
+    folder = model_folders("granite4")
+    assert answers(folder, *SUFFIX) == answers(folder)
+
+
+@pytest.mark.slow
+def test_a_drafter_with_weights_says_that_it_knows_no_states(model_folders: ModelFolders) -> None:
+    with pytest.raises(ConfigError, match="does not draft yet for models that have layers with states"):
+        LLM(
+            str(model_folders("granite4")),
+            multiprocess=False,
+            speculative_config={"method": "draft_model", "model": str(model_folders("llama"))},
+        )
 
 
 @pytest.mark.slow

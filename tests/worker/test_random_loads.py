@@ -183,7 +183,6 @@ def test_models_with_states_too(name: str, seed: int, model_folders: ModelFolder
     load = LoadDrawer(random, oracle, block_size, (60, 190)).draw(NUM_TURNS)
     options = draw_options(random, block_size, load.longest, tmp_path)
     options |= {
-        "speculative_config": None,
         "async_scheduling": seed % 2 == 1,
         "num_state_slots": random.choice((5, 9, 60)),
     }

@@ -12,6 +12,7 @@ from engine.frontend.llm import LLM
 from engine.frontend.request_output import CompletionOutput
 from engine.messages import JobRef
 from engine.sampling_params import SamplingParams
+from engine.worker.states import torch_states
 from eval.cli.main import main
 from tests.worker.conftest import ModelFolders
 from tests.worker.counted_drafts import DraftCounts
@@ -97,9 +98,32 @@ def test_an_answer_is_that_without_drafts(
     assert kind != "said" or counts.num_accepted > 40
 
 
-def test_a_model_with_states_says_that_it_takes_none(model_folders: ModelFolders) -> None:
-    with pytest.raises(ConfigError, match="speculative_config: this model has layers with states"):
-        LLM(str(model_folders("granite4")), multiprocess=False, speculative_config={"method": "suffix"})
+@pytest.mark.parametrize("name", ["granite4", "qwen3-next"])
+@pytest.mark.parametrize("ops", ["compiled", "torch"])
+def test_states_are_those_behind_the_drafts_that_were_taken(
+    name: str, ops: str, model_folders: ModelFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seeded samples of a model with states, whichever code computes them."""
+    if ops == "torch":
+        monkeypatch.setattr("engine.worker.states.state_pool.select_state_ops", lambda device: torch_states)
+    prompts = [[60, 61, 62, 63, 64] * 7, [65, 66, 67] * 9]
+    params = SamplingParams(
+        temperature=0.8, seed=11, max_tokens=60, ignore_eos=True, allowed_token_ids=list(range(60, 66))
+    )
+    said = []
+    for drafts in (None, {"method": "suffix", "weigh_costs": False}):
+        counts = DraftCounts()
+        with LLM(
+            str(model_folders(name)),
+            multiprocess=False,
+            dtype="float32",
+            speculative_config=drafts,
+            executor_factory=counts,
+        ) as llm:
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+        said.append([output.outputs[0].token_ids for output in outputs])
+    assert said[0] == said[1]
+    assert 0 < counts.num_accepted < counts.num_drafts
 
 
 @pytest.mark.parametrize(

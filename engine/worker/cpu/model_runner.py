@@ -11,7 +11,7 @@ from engine.worker.attention.backend import AttentionBackend, IntArray
 from engine.worker.cpu.input_batch import InputBatch, StepInputs
 from engine.worker.drafts.drafter import WorkerDrafter
 from engine.worker.kv_tiers.host_pool import HostTransfers, with_reports
-from engine.worker.model_states import state_batch
+from engine.worker.model_states import drafts_of, state_batch
 from engine.worker.models.base import CausalModel
 from engine.worker.models.hidden_tap import HiddenTap
 from engine.worker.models.routing_recorder import RoutingRecorder
@@ -68,7 +68,8 @@ class ModelRunner:
             return EMPTY_MODEL_RUNNER_OUTPUT
         step = self._batch.step_inputs(plan)
         if self._states is not None:
-            self._states.begin_step(state_batch(plan, step.req_ids, step.attention.query_lens))
+            batch = state_batch(plan, step.req_ids, step.attention.query_lens)
+            self._states.begin_step(batch, drafts_of(plan, step.req_ids))
         self._attention.begin_step(step.attention)
         logits = self._model.forward(
             self._to_device(step.input_ids),
@@ -112,6 +113,9 @@ class ModelRunner:
         self._batch.take_verified(verified, step.sample_rows, chosen.token_ids)
         result = ModelRunnerOutput(step.req_ids, [[] for _ in step.req_ids])
         seqs = step.sample_seqs[verified.starts].tolist()
+        if self._states is not None:
+            accepted = (verified.counts - 1).tolist()
+            self._states.settle(dict(zip(seqs, accepted, strict=True)))
         for seq, start, end in zip(seqs, verified.starts.tolist(), verified.ends.tolist(), strict=True):
             req_id = step.req_ids[seq]
             result.sampled_token_ids[seq] = chosen.token_ids[start:end].tolist()

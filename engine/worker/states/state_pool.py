@@ -4,14 +4,18 @@ which slot."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from engine.worker.attention.backend import IntArray
+from engine.worker.states.drafted_states import DraftedStates
 from engine.worker.states.selection import select_state_ops
 from engine.worker.states.state_batch import StateBatch
 
+Tokens = tuple[torch.Tensor, ...]
+"""Inputs of an operation over tokens."""
 ALIGNMENT = 16
 """Bytes, of what is read at once."""
 
@@ -52,13 +56,22 @@ class LayerStates:
 
     def causal_conv(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x [num_tokens, channels] -> the same shape, through SiLU; see ``torch_states``"""
-        return self._ops.causal_conv(x, weight, bias, self.conv, self._pool.batch, silu=True)
+
+        def advance(inputs: Sequence[torch.Tensor], batch: StateBatch) -> torch.Tensor:
+            return self._ops.causal_conv(inputs[0], weight, bias, self.conv, batch, silu=True)
+
+        return self._pool.run(advance, (x,))
 
     def gated_delta_rule(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
     ) -> torch.Tensor:
         """-> [num_tokens, v_heads, v_size]; see ``torch_states``"""
-        return self._ops.gated_delta_rule(q, k, v, g, beta, self.recurrent, self._pool.batch)
+
+        def advance(inputs: Sequence[torch.Tensor], batch: StateBatch) -> torch.Tensor:
+            q, k, v, g, beta = inputs
+            return self._ops.gated_delta_rule(q, k, v, g, beta, self.recurrent, batch)
+
+        return self._pool.run(advance, (q, k, v, g, beta))
 
     def selective_scan(
         self,
@@ -71,7 +84,12 @@ class LayerStates:
         dt_bias: torch.Tensor,
     ) -> torch.Tensor:
         """-> [num_tokens, heads, head_size]; see ``torch_states``"""
-        return self._ops.selective_scan(x, dt, a, b, c, d, dt_bias, self.recurrent, self._pool.batch)
+
+        def advance(inputs: Sequence[torch.Tensor], batch: StateBatch) -> torch.Tensor:
+            x, dt, b, c = inputs
+            return self._ops.selective_scan(x, dt, a, b, c, d, dt_bias, self.recurrent, batch)
+
+        return self._pool.run(advance, (x, dt, b, c))
 
 
 class StatePool:
@@ -80,19 +98,43 @@ class StatePool:
     def __init__(self, spec: StateSpec, memory: torch.Tensor) -> None:
         """``memory``: [num_states, at least ``bytes_per_state``] in uint8, zeroed."""
         self._batch: StateBatch | None = None
+        self._drafted: DraftedStates | None = None
         views = iter(_views(spec, memory))
         self.layers = tuple(LayerStates(self, [next(views) for _ in parts]) for parts in spec.layers)
         """The states of each layer that has one."""
 
     @property
     def batch(self) -> StateBatch:
-        """The sequences of the step that runs."""
+        """The sequences of the step that runs, as they are computed."""
         assert self._batch is not None, "begin_step() comes first"
         return self._batch
 
-    def begin_step(self, batch: StateBatch) -> None:
-        """Tell all layers which states the next forward pass reads and writes."""
-        self._batch = batch
+    def begin_step(self, batch: StateBatch, num_drafts: IntArray | None = None) -> None:
+        """Tell all layers which states the next forward pass reads and writes.
+
+        ``num_drafts``: [num_seqs] drafts among the tokens of each sequence, if any has some. Then ``settle``
+        writes the states of those that have.
+        """
+        self._drafted = None if num_drafts is None else DraftedStates(batch, num_drafts)
+        self._batch = batch if self._drafted is None else self._drafted.batch
+
+    def run(
+        self, advance: Callable[[Sequence[torch.Tensor], StateBatch], torch.Tensor], inputs: Tokens
+    ) -> torch.Tensor:
+        """What an operation makes of the step's tokens; ``inputs``: [num_tokens, ...] each."""
+        output = advance(inputs, self.batch)
+        if self._drafted is not None:
+            self._drafted.see(advance, inputs)
+        return output
+
+    def settle(self, num_accepted: dict[int, int]) -> None:
+        """Write the states of the sequences that had drafts: behind their known tokens, and so many drafts.
+
+        ``num_accepted``: by the sequence's number in the step.
+        """
+        if self._drafted is not None:
+            self._drafted.settle(num_accepted)
+            self._drafted = None
 
 
 def _views(spec: StateSpec, memory: torch.Tensor) -> Iterator[torch.Tensor]:

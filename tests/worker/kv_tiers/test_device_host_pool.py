@@ -24,7 +24,7 @@ from engine.worker.kv_tiers.device_host_pool import DeviceHostPool, select_host_
 from engine.worker.kv_tiers.disk_pool import DiskPool, TransferReports
 from engine.worker.kv_tiers.host_pool import HostTransfers
 from engine.worker.kv_tiers.store_queue import StoreQueue
-from tests.core.kv_memory import KvMemory, Reports, Work
+from tests.core.kv_memory import NONE_ACCEPTED, KvMemory, Reports, Work
 from tests.core.offload.test_kv_loads import LAYOUTS, BusyDay
 from tests.worker.conftest import ModelFolders
 from tests.worker.gpu.late_streams import PICKS, LateStreams, StepsAtOnce, Wait
@@ -81,7 +81,7 @@ class LateMemory(KvMemory):
         self._pool.end_step(plan)
         return work
 
-    def execute(self, work: Work) -> Reports:
+    def execute(self, work: Work, num_accepted: Mapping[str, int] = NONE_ACCEPTED) -> Reports:
         """Let the device do something, of this plan or another."""
         self._streams.run_some()
         if not work.spans:  # the host can only wait: not for ever
