@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from engine.errors import ConfigError
+from engine.kv_events_config import KVEventsConfig
+from engine.parallel_config import ParallelConfig
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
@@ -303,31 +305,6 @@ class SpeculativeConfig:
         return self.num_speculative_tokens if self.has_weights else 0
 
 
-MAX_ENGINES = 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelConfig:
-    """Engine cores that serve the same model behind the same API servers."""
-
-    data_parallel_size: int = 1
-    """Number of engine cores, each with its own copy of the weights and its own KV cache."""
-    data_parallel_rank: int = 0
-    """The number of the core that has this configuration."""
-
-    def __post_init__(self) -> None:
-        _at_least("data_parallel_size", self.data_parallel_size, 1)
-        if self.data_parallel_size > MAX_ENGINES:
-            raise ConfigError(
-                f"data_parallel_size must be at most {MAX_ENGINES}, got {self.data_parallel_size}."
-            )
-        if not 0 <= self.data_parallel_rank < self.data_parallel_size:
-            raise ConfigError(
-                f"data_parallel_rank must be at least 0 and below {self.data_parallel_size}, got "
-                f"{self.data_parallel_rank}."
-            )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetryConfig:
     """Spans of jobs, turns and tool gaps for an OpenTelemetry collector."""
@@ -386,8 +363,11 @@ class EngineConfig:
     speculative: SpeculativeConfig | None = None
     """None: no speculative decoding."""
     parallel: ParallelConfig = ParallelConfig()
+    kv_events: KVEventsConfig = field(default_factory=KVEventsConfig)
 
     def __post_init__(self) -> None:
+        if self.kv_events.is_on and not self.cache.enable_prefix_caching:
+            raise ConfigError("kv_events_config needs prefix caching: events tell what is cached.")
         if self.speculative is not None and self.model.enable_return_routed_experts:
             raise ConfigError("speculative_config and enable_return_routed_experts cannot be combined.")
         if self.model.tensor_parallel_size > 1 and self.cache.has_disk_tier:

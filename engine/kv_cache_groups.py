@@ -47,6 +47,15 @@ class KVCacheGroup(msgspec.Struct, frozen=True):
         return self.sliding_window is None and self.attention_chunk is None and self.state_blocks is None
 
     @property
+    def kind(self) -> str:
+        """What V1 calls such a group in its events."""
+        if self.is_state:
+            return "mamba"
+        if self.attention_chunk is not None:
+            return "chunked_local_attention"
+        return "full_attention" if self.sliding_window is None else "sliding_window"
+
+    @property
     def is_state(self) -> bool:
         """Whether the layers keep a state of fixed size, and no KV."""
         return self.state_blocks is not None

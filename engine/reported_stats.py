@@ -113,3 +113,5 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     """Tokens recomputed although their KV was cached: there was no state behind them."""
     spec_decoding: SpecDecodingStats | None = None
     """What became of draft tokens; None if there were none."""
+    kv_events_dropped: int = 0
+    """Batches of KV events or pin events that were lost, as they came faster than they could be sent."""

@@ -24,11 +24,11 @@ MAX_ROOM = 24
 
 LONGER_FILES = {
     "engine/core/scheduler.py": (620, "One step from the first request to the last: read it in one go."),
-    "engine/core_process/engine_core.py": (480, "The loop of the core and what it is asked to do."),
+    "engine/core_process/engine_core.py": (500, "The loop of the core and what it is asked to do."),
     "engine/core_process/core_client.py": (460, "Every call to the core, each a few lines."),
     "engine/frontend/metrics.py": (440, "A table: each metric with its help text."),
     "eval/agent_model/training/kinds.py": (470, "A table: the kinds of tasks that the bundled model learns."),
-    "eval/cli/serve_flags.py": (510, "A table: the flags of one command."),
+    "eval/cli/serve_flags.py": (520, "A table: the flags of one command."),
     "eval/load/planner.py": (480, "From a workload to what is sent when: one pass."),
     "eval/trace/analysis/tables.py": (460, "Tables of a trace, one after another."),
     "tracing/events.py": (500, "The schema: each event, each field explained."),

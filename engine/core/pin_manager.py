@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from engine.core.kv_cache.block_pool import KVCacheBlock
 from engine.core.kv_cache.kv_cache_manager import KVCacheManager
 from engine.core.offload.pending_kv_loads import PendingKVLoads
+from engine.core.pin_recorder import PinRecorder
 from engine.core.policy import Pin, PinEnd, RetentionPolicy, StalePrefix
 from engine.core.request import Request
 
@@ -20,6 +21,9 @@ MAX_KEPT = 4096
 
 class PinManager:
     """Ends every pin, and counts it by cause; the KVCacheManager holds the blocks."""
+
+    recorder: PinRecorder | None = None
+    """Is told what becomes of pins, if somebody wants to know."""
 
     def __init__(self, kv: KVCacheManager, loads: PendingKVLoads, policy: RetentionPolicy) -> None:
         self._kv = kv
@@ -36,6 +40,8 @@ class PinManager:
         is_whole = self._kv.pin(request, pin.pin_id, pin.num_prefix_blocks)
         pin.num_blocks = self._kv.pinned.num_blocks_of(pin.pin_id)
         self._held_since_s[pin.pin_id] = now
+        if self.recorder is not None:
+            self.recorder.placed(pin)
         if not is_whole:
             num_kept = self._kv.pinned.longest_cut(pin.held_hashes, pin.num_prefix_blocks)
             self._cut_tail(pin, num_kept, PinEnd.REVOKED, now, request.request_id)
@@ -46,6 +52,12 @@ class PinManager:
             self._evict_first(stale, now)
         for pin, cause in self._policy.due(now):
             self._end(pin, cause, now)
+
+    def after_signal(self, now: float) -> None:
+        """A signal may have moved deadlines, and made pins due."""
+        if self.recorder is not None:
+            self.recorder.compare_deadlines()
+        self.expire(now)
 
     def end_all(self, pins: Iterable[Pin], cause: PinEnd, now: float, by: str | None = None) -> None:
         """End these pins for the same cause, for request ``by`` if they were revoked."""
@@ -185,10 +197,14 @@ class PinManager:
         pin.num_prefix_blocks = num_kept
         self._count(pin, num_blocks, cause, now)
         self._policy.on_pin_shrunk(pin, num_blocks, cause, now, by)
+        if self.recorder is not None:
+            self.recorder.cut(pin, cause, by)
 
     def _end(self, pin: Pin, cause: PinEnd, now: float, by: str | None = None) -> None:
         self._kv.pinned.end(pin.pin_id)
         self._policy.on_pin_ended(pin, cause, now, by)
+        if self.recorder is not None:
+            self.recorder.ended(pin, cause, by)
         self._num_ended[cause] = self._num_ended.get(cause, 0) + 1
         self._count(pin, pin.num_blocks, cause, now)
         held_s = now - self._held_since_s.pop(pin.pin_id)

@@ -45,8 +45,8 @@ class PinEnd(StrEnum):
 class Pin:
     """A tip whose blocks are held after its turn ended. Compared by identity.
 
-    The policy creates it and may move ``deadline_s``; the scheduler holds the blocks until the pin ends,
-    fewer after a partial revocation.
+    The policy creates it and may move ``deadline_s`` when a signal comes; the scheduler holds the blocks
+    until the pin ends, fewer after a partial revocation.
     """
 
     pin_id: int

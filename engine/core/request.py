@@ -52,7 +52,6 @@ class Request:
 
     __slots__ = (
         "_block_hasher",
-        "_hash_context",
         "all_token_ids",
         "arrival_time",
         "block_hashes",
@@ -61,6 +60,7 @@ class Request:
         "first_scheduled_time",
         "first_token_time",
         "grammar",
+        "hash_context",
         "job",
         "max_tokens",
         "num_accepted_tokens",
@@ -144,7 +144,7 @@ class Request:
         self.first_token_time: float | None = None
 
         has_context = bool(cache_salt or adapter or media)
-        self._hash_context = HashContext(cache_salt, adapter, media or ()) if has_context else NO_CONTEXT
+        self.hash_context = HashContext(cache_salt, adapter, media or ()) if has_context else NO_CONTEXT
         self._block_hasher, self.block_hashes = block_hasher, list[BlockHash]()
         """Hashes of all full blocks, computed or not; empty without a hasher."""
         self._hash_new_blocks()
@@ -168,7 +168,7 @@ class Request:
     @property
     def salt(self) -> str:
         """Only requests of the same salt may know of each other; empty: those without one."""
-        return self._hash_context.cache_salt or ""
+        return self.hash_context.cache_salt or ""
 
     @property
     def num_tokens(self) -> int:
@@ -197,7 +197,7 @@ class Request:
 
     def _hash_new_blocks(self) -> None:
         if self._block_hasher is not None:
-            self._block_hasher.extend(self.block_hashes, self.all_token_ids, self._hash_context)
+            self._block_hasher.extend(self.block_hashes, self.all_token_ids, self.hash_context)
 
     def __repr__(self) -> str:
         return f"Request({self.request_id}, {self.status.name}, {self.num_computed_tokens}/{self.num_tokens})"

@@ -161,7 +161,7 @@ class Scheduler:
     def signal(self, signal: Signal, now: float) -> TurnReceipt | None:
         """Inform the policy that a tool call or a job changed state; returns its new decision on the turn."""
         receipt = self.policy.on_signal(signal, now)
-        self.pins.expire(now)
+        self.pins.after_signal(now)
         return receipt
 
     def set_pause_state(self, state: PauseState, now: float) -> None:

@@ -28,6 +28,7 @@ from engine.core.routed_experts import RoutedExpertsStore
 from engine.core.scheduler import Scheduler
 from engine.core.traced_scheduler import TracedScheduler
 from engine.core_process.drafting import make_drafting
+from engine.core_process.kv_events import closed_on_failure, open_kv_events
 from engine.core_process.telemetry import open_telemetry, request_listener
 from engine.core_process.trace_control import TraceControl
 from engine.core_process.utilities import CoreUtilities
@@ -113,17 +114,21 @@ class EngineCore:
         self._tracer = Tracer()
         self._trace = TraceControl(config.trace, self._tracer, self._changed, self._begin_trace)
         self._telemetry = open_telemetry(config.telemetry, clock.now())
+        self._kv_events = open_kv_events(config.kv_events, config.parallel.data_parallel_rank)
         self._persisted = threading.Event()
-        self._executor: Executor = executor_factory(config)
-        self._max_submitted = self._executor.max_concurrent_batches
         self._submitted: deque[_Submitted] = deque()
         """Plans whose output has not been processed, the oldest first."""
-        info = self._executor.info
-        _check_token_budget(config.scheduler, info.max_model_len)
-        self.policy: SchedulingPolicy = policy_factory(self._policy_context(config, info))
-        self._drafting = make_drafting(config, self._executor, self.policy.job_of)
-        self._untraced = self._make_scheduler(config, info)
+        with closed_on_failure(self._kv_events):
+            self._executor: Executor = executor_factory(config)
+            self._max_submitted = self._executor.max_concurrent_batches
+            info = self._executor.info
+            _check_token_budget(config.scheduler, info.max_model_len)
+            self.policy: SchedulingPolicy = policy_factory(self._policy_context(config, info))
+            self._drafting = make_drafting(config, self._executor, self.policy.job_of)
+            self._untraced = self._make_scheduler(config, info)
         self._traced = TracedScheduler(self._untraced, self._tracer)
+        if self._kv_events is not None:
+            self._kv_events.attach(self._untraced, clock)
         self._grammars = GrammarCompiler(lambda: TokenTable.of(Tokenizer.load(config.model), info.vocab_size))
         self._masks = BitmaskFiller(self._grammars)
         self.ready = EngineReady(
@@ -294,6 +299,7 @@ class EngineCore:
                 if not self._changed.wait(self._idle_timeout_s()):
                     self._stalled = False
                 self.scheduler.expire(self._clock.now())
+                self._publish_events()
             return False
 
     def _reportable(self) -> tuple[int, int]:
@@ -375,12 +381,18 @@ class EngineCore:
         if self._drafting is not None:
             is_idle = not self._submitted
             self._drafting.after_output(self.scheduler, plan, result, now, is_idle=is_idle)
+        self._publish_events()
         reportable = self._reportable()
         if not outputs and not plan.total_num_scheduled_tokens and reportable == self._reported:
             return None
         self._reported = reportable
         stats = self._make_stats() if self._log_stats else None
         return EngineCoreOutputs(outputs=outputs, scheduler_stats=stats, timestamp=now)
+
+    def _publish_events(self) -> None:
+        """Hand on what has entered or left the prefix cache since the last call, if somebody wants it."""
+        if self._kv_events is not None:
+            self._kv_events.publish()
 
     def _end_failed_grammars(self, masks: TokenMasks) -> None:
         """End requests whose bitmask could not be filled. Runs before the step's tokens are appended, as the
@@ -395,6 +407,8 @@ class EngineCore:
         stats.trace_dropped = self._trace.take_dropped()
         if self._telemetry is not None:
             stats.telemetry_dropped = self._telemetry.take_dropped()
+        if self._kv_events is not None:
+            stats.kv_events_dropped = self._kv_events.take_dropped()
         return stats
 
     def _submit(self, plan: SchedulerOutput) -> PendingOutput:
@@ -409,6 +423,7 @@ class EngineCore:
 
     def _wake(self) -> None:
         self._stalled = False
+        self._publish_events()
         self._changed.notify_all()
 
     def now(self) -> float:
@@ -461,7 +476,10 @@ class EngineCore:
             self.scheduler.close(now)
             self._grammars.close()
             self._masks.close()
+            self._publish_events()
         self._trace.close()
+        if self._kv_events is not None:
+            self._kv_events.close()
         if self._telemetry is not None:
             self._telemetry.close(now, TELEMETRY_TIMEOUT_S)
         self._persisted.set()

@@ -17,6 +17,7 @@ from engine.errors import ConfigError, RequestError
 from engine.executor import ExecutorFactory
 from engine.frontend.llm_engine import LLMEngine
 from engine.frontend.request_output import RequestOutput
+from engine.kv_events_config import read_kv_events_config
 from engine.messages import EngineCoreRequest, JobRef, RequestContext
 from engine.model_executor import model_executor
 from engine.policy_loader import load_policy
@@ -41,12 +42,13 @@ def engine_config(model: str, **options: Any) -> EngineConfig:
         "trace": TraceConfig,
     }
     speculative = read_speculative_config(options.pop("speculative_config", None))
+    kv_events = read_kv_events_config(options.pop("kv_events_config", None))
     taken: dict[str, dict[str, Any]] = {name: {} for name in (*parts, "engine")}
     owner = {field.name: name for name, record in parts.items() for field in dataclasses.fields(record)} | {
         field.name: "engine" for field in dataclasses.fields(EngineConfig) if field.name not in parts
     }
-    del owner["speculative"]
-    known = [*owner, "speculative_config"]
+    del owner["speculative"], owner["kv_events"]
+    known = [*owner, "speculative_config", "kv_events_config"]
     for option, value in options.items():
         if option not in owner or option == "model":
             raise ConfigError(f"Unknown option {option!r}; choose from {', '.join(sorted(known))}.")
@@ -57,6 +59,7 @@ def engine_config(model: str, **options: Any) -> EngineConfig:
         scheduler=SchedulerConfig(**taken["scheduler"]),
         trace=TraceConfig(**taken["trace"]),
         speculative=speculative,
+        kv_events=kv_events,
         **taken["engine"],
     )
 

@@ -173,6 +173,7 @@ class Metrics:
         self._superseded_blocks.inc(stats.superseded_blocks)
         self._trace_dropped.inc(stats.trace_dropped)
         self._telemetry_dropped.inc(stats.telemetry_dropped)
+        self._kv_events_dropped.inc(stats.kv_events_dropped)
         self._cache_queries.inc(stats.prefix_cache_queries)
         self._cache_hits.inc(stats.prefix_cache_hits)
         self._without_state_tokens.inc(stats.tokens_without_state)
@@ -355,6 +356,10 @@ class Metrics:
         )
         self._telemetry_dropped = self._counter(
             "continuum:telemetry_dropped", "Spans that did not reach the OpenTelemetry collector."
+        )
+        self._kv_events_dropped = self._counter(
+            "continuum:kv_events_dropped",
+            "Batches of KV and pin events lost since they came faster than they could be sent.",
         )
 
     def _make_latencies(self) -> None:

@@ -16,12 +16,13 @@ from engine.config import (
     CacheConfig,
     EngineConfig,
     ModelConfig,
-    ParallelConfig,
     SchedulerConfig,
     TelemetryConfig,
     TraceConfig,
 )
 from engine.errors import ConfigError
+from engine.kv_events_config import read_kv_events_config
+from engine.parallel_config import ParallelConfig
 from engine.speculative_options import read_speculative_config
 from eval.cli.flag_group import defaults_of, flag_of
 from eval.cli.serve_flags import API_KEY_VARIABLE
@@ -42,6 +43,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         parallel=_record(ParallelConfig, args),
         log_stats=not args.disable_log_stats,
         speculative=read_speculative_config(args.speculative_config),
+        kv_events=read_kv_events_config(args.kv_events_config),
         telemetry=TelemetryConfig(
             otlp_traces_endpoint=args.otlp_traces_endpoint,
             model_name=args.served_model_name[0] if args.served_model_name else args.model,

@@ -15,9 +15,9 @@ from engine.config import (
     QUANTIZATIONS,
     CacheConfig,
     ModelConfig,
-    ParallelConfig,
     SchedulerConfig,
 )
+from engine.parallel_config import ParallelConfig
 from engine.tokenization.content_format import CONTENT_FORMATS
 from engine.tool_parsers.formats import REASONING_PARSERS, TOOL_CALL_PARSERS
 from eval.cli.flag_group import FlagGroup, number
@@ -491,5 +491,11 @@ def _add_observability_flags(group: argparse._ArgumentGroup) -> None:
         metavar="URL",
         help="OpenTelemetry collector for spans of jobs, turns and tool gaps, by OTLP over HTTP; needs "
         "continuum-engine[otel] (default: no spans)",
+    )
+    group.add_argument(
+        "--kv-events-config",
+        metavar="JSON",
+        help="Publish what enters and leaves the prefix cache over ZMQ, as vLLM's JSON: "
+        '{"enable_kv_cache_events": true}; pins_endpoint adds what becomes of pins (default: off)',
     )
     group.add_argument("--disable-log-stats", action="store_true", help="Collect no statistics for /metrics")

@@ -194,7 +194,7 @@ class KvMemory:
             return request.block_hashes
         hashes = list(request.block_hashes)
         hasher = BlockHasher(self._layout.block_size)
-        hasher.extend(hashes, [*request.all_token_ids, *drafts], request._hash_context)
+        hasher.extend(hashes, [*request.all_token_ids, *drafts], request.hash_context)
         return hashes
 
     def execute(self, work: Work, num_accepted: Mapping[str, int] = NONE_ACCEPTED) -> Reports:

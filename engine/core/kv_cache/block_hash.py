@@ -50,6 +50,18 @@ class HashContext:
                 keys.append(("media", span.content_hash, span.offset - first))
         return msgspec.msgpack.encode(keys) if keys else b""
 
+    def event_keys(self, first: int, end: int) -> list[object] | None:
+        """The same as V1 publishes it with the block, in its order and without names; None without any."""
+        keys: list[object] = [self.adapter] if self.adapter else []
+        keys += [
+            (span.content_hash, span.offset - first)
+            for span in self.media
+            if span.offset < end and span.offset + span.length > first
+        ]
+        if first == 0 and self.cache_salt:
+            keys.append(self.cache_salt)
+        return keys or None
+
 
 NO_CONTEXT = HashContext()
 

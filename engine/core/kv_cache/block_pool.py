@@ -10,8 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from engine.core.kv_cache.block_hash import BlockHash
+
+if TYPE_CHECKING:
+    from engine.core.kv_cache.kv_event_recorder import TierRecorder
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -109,6 +113,9 @@ class BlockPoolStatistics:
 
 class BlockPool:
     """All blocks of the KV cache. Block 0, the null block, is never handed out and never freed."""
+
+    recorder: TierRecorder | None = None
+    """Is told which contents begin and cease to be cached, if somebody wants to know."""
 
     def __init__(self, num_blocks: int) -> None:
         """Make a pool of ``num_blocks`` blocks, the null block counted."""
@@ -276,6 +283,7 @@ class BlockPool:
     ) -> None:
         """Cache ``blocks[start:end]``, which are full, under ``hashes[start:end]``."""
         by_hash = self._by_hash
+        new = None if self.recorder is None else [h for h in hashes[start:end] if h not in by_hash]
         for index in range(start, end):
             block, block_hash = blocks[index], hashes[index]
             block.block_hash = block_hash
@@ -289,6 +297,8 @@ class BlockPool:
             else:
                 assert isinstance(known, KVCacheBlock)
                 by_hash[block_hash] = {known.block_id: known, block.block_id: block}
+        if new and self.recorder is not None:
+            self.recorder.stored(new)
 
     def evict(self, block: KVCacheBlock) -> None:
         """Evict a block from the prefix cache: it is about to hold something else, or its KV is wrong."""
@@ -301,6 +311,9 @@ class BlockPool:
             if known:
                 self._by_hash[block_hash] = known
                 self._num_duplicates -= 1
+                return
+        if self.recorder is not None:
+            self.recorder.removed(block_hash)
 
     def evict_all(self) -> None:
         """Evict every block."""
@@ -312,6 +325,8 @@ class BlockPool:
         for block in self.blocks:
             block.block_hash = None
             block.is_stale = False
+        if self.recorder is not None:
+            self.recorder.cleared()
 
     def statistics(self) -> BlockPoolStatistics:
         return BlockPoolStatistics(self.num_usable_blocks, self.num_free_blocks, self.num_cached_blocks)

@@ -97,6 +97,8 @@ class SingleTypeKVCacheManager:
         start = self.num_cached_block[request_id]
         end = num_tokens // self.block_size
         if end > start:
+            if self._pool.recorder is not None:
+                self._pool.recorder.begin(request_id, start, end)
             self._cache(self.req_to_blocks[request_id], block_hashes, start, end)
             self.num_cached_block[request_id] = end
 

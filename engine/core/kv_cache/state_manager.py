@@ -273,6 +273,8 @@ class StateManager:
         for checkpoint in states.checkpoints:
             num_blocks = checkpoint.num_tokens // self._block_size
             if checkpoint.slot.block_hash is None and num_blocks <= len(hashes):
+                if self.pool.recorder is not None:
+                    self.pool.recorder.begin(request.request_id, num_blocks - 1, num_blocks)
                 self.pool.cache_full_blocks([checkpoint.slot], [hashes[num_blocks - 1]], 0, 1)
 
     def evict(self, request: Request) -> None:
@@ -323,8 +325,7 @@ class StateManager:
 
     def end_load(self, load_id: int) -> None:
         """Release the slot of a load, which writes it no more."""
-        slot = self._loads.pop(load_id, None)
-        if slot is not None:
+        if (slot := self._loads.pop(load_id, None)) is not None:
             self.pool.free_blocks([slot])
 
     def take_evicted(self) -> list[tuple[BlockHash, int]]:
@@ -349,8 +350,7 @@ class StateManager:
 
     def end_pin(self, pin_id: int) -> None:
         """End a pin: its state stays cached."""
-        slot = self._pins.pop(pin_id, None)
-        if slot is not None:
+        if (slot := self._pins.pop(pin_id, None)) is not None:
             self.pool.free_blocks([slot])
 
     def move_pin(self, pin_id: int, block_hashes: Sequence[BlockHash], num_blocks: int) -> None:

@@ -151,8 +151,10 @@ class TieredBlocks:
     def cache_loaded(self, load_id: int, request: Request, prefix: LoadablePrefix) -> None:
         """Cache the blocks of a load that has ended well, and whose request waits for it."""
         loaded = self._loads[load_id]
-        self._pool.cache_full_blocks(loaded, prefix.keys, 0, len(loaded))
         num_blocks = prefix.num_tokens // self._coordinator.block_size
+        if self._pool.recorder is not None:
+            self._pool.recorder.begin(request.request_id, 0, num_blocks)
+        self._pool.cache_full_blocks(loaded, prefix.keys, 0, len(loaded))
         self._coordinator.note_cached(request.request_id, num_blocks)
         if self._states is not None:
             self._states.cache_loaded(load_id, request, num_blocks)

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from engine.core.kv_cache.block_hash import BlockHash
+
+if TYPE_CHECKING:
+    from engine.core.kv_cache.kv_event_recorder import TierRecorder
 
 OnDropped = Callable[[BlockHash, int], None]
 """Called with a content that is evicted and its slot, which another content will be written into."""
@@ -17,6 +21,9 @@ OnDropped = Callable[[BlockHash, int], None]
 
 class BlockTier:
     """A set of block hashes with a slot for each. All operations are O(1) per block."""
+
+    recorder: TierRecorder | None = None
+    """Is told which contents are no longer found, if somebody wants to know."""
 
     def __init__(self, num_blocks: int, on_dropped: OnDropped | None = None) -> None:
         assert num_blocks >= 1, "a tier without slots is no tier"
@@ -85,6 +92,8 @@ class BlockTier:
         if not self._idle:
             return None
         block_hash, slot = self._idle.popitem(last=False)
+        if self.recorder is not None:
+            self.recorder.removed(block_hash)
         if block_hash in self._stale:
             self._stale.remove(block_hash)
         elif self._on_dropped is not None:
@@ -146,6 +155,8 @@ class BlockTier:
             if slot is not None:
                 self._free.append(slot)
                 self._stale.discard(block_hash)
+                if self.recorder is not None:
+                    self.recorder.removed(block_hash)
 
     def contents(self) -> dict[BlockHash, int]:
         """Every content and its slot."""

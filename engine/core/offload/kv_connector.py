@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.kv_cache.tiered_blocks import LoadablePrefix
 from engine.core.offload.disk_tier import NO_DISK_COUNTS, DiskLevel, DiskWriteCounts
 from engine.core.outputs import NO_COPIES, NO_DISK_WRITES, BlockCopies, DiskWrites, KVLoad
 from engine.core.request import Request
+
+if TYPE_CHECKING:
+    from engine.core.kv_cache.kv_event_recorder import TierRecorder
 
 FindPrefix = Callable[[Container[BlockHash]], LoadablePrefix]
 """The longest prefix of a request that need not be computed, given the names of the blocks that can be
@@ -54,6 +57,8 @@ class KVConnector(Protocol):
     """The disk behind host memory, if there is one."""
     copies: Container[BlockHash]
     """Names of the blocks that it holds, on whichever level."""
+    recorder: TierRecorder | None
+    """Is told which blocks host memory has, if somebody wants to know."""
 
     def find_loadable(
         self, request: Request, num_computed_tokens: int, find: FindPrefix
@@ -119,6 +124,7 @@ class NoConnector:
     min_load_tokens = 0
     disk_level: DiskLevel | None = None
     copies: Container[BlockHash] = ()
+    recorder: TierRecorder | None = None
 
     def find_loadable(
         self, request: Request, num_computed_tokens: int, find: FindPrefix

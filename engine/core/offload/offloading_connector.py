@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from engine.core.kv_cache.block_hash import BlockHash
+from engine.core.kv_cache.kv_event_recorder import TierRecorder
 from engine.core.kv_cache.tiered_blocks import LoadablePrefix
 from engine.core.offload.block_tier import BlockTier
 from engine.core.offload.disk_tier import NO_DISK_COUNTS, DiskLevel, DiskTier, DiskWriteCounts
@@ -79,6 +80,15 @@ class OffloadingConnector:
         self._new_state_stores: dict[BlockHash, tuple[int, int]] = {}
         """The same of states."""
 
+    @property
+    def recorder(self) -> TierRecorder | None:
+        """Is told which blocks host memory has, if somebody wants to know."""
+        return self.tier.recorder
+
+    @recorder.setter
+    def recorder(self, recorder: TierRecorder | None) -> None:
+        self.tier.recorder = recorder
+
     def find_loadable(
         self, request: Request, num_computed_tokens: int, find: FindPrefix
     ) -> LoadablePrefix | None:
@@ -118,10 +128,14 @@ class OffloadingConnector:
         return len(reads)
 
     def store_blocks(self, keys: Sequence[BlockHash], block_ids: Sequence[int]) -> None:
+        new = []
         for key, block_id in zip(keys, block_ids, strict=True):
             slot = self.tier.add(key)
             if slot is not None:
                 self._new_stores[key] = (block_id, slot)
+                new.append(key)
+        if self.recorder is not None:
+            self.recorder.stored(new)
 
     def store_state(self, keys: Sequence[BlockHash], block_ids: Sequence[int]) -> None:
         self.evict(keys)  # what is left of an earlier copy

@@ -17,6 +17,7 @@ from functools import partial
 
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.kv_cache.kv_cache_manager import KVCacheManager
+from engine.core.kv_cache.kv_event_recorder import TierRecorder
 from engine.core.kv_cache.tiered_blocks import LoadablePrefix
 from engine.core.offload.disk_tier import DiskLevel, DiskWriteCounts
 from engine.core.offload.kv_connector import KVConnector, KVConnectorStatistics
@@ -185,6 +186,11 @@ class PendingKVLoads:
 
     # ---- the other tier ----
 
+    def record(self, recorder: TierRecorder) -> None:
+        """Tell this one which blocks host memory has from now on, if there is another tier."""
+        if self._connector.has_tier:
+            self._connector.recorder = recorder
+
     def fill_in(self, plan: SchedulerOutput, requests: Mapping[str, Request]) -> None:
         """Add the transfers to a plan whose tokens count as computed.
 
@@ -206,6 +212,8 @@ class PendingKVLoads:
             if start < end:
                 if self._kv.has_windows:
                     connector.passed(self._kv.tiered.passed(request, start, end))
+                if connector.recorder is not None:
+                    connector.recorder.begin(request_id, start, end)
                 connector.store_blocks(*self._kv.tiered.worth_storing(request, start, end))
             self._num_offered[request_id] = end
         for names, block_ids in self._kv.tiered.evicted_states():
