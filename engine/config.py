@@ -362,7 +362,7 @@ class EngineConfig:
     telemetry: TelemetryConfig = TelemetryConfig()
     speculative: SpeculativeConfig | None = None
     """None: no speculative decoding."""
-    parallel: ParallelConfig = ParallelConfig()
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     kv_events: KVEventsConfig = field(default_factory=KVEventsConfig)
 
     def __post_init__(self) -> None:

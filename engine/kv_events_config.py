@@ -51,8 +51,12 @@ class KVEventsConfig:
     def of_rank(self, rank: int) -> KVEventsConfig:
         """With the addresses of this core of several: a TCP port so much higher, as in V1, other names with
         ``_dp1`` and so on."""
-        names = ("endpoint", "replay_endpoint", "pins_endpoint")
-        return replace(self, **{name: _of_rank(getattr(self, name), rank) for name in names})
+        return replace(
+            self,
+            endpoint=_of_rank(self.endpoint, rank),
+            replay_endpoint=None if self.replay_endpoint is None else _of_rank(self.replay_endpoint, rank),
+            pins_endpoint=None if self.pins_endpoint is None else _of_rank(self.pins_endpoint, rank),
+        )
 
     @property
     def is_on(self) -> bool:
@@ -60,8 +64,8 @@ class KVEventsConfig:
         return self.enable_kv_cache_events and self.publisher != "null"
 
 
-def _of_rank(address: str | None, rank: int) -> str | None:
-    if address is None or rank == 0:
+def _of_rank(address: str, rank: int) -> str:
+    if rank == 0:
         return address
     base, colon, port = address.rpartition(":")
     if address.startswith("tcp://") and port.isdecimal():

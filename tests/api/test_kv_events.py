@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -223,3 +224,36 @@ def test_what_does_not_come_to_be_leaves_its_addresses(model: Path, ports: Ports
         LLM(model, multiprocess=False, num_gpu_blocks_override=20, kv_events_config=ports.config)
     with LLM(model, multiprocess=False, num_gpu_blocks_override=80, kv_events_config=ports.config):
         pass
+
+
+@pytest.mark.slow
+def test_each_of_several_cores_publishes_at_its_own_port(model: Path) -> None:
+    """A port higher for each core, as V1's, and its rank in each batch: together they tell of all prompts."""
+    first = two_ports_in_a_row()
+    config = {"enable_kv_cache_events": True, "endpoint": f"tcp://*:{first}"}
+    flags = (*SMALL, "--data-parallel-size", "2", "--kv-events-config", json.dumps(config))
+    with (
+        running_server(model, *flags) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+        subscriber(f"tcp://127.0.0.1:{first}") as one,
+        subscriber(f"tcp://127.0.0.1:{first + 1}") as two,
+    ):
+        deadline, number = time.monotonic() + 60, 0
+        while not (one.batches and two.batches):
+            assert time.monotonic() < deadline, "a core has published nothing"
+            prompt = [1 + (number * 7 + i) % 400 for i in range(3 * BLOCK)]
+            assert http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1}).is_success
+            number += 1
+            for reads in (one, two):
+                reads.take()
+        for rank, reads in enumerate((one, two)):
+            assert {batch[2] for batch in reads.batches.values()} == {rank}
+
+
+def two_ports_in_a_row() -> int:
+    """The first of two ports that nobody listens on."""
+    for _ in range(100):
+        (first,) = free_ports(1)
+        with suppress(OSError), socket.create_server(("127.0.0.1", first + 1)):
+            return first
+    raise AssertionError("there are no two free ports in a row")

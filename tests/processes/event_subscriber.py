@@ -77,6 +77,13 @@ class Subscriber:
                 self._catch_up()  # the last ones may have come before the subscription
         return self.events
 
+    def take(self) -> None:
+        """Read what has come, if anything comes within a moment."""
+        while self.has_news:
+            topic, number, payload = self._socket.recv_multipart()
+            self.topics.add(topic)
+            self.batches[int.from_bytes(number, "big")] = msgspec.msgpack.decode(payload)
+
     def _catch_up(self) -> None:
         if self._replay is not None:
             for _, number, batch in ask_for_past(self._context, self._replay, len(self.batches)):
