@@ -39,6 +39,10 @@ class _Job:
     """Key of its prompt's beginning of ``num_chunks`` chunks."""
 
 
+def _is_worth_a_move(at_home: float, elsewhere: float) -> bool:
+    return at_home > MOVE_MARGIN * elsewhere and at_home - elsewhere > MOVE_TOKENS
+
+
 @dataclass(frozen=True, slots=True)
 class _Home:
     """Where a turn has KV, and how many tokens of its prompt."""
@@ -119,15 +123,18 @@ class JobRouter:
     # ---- where it goes ----
 
     def _stay_or_move(self, home: _Home, turn: RoutedTurn, loads: Sequence[EngineLoad | None]) -> int:
+        own = loads[home.engine]
+        assert own is not None, "a home that takes no requests is none"
+        at_home = self._cost(turn, own, home.num_tokens)
+        if not _is_worth_a_move(at_home, len(turn.prompt_token_ids)):
+            return home.engine  # not even an idle core would be
         costs = {
-            engine: self._cost(turn, load, home.num_tokens if engine == home.engine else 0)
+            engine: self._cost(turn, load, 0)
             for engine, load in enumerate(loads)
-            if load is not None
+            if load is not None and engine != home.engine
         }
-        best = min(costs, key=costs.__getitem__)
-        at_home = costs[home.engine]
-        moves = at_home > MOVE_MARGIN * costs[best] and at_home - costs[best] > MOVE_TOKENS
-        return best if moves else home.engine
+        best = min(costs, key=costs.__getitem__, default=home.engine)
+        return best if costs and _is_worth_a_move(at_home, costs[best]) else home.engine
 
     def _cost(self, turn: RoutedTurn, load: EngineLoad, num_cached: int) -> float:
         """Tokens of prefill until the turn's first token."""

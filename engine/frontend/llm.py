@@ -47,7 +47,7 @@ def engine_config(model: str, **options: Any) -> EngineConfig:
     owner = {field.name: name for name, record in parts.items() for field in dataclasses.fields(record)} | {
         field.name: "engine" for field in dataclasses.fields(EngineConfig) if field.name not in parts
     }
-    del owner["speculative"], owner["kv_events"]
+    del owner["speculative"], owner["kv_events"], owner["parallel"]
     known = [*owner, "speculative_config", "kv_events_config"]
     for option, value in options.items():
         if option not in owner or option == "model":

@@ -165,8 +165,9 @@ def _add_engine_flags(group: argparse._ArgumentGroup) -> None:
     add(
         "--router",
         choices=ROUTERS,
-        default="session",
-        help="Routing of turns to replicas; session: to the replica of the job's first turn",
+        default="jobs",
+        help="Routing of turns to replicas; jobs: as continuum serve does, session: to the replica of the "
+        "job's first turn, prefix: by a hash of the prompt's beginning",
     )
 
 

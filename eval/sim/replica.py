@@ -16,6 +16,7 @@ from engine.core_process.engine_core import STALLED_RETRY_S
 from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
 from engine.messages import EngineCoreOutput, Signal, TurnReceipt
 from engine.reported_stats import SpecDecodingStats
+from engine.routing import EngineLoad
 from eval.sim.cost_model import StepCost
 from eval.sim.disk_drive import DiskDrive, disk_level
 from eval.sim.drafts import DraftCounts, SimDrafts
@@ -116,6 +117,20 @@ class Replica:
     @property
     def num_unfinished(self) -> int:
         return len(self.scheduler.requests)
+
+    @property
+    def load(self) -> EngineLoad:
+        """What the engine would report of itself."""
+        scheduler, pool = self.scheduler, self.scheduler.kv.pool
+        num_open, num_running = len(scheduler.requests), len(scheduler.running)
+        return EngineLoad(
+            num_open,
+            num_running,
+            num_open - num_running,
+            len(pool.blocks) - 1,
+            pool.num_free_blocks,
+            scheduler.kv.num_pinned_blocks,
+        )
 
     def add_request(self, request: SimRequest) -> None:
         self.scheduler.add_request(request, self._events.now)

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from typing import Any, Protocol, overload
 
+import numpy as np
+
+from continuum.routing.job_router import JobRouter
+from engine.core.kv_cache.block_hash import BlockHash
+from engine.routing import SHARED_WORDS, EngineLoad, RoutedTurn, RouterContext
 from eval.errors import UsageError
 from eval.sim.replica import Replica
+from eval.sim.sim_request import SimRequest
 
-ROUTERS = ("session", "least-loaded", "round-robin")
+ROUTERS = ("jobs", "session", "prefix", "least-loaded", "round-robin")
+PREFIX_BLOCKS = 64
+"""Blocks at the beginning of a prompt by which the prefix router hashes: a system prompt and a task."""
 
 
 class Router(Protocol):
     """Answers for one simulation."""
 
-    def choose(self, job_id: str, replicas: Sequence[Replica]) -> int:
+    def choose(self, request: SimRequest, job_id: str, replicas: Sequence[Replica], now: float) -> int:
         """Index of the replica that serves the next turn of this job."""
 
 
@@ -24,16 +33,23 @@ class RoundRobinRouter:
     def __init__(self) -> None:
         self._next = -1
 
-    def choose(self, job_id: str, replicas: Sequence[Replica]) -> int:
+    def choose(self, request: SimRequest, job_id: str, replicas: Sequence[Replica], now: float) -> int:
         self._next = (self._next + 1) % len(replicas)
         return self._next
 
 
 class LeastLoadedRouter:
-    """Each turn goes where fewest requests are unfinished, the first of equals."""
+    """Each turn goes where fewest requests are unfinished; of equals to the next one, as V1's balancer."""
 
-    def choose(self, job_id: str, replicas: Sequence[Replica]) -> int:
-        return min(range(len(replicas)), key=lambda index: replicas[index].num_unfinished)
+    def __init__(self) -> None:
+        self._next = 0
+
+    def choose(self, request: SimRequest, job_id: str, replicas: Sequence[Replica], now: float) -> int:
+        count = len(replicas)
+        order = ((self._next + step) % count for step in range(count))
+        chosen = min(order, key=lambda index: replicas[index].num_unfinished)
+        self._next = (chosen + 1) % count
+        return chosen
 
 
 class SessionRouter:
@@ -43,7 +59,7 @@ class SessionRouter:
         self._home: dict[str, int] = {}
         self._num_jobs: list[int] = []
 
-    def choose(self, job_id: str, replicas: Sequence[Replica]) -> int:
+    def choose(self, request: SimRequest, job_id: str, replicas: Sequence[Replica], now: float) -> int:
         self._num_jobs += [0] * (len(replicas) - len(self._num_jobs))
         home = self._home.get(job_id)
         if home is None:
@@ -55,12 +71,85 @@ class SessionRouter:
         return home
 
 
-def make_router(name: str) -> Router:
+class PrefixRouter:
+    """The beginning of the prompt is hashed, and nothing else counts."""
+
+    def choose(self, request: SimRequest, job_id: str, replicas: Sequence[Replica], now: float) -> int:
+        beginning = b"".join(request.block_hashes[:PREFIX_BLOCKS])
+        digest = blake2b(beginning, digest_size=8).digest()
+        return int.from_bytes(digest, "little") % len(replicas)
+
+
+class EngineRouter:
+    """The router of our server, told what its cores would report."""
+
+    def __init__(self, num_replicas: int, block_size: int) -> None:
+        words = memoryview(np.zeros(SHARED_WORDS, dtype=np.uint64).data).cast("B").cast("Q")
+        self._router = JobRouter(RouterContext(num_replicas, block_size, words))
+        self._block_size = block_size
+
+    def choose(self, request: SimRequest, job_id: str, replicas: Sequence[Replica], now: float) -> int:
+        turn = RoutedTurn(
+            request.request_id,
+            _Prompt(request.block_hashes, request.num_prompt_tokens, self._block_size),
+            job_id=None if request.job is None else request.job.job_id,
+        )
+        return self._router.place(turn, _Loads(replicas), now)
+
+
+class _Prompt(Sequence[int]):
+    """A prompt of which only the blocks have names: a slice has the numbers of its full blocks."""
+
+    def __init__(self, hashes: Sequence[BlockHash], num_tokens: int, block_size: int) -> None:
+        self._hashes, self._num_tokens, self._block_size = hashes, num_tokens, block_size
+
+    def __len__(self) -> int:
+        return self._num_tokens
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[int]: ...
+    def __getitem__(self, place: Any) -> Any:
+        size = self._block_size
+        if isinstance(place, int):
+            return int.from_bytes(self._hashes[place // size], "big")
+        blocks = self._hashes[place.start // size : place.stop // size]
+        return [int.from_bytes(block, "big") for block in blocks]
+
+
+class _Loads(Sequence[EngineLoad | None]):
+    """The replicas' loads, looked at when they are asked for."""
+
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        self._replicas = replicas
+
+    def __len__(self) -> int:
+        return len(self._replicas)
+
+    @overload
+    def __getitem__(self, place: int) -> EngineLoad | None: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[EngineLoad | None]: ...
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, int):
+            return self._replicas[place].load
+        return [replica.load for replica in self._replicas[place]]
+
+    def __iter__(self) -> Iterator[EngineLoad | None]:
+        return (replica.load for replica in self._replicas)
+
+
+def make_router(name: str, num_replicas: int, block_size: int) -> Router:
     """The router of this name."""
+    if name == "jobs":
+        return EngineRouter(num_replicas, block_size)
     if name == "round-robin":
         return RoundRobinRouter()
     if name == "least-loaded":
         return LeastLoadedRouter()
     if name == "session":
         return SessionRouter()
+    if name == "prefix":
+        return PrefixRouter()
     raise UsageError(f"router must be one of {', '.join(ROUTERS)}, got {name!r}.")

@@ -132,7 +132,7 @@ class SimulationPlan:
     block_size: int = 16
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     num_replicas: int = 1
-    router: str = "session"
+    router: str = "jobs"
     tell_last_step: bool = False
     share_prefixes: bool = False
     ttft_limit_s: float = TTFT_LIMIT_S

@@ -57,7 +57,7 @@ class SimConfig:
     block_size: int = 16
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     num_replicas: int = 1
-    router: str = "session"
+    router: str = "jobs"
     tell_last_step: bool = False
     """Whether the client says which turn is a job's last."""
     share_prefixes: bool = False
@@ -144,7 +144,7 @@ class Simulator:
         self._jobs = {job.job_id: job for job in jobs}
         self._events = EventHeap()
         self._names = BlockNames(config.block_size, share_prefixes=config.share_prefixes)
-        self._router = make_router(config.router)
+        self._router = make_router(config.router, config.num_replicas, config.block_size)
         host_sizes = config.sizes if config.host_kv_tokens else None
         self._foresight = Foresight(self._jobs, config.cost, host_sizes)
         context = PolicyContext(
@@ -226,7 +226,7 @@ class Simulator:
             job=JobRef(agent.job.job_id, is_last, agent.job.tenant) if agent.job.is_known else None,
             priority=agent.job.priority,
         )
-        replica = self._router.choose(agent.job.job_id, self._replicas)
+        replica = self._router.choose(request, agent.job.job_id, self._replicas, now)
         record = TurnRecord(
             job_id=agent.job.job_id,
             turn=index + 1,

@@ -13,6 +13,7 @@ from engine.messages import ToolCall
 from eval.cli.main import main
 from eval.report.metrics import RunResult
 from eval.report.results import read_results
+from eval.sim.router import ROUTERS
 from eval.trace.analysis.pinned_tokens import pinned_tokens
 from eval.workloads.job import GapKind, Job, ToolRun, Turn
 from eval.workloads.recorded import write_jobs
@@ -223,12 +224,14 @@ def test_a_simulation_writes_the_trace_that_a_server_would(workload: Path, tmp_p
 
 
 def test_several_replicas_share_the_jobs(workload: Path, tmp_path: Path) -> None:
-    """With sessions kept together nothing is recomputed; round robin recomputes nearly all of it."""
+    """Where jobs are kept together nothing is recomputed; round robin recomputes nearly all of it."""
     flags = ["--policies", "fcfs", "--rate", "2", "--replicas", "3"]
     runs = {
         router: _simulate(workload, tmp_path / f"{router}.json", *flags, "--router", router)[0]
-        for router in ("session", "round-robin")
+        for router in ROUTERS
     }
+    for router in ("jobs", "prefix"):
+        assert runs[router].recomputed_tokens < runs["round-robin"].recomputed_tokens / 5
     assert runs["session"].recomputed_tokens < runs["round-robin"].recomputed_tokens / 5
     assert runs["session"].setting.num_replicas == 3
 

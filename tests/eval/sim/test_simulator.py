@@ -143,15 +143,30 @@ def test_a_pin_brings_a_job_back_to_its_kv_under_pressure() -> None:
     assert lost.counters.pins_ended == {}
 
 
-def test_a_session_router_keeps_a_job_where_its_kv_is() -> None:
+def test_a_router_keeps_a_job_where_its_kv_is() -> None:
     """With two replicas round robin sends the second turn to the one that knows nothing of the job."""
     runs = {
         name: _run([TWO_TURNS], config=replace(CONFIG, num_replicas=2, router=name))
-        for name in ("session", "round-robin")
+        for name in ("jobs", "session", "round-robin")
     }
     cached = {name: [turn.cached_tokens for turn in run.turns] for name, run in runs.items()}
-    assert cached == {"session": [0, 40], "round-robin": [0, 0]}
+    assert cached == {"jobs": [0, 40], "session": [0, 40], "round-robin": [0, 0]}
     assert [turn.replica for turn in runs["round-robin"].turns] == [0, 1]
+
+
+def test_a_sub_agent_goes_to_the_replica_that_has_its_parents_prefix() -> None:
+    """Also one that nobody names: its prompt begins as its parent's does. A stranger goes elsewhere."""
+
+    def sharing(job: Job) -> Job:
+        return replace(job, shared_prefix="agent", shared_prefix_tokens=128)
+
+    child = replace(sharing(_job("child", _turn(160, 0, 4), parent="parent")), is_known=False)
+    spawning = replace(_turn(140, 0, 4, gap_s=1.0), spawns=("child",))
+    parent = sharing(_job("parent", spawning, _turn(160, 144, 2)))
+    config = replace(CONFIG, num_replicas=2, router="jobs", share_prefixes=True)
+    run = _run([parent, child, _job("stranger", _turn(160, 0, 4))], [0.0, 0.5], config=config)
+    replicas = {turn.job_id: turn.replica for turn in run.turns}
+    assert replicas["child"] == replicas["parent"] != replicas["stranger"]
 
 
 def test_jobs_with_one_system_prompt_share_it_if_asked() -> None:
