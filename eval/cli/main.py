@@ -51,6 +51,7 @@ SERVE = "Serve a model over the OpenAI and Anthropic HTTP APIs"
 COMMANDS = (
     Command("chat", "eval.agents.chat", "Chat in the terminal with a tool-calling agent"),
     Command("demo", "eval.demo.command", "Run agents under two scheduling policies here and compare them"),
+    Command("route", "eval.route.command", "Route agent jobs to several running servers"),
     Command("bench", "eval.load.bench", "Benchmark a running server by replaying agent jobs"),
     Command("simulate", "eval.sim.command", "Compare scheduling policies on simulated GPUs"),
     Command("compare", "eval.report.compare", "Compare results of bench and simulate"),

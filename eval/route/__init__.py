@@ -1,0 +1,1 @@
+"""``continuum route``: one address for several whole servers, ours or vLLM's."""

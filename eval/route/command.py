@@ -1,0 +1,62 @@
+"""``continuum route``: an HTTP front for whole servers, which keeps jobs at home."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+from continuum.routing.catalog import DEFAULT_ROUTER, ROUTERS, router_factory
+from eval.errors import UsageError
+from eval.say import say
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``continuum route``."""
+    parser.usage = "continuum route URL [URL ...] [--flag VALUE ...]"
+    parser.add_argument(
+        "urls",
+        nargs="+",
+        metavar="URL",
+        help="Address of a server, ours or vLLM's, such as http://10.0.0.1:8000",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="Address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8080, metavar="PORT", help="Port (default: %(default)s)")
+    parser.add_argument(
+        "--router",
+        choices=tuple(ROUTERS),
+        default=DEFAULT_ROUTER,
+        help="Which server a request goes to; jobs: to its job's, or where most of its prompt is cached; "
+        "least-loaded: V1's balancer (default: %(default)s)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until stopped. UsageError for an address that is none."""
+    for url in args.urls:
+        _check(url)
+    if not 0 < args.port < 65_536:
+        raise UsageError(f"--port must be from 1 to 65535, got {args.port}.")
+
+    import uvicorn
+
+    from eval.route.proxy import RouteApp
+
+    app = RouteApp(args.urls, router_factory(args.router)).app
+    say(f"Routing to {len(args.urls)} servers at http://{args.host}:{args.port}")
+    server = uvicorn.Server(
+        uvicorn.Config(app, args.host, args.port, log_level="error", access_log=False, ws="none")
+    )
+    with suppress(KeyboardInterrupt):  # uvicorn has ended well, and raises the signal again
+        server.run()
+    return 0 if server.started else 1
+
+
+def _check(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url:
+        raise UsageError(f"URL must be that of a server, such as http://10.0.0.1:8000, got {url!r}.")

@@ -1,0 +1,92 @@
+"""The servers behind a route: which are up, and what each has to do."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import httpx
+
+from engine.routing import EngineLoad
+from eval.say import say
+
+ASK_EVERY_S = 1.0
+ANSWERS_WITHIN_S = 5.0
+_METRIC = re.compile(r"^(?P<name>[\w:]+)(?:\{(?P<labels>[^}]*)\})?\s+(?P<value>\S+)", re.MULTILINE)
+_NUM_BLOCKS = re.compile(r'num_gpu_blocks="(\d+)"')
+
+
+@dataclass(slots=True)
+class Backend:
+    """A server."""
+
+    url: str
+    is_up: bool = True
+    load: EngineLoad = field(default_factory=EngineLoad)
+
+
+class Fleet:
+    """Asks each server once a second whether it lives, and for its metrics: V1 has the same names."""
+
+    def __init__(self, urls: Sequence[str], http: httpx.AsyncClient) -> None:
+        self.backends = [Backend(url.rstrip("/")) for url in urls]
+        self._http = http
+
+    async def watch(self, on_lost: asyncio.Queue[int]) -> None:
+        """Until it is cancelled. Numbers of servers that go down are put into the queue."""
+        while True:
+            await asyncio.gather(*(self._ask(index, on_lost) for index in range(len(self.backends))))
+            await asyncio.sleep(ASK_EVERY_S)
+
+    def lost(self, index: int) -> bool:
+        """A server does not answer; False if that is known."""
+        backend = self.backends[index]
+        was_up, backend.is_up = backend.is_up, False
+        if was_up:
+            say(f"{backend.url} does not answer: its jobs go to other servers.")
+        return was_up
+
+    def loads(self, without: Sequence[int] = ()) -> list[EngineLoad | None]:
+        """Of the servers that are up, but for some."""
+        return [
+            backend.load if backend.is_up and index not in without else None
+            for index, backend in enumerate(self.backends)
+        ]
+
+    async def _ask(self, index: int, on_lost: asyncio.Queue[int]) -> None:
+        backend = self.backends[index]
+        try:
+            health = await self._http.get(f"{backend.url}/health", timeout=ANSWERS_WITHIN_S)
+            metrics = await self._http.get(f"{backend.url}/metrics", timeout=ANSWERS_WITHIN_S)
+        except httpx.HTTPError:
+            health = None
+        if health is None or health.status_code != 200:
+            if self.lost(index):
+                on_lost.put_nowait(index)
+            return
+        if not backend.is_up:
+            say(f"{backend.url} is back.")
+        backend.is_up = True
+        read_metrics(metrics.text, backend.load)
+
+
+def read_metrics(text: str, load: EngineLoad) -> None:
+    """Take a page of Prometheus, as our server and V1's have it: sums over a server's cores."""
+    sums = {"vllm:num_requests_running": 0.0, "vllm:num_requests_waiting": 0.0}
+    pinned = num_blocks = 0
+    usage: list[float] = []
+    for found in _METRIC.finditer(text):
+        name, value = found["name"], found["value"]
+        if name in sums:
+            sums[name] += float(value)
+        elif name == "continuum:pinned_blocks":
+            pinned += int(float(value))
+        elif name == "vllm:kv_cache_usage_perc":
+            usage.append(float(value))
+        elif name == "vllm:cache_config_info" and (blocks := _NUM_BLOCKS.search(found["labels"] or "")):
+            num_blocks += int(blocks[1])
+    load.num_running, load.num_waiting = (int(value) for value in sums.values())
+    load.num_blocks, load.num_pinned_blocks = num_blocks, pinned
+    load.num_free_blocks = int(num_blocks * (1 - sum(usage) / len(usage))) if usage else num_blocks
