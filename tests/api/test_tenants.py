@@ -27,6 +27,8 @@ FOR_OPERATORS = {
     "/pause",
     "/resume",
     "/is_paused",
+    "/engines",
+    "/drain",
     "/trace",
     "/dashboard/feed",
     "/dashboard/jobs/{job_id:path}",

@@ -7,6 +7,8 @@ into other tokens than its tokenizer does.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 
 from engine.core.drafts.proposal import Proposal
 
@@ -27,7 +29,7 @@ def behind_forced(forced: Sequence[int], proposal: Proposal) -> Proposal:
     sure = forced[:-1]
     if list(sure) == proposal.token_ids[: len(sure)] and len(proposal.token_ids) > len(sure):
         return _raised(proposal, len(sure))
-    chances = [USUAL ** (place + 1) for place in range(len(forced))]
+    chances = _usual(len(forced))
     chances[-1] *= LAST
     return Proposal(list(forced), chances)
 
@@ -36,8 +38,12 @@ def _raised(proposal: Proposal, num_sure: int) -> Proposal:
     """The drafter's tokens, of which the first are as good as sure, so that all behind are likelier."""
     if not num_sure:
         return proposal
-    before = proposal.chances[num_sure - 1]
-    behind = USUAL**num_sure
-    chances = [USUAL ** (place + 1) for place in range(num_sure)]
+    before, chances = proposal.chances[num_sure - 1], _usual(num_sure)
+    behind = chances[-1]
     chances += [min(behind, behind * chance / before) for chance in proposal.chances[num_sure:]]
     return Proposal(proposal.token_ids, chances)
+
+
+def _usual(count: int) -> list[float]:
+    """The chance of each of so many tokens: that it and all before it are divided as usual."""
+    return list(accumulate([USUAL] * count, mul))
