@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from engine.errors import ConfigError
 from engine.kv_events_config import KVEventsConfig
+from engine.kv_transfer.config import KVTransferConfig
 from engine.parallel_config import ParallelConfig
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -364,8 +365,18 @@ class EngineConfig:
     """None: no speculative decoding."""
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     kv_events: KVEventsConfig = field(default_factory=KVEventsConfig)
+    kv_transfer: KVTransferConfig | None = None
+    """None: KV neither comes from other servers nor goes to them."""
+
+    @property
+    def kv_transfer_port(self) -> int:
+        """The port at which the first rank of this core lets others fetch KV."""
+        assert self.kv_transfer is not None
+        return self.kv_transfer.kv_port + self.parallel.data_parallel_rank * self.model.tensor_parallel_size
 
     def __post_init__(self) -> None:
+        if self.kv_transfer is not None and not self.cache.enable_prefix_caching:
+            raise ConfigError("kv_transfer_config needs prefix caching: blocks are found by hash.")
         if self.kv_events.is_on and not self.cache.enable_prefix_caching:
             raise ConfigError("kv_events_config needs prefix caching: events tell what is cached.")
         if self.speculative is not None and self.model.enable_return_routed_experts:

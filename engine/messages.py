@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
+from engine.kv_transfer.messages import KVLeased, KVTransfer
 from engine.reported_stats import SchedulerStats
 from engine.routed_experts import RoutedExperts
 from engine.sampling_params import SamplingParams
@@ -72,8 +73,7 @@ class JobRef(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
 class RequestContext(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, kw_only=True):
     """What accompanies a request unchanged, from its body to the core.
 
-    A field that is added here reaches the core: only the code that reads it from the body and the
-    code that acts on it change.
+    A field that is added here reaches the core: only who reads it and who acts on it change.
     """
 
     job: JobRef | None = None
@@ -83,6 +83,7 @@ class RequestContext(msgspec.Struct, array_like=True, omit_defaults=True, frozen
     cache_salt: str | None = None
     """Requests with different salts share no cached prefix."""
     adapter: str | None = None
+    kv_transfer: KVTransfer | None = None
 
     @property
     def owner(self) -> str | None:
@@ -356,6 +357,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     receipt: TurnReceipt | None = None
     """The receipt, with the last output of a job's turn."""
     routed_experts: RoutedExperts | None = None
+    kv_leased: KVLeased | None = None
 
     @property
     def finished(self) -> bool:

@@ -86,8 +86,12 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     """Slots of the host tier; 0 without one."""
     num_used_host_blocks: int = 0
     loaded_tokens: int = 0
-    """Tokens whose KV was loaded from the host tier or from disk."""
+    """Tokens whose KV was loaded from the host tier, from disk or from another server."""
     failed_loads: int = 0
+    remote_loaded_tokens: int = 0
+    """Loaded tokens that came from another server."""
+    remote_failed_loads: int = 0
+    """Failed loads from another server."""
     num_disk_blocks: int = 0
     """Slots of the disk tier; 0 without one."""
     num_used_disk_blocks: int = 0
@@ -115,3 +119,13 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     """What became of draft tokens; None if there were none."""
     kv_events_dropped: int = 0
     """Batches of KV events or pin events that were lost, as they came faster than they could be sent."""
+
+    @property
+    def host_loaded_tokens(self) -> int:
+        """Loaded tokens that came from host memory."""
+        return self.loaded_tokens - self.disk_loaded_tokens - self.remote_loaded_tokens
+
+    @property
+    def host_failed_loads(self) -> int:
+        """Failed loads from host memory."""
+        return self.failed_loads - self.disk_failed_loads - self.remote_failed_loads

@@ -26,7 +26,7 @@ OURS = MAY_IMPORT.keys() | {"tests"}
 
 FLOORS = {
     "engine": (
-        ("process", "tokenization"),
+        ("process", "tokenization", "kv_transfer"),
         ("core",),
         ("tool_parsers", "reasoning"),
         ("structured_output", "watch"),

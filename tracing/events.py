@@ -84,6 +84,8 @@ class TraceHeader(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """Whether a step is decided while the previous one runs."""
     num_lookahead_tokens: int = 0
     """Places behind a request's tokens for the KV of a drafter with weights; 0: there is none."""
+    loads_remote: bool = False
+    """Whether requests may have a prefix that another server has computed."""
     part: int = 1
     """Number of this file. Later files repeat the header but for this field, the next and ``from_start``."""
     num_events_before: int = 0
@@ -173,6 +175,12 @@ class RequestArrived(
     """Name of the last of them; empty if there are none."""
     blocks: bytes = b""
     """Names of the prompt's other full blocks, ``BLOCK_NAME_BYTES`` each."""
+    remote_tokens: int = 0
+    """First tokens of the prompt that another server has computed."""
+    must_load: bool = False
+    """Whether it ends with an error if these cannot be fetched."""
+    lease_s: float = 0.0
+    """For how long its KV is leased out to another server when it ends; 0: it is not."""
     tokens: list[tuple[int, list[int]]] = []
     """Runs of the prompt's tokens: the place of the first, counted from 0, and their ids."""
 
@@ -274,6 +282,10 @@ class StepOutput(msgspec.Struct, tag_field="type", tag="step_output", kw_only=Tr
     """Disk slots that have been written."""
     failed_disk_writes: list[int] = []
     """Disk slots that could not be written, and are not used again."""
+    released_leases: list[str] = []
+    """Requests whose leased KV has been read, or is not wanted."""
+    renewed_leases: list[str] = []
+    """Requests whose leased KV is still to be read: it is held for as long again."""
     receipts: list[Receipt] = []
     """Receipts of the turns that ended, in their order."""
 
@@ -347,7 +359,7 @@ class StepDecision(msgspec.Struct, tag_field="type", tag="step_decision", kw_onl
     free_blocks: int
     """Free blocks after the step was planned."""
     loads: dict[str, int] = {}
-    """Blocks whose load from the host tier or from disk starts, by request id."""
+    """Blocks whose load from the host tier, from disk or from another server starts, by request id."""
     disk_loads: dict[str, int] = {}
     """How many of these are read from disk, by request id; requests without any are left out."""
     stored_blocks: int = 0
@@ -356,6 +368,12 @@ class StepDecision(msgspec.Struct, tag_field="type", tag="step_decision", kw_onl
     """Blocks evicted from the host tier whose write to disk starts."""
     drafts: dict[str, int] = {}
     """How many of ``tokens`` are drafts, by request id: behind at least one token that is known."""
+    remote_loads: dict[str, int] = {}
+    """How many blocks of ``loads`` come from another server, by request id; others are left out."""
+    leased_blocks: int = 0
+    """Blocks that are leased out to other servers from this step on."""
+    ended_leases: int = 0
+    """Leases that have ended since the step before."""
 
 
 class PrefixCacheEvent(msgspec.Struct, tag_field="type", tag="prefix_cache_event", kw_only=True):

@@ -69,6 +69,8 @@ class ClientIdentity:
     """The body's ``user``."""
     priority: int | None = None
     cache_salt: str | None = None
+    kv_transfer_params: Mapping[str, Any] | None = None
+    """What of its KV another server has, or is to get; see ``engine.api.kv_transfer``."""
 
 
 def request_context(

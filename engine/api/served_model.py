@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from time import time
 
+import msgspec
+
 from engine.api.config import ServerConfig
 from engine.api.core_heartbeat import CoreHeartbeat
 from engine.api.errors import ModelNotFoundError, ServerClosingError
@@ -102,7 +104,11 @@ class ServedModel:
 
     def context(self, headers: Mapping[str, str], identity: ClientIdentity) -> RequestContext:
         """The request's context from its headers and body."""
-        return request_context(headers, identity, separates_owners=self.config.access.separates_owners)
+        context = request_context(headers, identity, separates_owners=self.config.access.separates_owners)
+        if identity.kv_transfer_params is None:
+            return context
+        kv_transfer = self.engine.kv_transfer.read(identity.kv_transfer_params)
+        return msgspec.structs.replace(context, kv_transfer=kv_transfer)
 
     def _reply_format(self, config: ServerConfig) -> ReplyFormat:
         tokenizer = self.engine.tokenizer

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.core.drafts.proposal import Proposal
+from engine.kv_transfer.messages import RemotePrefix
 from engine.messages import TokenLogprobs
 from engine.routed_experts import StepRouting
 from engine.sampling_params import SamplingParams
@@ -89,8 +90,28 @@ NO_DISK_WRITES = DiskWrites()
 
 
 @dataclass(frozen=True, slots=True)
+class RemoteReads:
+    """KV blocks to fetch from another server: block ``block_ids[i]`` is named ``names[i]`` in the lease."""
+
+    source: RemotePrefix
+    names: Sequence[bytes]
+    block_ids: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.block_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class NewKVLease:
+    """KV blocks that another server may read from now on: ids by name."""
+
+    lease_id: str
+    blocks: Mapping[bytes, int]
+
+
+@dataclass(frozen=True, slots=True)
 class KVLoad:
-    """Blocks of one request to be filled from the host pool, and from disk.
+    """Blocks of one request to be filled from the host pool and from disk, or else from another server.
 
     Named by an id of its own: the request may be aborted, and its id used again, while the copy runs.
     """
@@ -99,10 +120,11 @@ class KVLoad:
     request_id: str
     copies: BlockCopies
     reads: DiskReads = NO_DISK_READS
+    remote: RemoteReads | None = None
 
     @property
     def num_blocks(self) -> int:
-        return len(self.copies) + len(self.reads)
+        return len(self.copies) + len(self.reads) + (0 if self.remote is None else len(self.remote))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +147,12 @@ NO_MASKS = TokenMasks((), np.empty((0, 0), np.bool_))
 class SchedulerOutput:
     """What to run in one step.
 
-    In this order: ``kv_disk_writes`` start, ``state_stores`` are copied, ``kv_loads`` start, the tokens are
-    computed, ``kv_stores`` copy what is computed then. A load may take several steps; the scheduler leaves
-    its blocks and slots alone until it is reported. Blocks that a step uses are not handed on before its
-    output was taken, whatever comes between. A store is not reported: it is done when the step is, or the
-    worker itself lets a later write of that block, or a later load from that slot, wait for it. Writes to
-    disk may take several steps, too.
+    In this order: ``ended_kv_leases`` end, ``kv_leases`` begin, ``kv_disk_writes`` start, ``state_stores``
+    are copied, ``kv_loads`` start, the tokens are computed, ``kv_stores`` copy what is computed then. A load
+    may take several steps; the scheduler leaves its blocks and slots alone until it is reported. Blocks that
+    a step uses are not handed on before its output was taken, whatever comes between. A store is not
+    reported: it is done when the step is, or the worker itself lets a later write of that block, or a later
+    load from that slot, wait for it. Writes to disk may take several steps, too.
     """
 
     scheduled_new_reqs: list[NewRequestData]
@@ -150,6 +172,10 @@ class SchedulerOutput:
     """Blocks of states to write from device to host, which the plan evicts: other states come there."""
     kv_disk_writes: DiskWrites = NO_DISK_WRITES
     """Blocks to write from host to disk."""
+    kv_leases: Sequence[NewKVLease] = ()
+    """Blocks that other servers may read from now on."""
+    ended_kv_leases: Sequence[str] = ()
+    """Ids of leases whose blocks may be overwritten from this step on."""
     masks: Future[TokenMasks] | None = None
     """Made while the step runs, or once the tokens of the step before it are known: the worker waits for them
     before it samples. None if no request sampled in this step has a grammar; one that has ended meanwhile is
@@ -182,6 +208,10 @@ class ModelRunnerOutput:
     """Slots of the disk that now hold what was to be written there, by this plan or an earlier one."""
     failed_disk_writes: Sequence[int] = ()
     """Slots that could not be written: they are not used again."""
+    released_kv_leases: Sequence[str] = ()
+    """Ids of leases whose blocks have been read, or are not wanted."""
+    renewed_kv_leases: Sequence[str] = ()
+    """Ids of leases whose readers need more time."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """Why, of requests for which no token could be chosen: they end. What is sampled means nothing."""
     routing: StepRouting | None = None

@@ -42,9 +42,11 @@ class PinManager:
         self._held_since_s[pin.pin_id] = now
         if self.recorder is not None:
             self.recorder.placed(pin)
-        if not is_whole:
-            num_kept = self._kv.pinned.longest_cut(pin.held_hashes, pin.num_prefix_blocks)
-            self._cut_tail(pin, num_kept, PinEnd.REVOKED, now, request.request_id)
+        num_wanted = pin.num_prefix_blocks if pin.num_wanted_blocks is None else pin.num_wanted_blocks
+        if not is_whole or num_wanted < pin.num_prefix_blocks:
+            num_kept = self._kv.pinned.longest_cut(pin.held_hashes, num_wanted)
+            cause = PinEnd.RELEASED if is_whole else PinEnd.REVOKED
+            self._cut_tail(pin, num_kept, cause, now, request.request_id)
 
     def expire(self, now: float) -> None:
         """End the pins that are due, and unpin what jobs went on without."""

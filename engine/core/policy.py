@@ -58,6 +58,8 @@ class Pin:
     num_blocks: int = 0
     """Blocks of the pool that it holds, over all groups: ``PolicyContext.blocks_of_pin`` of its prefix, which
     the scheduler fills in when it is held."""
+    num_wanted_blocks: int | None = None
+    """To how many blocks of its tokens it is cut as soon as it is held; None: to none fewer."""
     num_prefix_blocks: int = field(init=False)
     """Blocks of its tokens, from the first on: what a turn that comes back finds."""
 

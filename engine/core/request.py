@@ -6,6 +6,7 @@ from enum import IntEnum
 
 from engine.core.kv_cache.block_hash import NO_CONTEXT, BlockHash, BlockHasher, HashContext
 from engine.core.token_grammar import TokenGrammar
+from engine.kv_transfer.messages import KVTransfer
 from engine.messages import EngineCoreRequest, FinishReason, JobRef, MediaSpan
 from engine.sampling_params import SamplingParams
 
@@ -62,6 +63,7 @@ class Request:
         "grammar",
         "hash_context",
         "job",
+        "kv_transfer",
         "max_tokens",
         "num_accepted_tokens",
         "num_cached_tokens",
@@ -97,6 +99,7 @@ class Request:
         job: JobRef | None = None,
         block_hasher: BlockHasher | None = None,
         external_id: str | None = None,
+        kv_transfer: KVTransfer | None = None,
     ) -> None:
         self.request_id = request_id
         self.external_id = external_id or request_id
@@ -105,6 +108,8 @@ class Request:
         self.arrival_time = arrival_time
         self.priority = priority
         self.job = job
+        self.kv_transfer = kv_transfer
+        """What of its KV another server has, or is to get; None from when a load of it has ended."""
         self.tenant = (job and job.tenant) or ""
         """Whose share of the engine it uses; all requests without a name are one tenant's."""
         self.owner = (job and job.owner) or ""
@@ -163,6 +168,7 @@ class Request:
             job=message.job,
             block_hasher=block_hasher,
             external_id=message.external_req_id,
+            kv_transfer=message.kv_transfer,
         )
 
     @property

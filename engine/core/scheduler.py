@@ -22,6 +22,7 @@ from engine.core.kv_cache.block_hash import BlockHasher
 from engine.core.kv_cache.block_pool import KVCacheBlock
 from engine.core.kv_cache.kv_cache_manager import NO_BLOCKS, KVCacheManager
 from engine.core.kv_cache.tiered_blocks import LoadablePrefix
+from engine.core.kv_leases import KVLeases
 from engine.core.offload.kv_connector import KVConnector, NoConnector
 from engine.core.offload.pending_kv_loads import PendingKVLoads
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
@@ -67,21 +68,23 @@ class Scheduler:
         policy: SchedulingPolicy,
         enable_prefix_caching: bool = True,
         kv_connector: KVConnector | None = None,
+        loads_remote: bool = False,
         kv_cache_groups: Sequence[KVCacheGroup] = ONE_FULL_GROUP,
         num_states: int = 0,
         on_request_ended: Callable[[Request, float], None] | None = None,
     ) -> None:
         """Make one over a pool of ``num_blocks`` blocks of any group, the null block counted.
 
-        ``kv_connector`` is a second tier of KV, which needs prefix caching. ``num_states``:
-        state slots of a model whose last group has states, slot 0 counted. ``on_request_ended`` is called
-        once for each request, with the time, and must not raise.
+        ``kv_connector`` is a second tier of KV, which needs prefix caching. ``loads_remote``: requests may
+        name a prefix of another server. ``num_states``: state slots of a model whose last group has states,
+        slot 0 counted. ``on_request_ended`` is called once for each request, and must not raise.
         """
         self.config, self.policy, self.max_model_len = config, policy, max_model_len
         limits = (max_model_len, enable_prefix_caching, kv_cache_groups, max_tokens_under_way(config))
         self.kv = KVCacheManager(num_blocks, block_size, *limits, num_states)
-        self.loads = PendingKVLoads(self.kv, NoConnector() if kv_connector is None else kv_connector)
-        self.pins = PinManager(self.kv, self.loads, policy)
+        self.loads = PendingKVLoads(self.kv, kv_connector or NoConnector(), loads_remote=loads_remote)
+        self.leases = KVLeases(policy, self.kv)
+        self.pins = PinManager(self.kv, self.loads, self.leases)
         self.request_block_hasher = BlockHasher(block_size) if enable_prefix_caching else None
         self.requests: dict[str, Request] = {}
         self.steps = StepsInFlight(
@@ -104,8 +107,7 @@ class Scheduler:
         self.constrained: dict[str, Request] = {}
         """Requests that follow a grammar."""
         self._finished_req_ids: set[str] = set()
-        self._counts = StepCounts()
-        self._on_request_ended = on_request_ended
+        self._counts, self._on_request_ended = StepCounts(), on_request_ended
 
     # ---- what comes in ----
 
@@ -303,6 +305,7 @@ class Scheduler:
         self.drafts.begin(plan, self.requests)
         self.steps.begin(plan)
         self.loads.fill_in(plan, self.requests)
+        self.leases.fill_in(plan)
         return plan
 
     # ---- admission ----
@@ -488,10 +491,10 @@ class Scheduler:
         for unfit in self.loads.update_from_output(result):
             self.kv.free(unfit)
             self._queue_again(unfit, now)
+        self.leases.update_from_output(result, now)
         if self.routed_experts is not None:
             self.routed_experts.record(result)
-        outputs: list[EngineCoreOutput] = []
-        any_finished = False
+        outputs, any_finished = list[EngineCoreOutput](), False
         for request_id, token_ids in zip(result.req_ids, result.sampled_token_ids, strict=True):
             request = requests.get(request_id)
             if request is None or not token_ids:
@@ -541,7 +544,7 @@ class Scheduler:
         self.steps.leave(request)
         pin = None
         if request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED):
-            pin = self.policy.on_turn_end(request, now)
+            pin = self.leases.on_turn_end(request, now)
         else:
             self.policy.on_request_gone(request, now)
         routed = None if self.routed_experts is None else self.routed_experts.of(request, self.kv)
@@ -558,7 +561,7 @@ class Scheduler:
             del self.constrained[request_id]
         self._finished_req_ids.add(request_id)
         output = last_output(request, token_ids, self.policy.take_receipt(request))
-        output.routed_experts = routed
+        output.routed_experts, output.kv_leased = routed, self.leases.told(request, pin)
         if self._on_request_ended is not None:
             self._on_request_ended(request, now)
         self.pins.expire(now)
@@ -572,7 +575,7 @@ class Scheduler:
 
     def next_due_s(self) -> float | None:
         """When ``expire`` will next have something to do."""
-        return self.policy.next_due_s()
+        return self.leases.next_due_s()
 
     def reset_prefix_cache(self, now: float) -> bool:
         """End all pins and evict all cached blocks, on every tier.
@@ -581,14 +584,14 @@ class Scheduler:
         """
         done = self.kv.only_pins_hold and not self.loads.num_in_flight
         if done:
-            self.pins.end_all(list(self.policy.pins()), PinEnd.RELEASED, now)
+            self.pins.end_all(list(self.leases.pins()), PinEnd.RELEASED, now)
             done = self.kv.reset_prefix_cache() and self.loads.reset_cache()
             assert done, "no request or load had blocks"
         return done
 
     def close(self, now: float) -> None:
         """End every pin and let the policy save what must survive: the engine stops."""
-        self.pins.end_all(list(self.policy.pins()), PinEnd.RELEASED, now)
+        self.pins.end_all(list(self.leases.pins()), PinEnd.RELEASED, now)
         self.policy.close()
 
     # ---- reports ----

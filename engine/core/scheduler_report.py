@@ -9,6 +9,7 @@ from typing import Protocol
 from engine.core.draft_tokens import DraftTokens
 from engine.core.fair_queue import FairQueue
 from engine.core.kv_cache.kv_cache_manager import KVCacheManager
+from engine.core.kv_leases import KVLeases
 from engine.core.offload.pending_kv_loads import PendingKVLoads
 from engine.core.pin_manager import PinManager
 from engine.core.policy import SchedulingPolicy
@@ -72,6 +73,7 @@ class SchedulerView(Protocol):
     policy: SchedulingPolicy
     kv: KVCacheManager
     loads: PendingKVLoads
+    leases: KVLeases
     pins: PinManager
     slots: TenantSlots
     steps: StepsInFlight
@@ -110,6 +112,8 @@ def stats_of(scheduler: SchedulerView, counts: StepCounts) -> SchedulerStats:
         num_used_host_blocks=tier.num_used_blocks,
         loaded_tokens=loads.num_tokens,
         failed_loads=loads.num_failed,
+        remote_loaded_tokens=loads.num_remote_tokens,
+        remote_failed_loads=loads.num_failed_remote,
         num_disk_blocks=tier.num_disk_blocks,
         num_used_disk_blocks=tier.num_used_disk_blocks,
         disk_loaded_tokens=loads.num_disk_tokens,
@@ -168,7 +172,7 @@ def check_invariants_of(scheduler: SchedulerView) -> None:
         assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
         assert request.num_computed_tokens == 0
         assert not kv.num_blocks_of(request.request_id)
-    pins = list(scheduler.policy.pins())
+    pins = list(scheduler.leases.pins())
     assert len(pins) == kv.num_pins
     assert sum(pin.num_blocks for pin in pins) == kv.num_pinned_blocks
     scheduler.slots.check_invariants([*scheduler.running, *scheduler.loads.requests])

@@ -108,7 +108,8 @@ class TracedScheduler:
     def update_from_output(
         self, plan: SchedulerOutput, result: ModelRunnerOutput, now: float
     ) -> list[EngineCoreOutput]:
-        before = self._inputs.begin_output(result, self._scheduler.steps.requests_of(plan))
+        requests = self._scheduler.steps.requests_of(plan)
+        before = self._inputs.begin_output(result, requests, self._scheduler.leases)
         outputs = self._scheduler.update_from_output(plan, result, now)
         self._inputs.step_output(before, plan, result, outputs, now)
         return outputs

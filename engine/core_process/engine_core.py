@@ -14,32 +14,33 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from engine.clock import Clock
-from engine.config import EngineConfig, SchedulerConfig
+from engine.config import EngineConfig
 from engine.core.core_outputs import failed_output
-from engine.core.offload.offloading_connector import OffloadingConnector
 from engine.core.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, SchedulerOutput, TokenMasks
-from engine.core.policy import PolicyContext, PolicyFactory, SchedulingPolicy
+from engine.core.policy import PolicyFactory, SchedulingPolicy
 from engine.core.request import Request, RequestStatus
-from engine.core.routed_experts import RoutedExpertsStore
 from engine.core.scheduler import Scheduler
 from engine.core.traced_scheduler import TracedScheduler
+from engine.core_process.core_parts import check_token_budget, engine_ready, make_scheduler, policy_context
 from engine.core_process.drafting import make_drafting
 from engine.core_process.kv_events import closed_on_failure, open_kv_events
+from engine.core_process.lease_keeper import open_lease_keeper
 from engine.core_process.telemetry import open_telemetry, request_listener
 from engine.core_process.trace_control import TraceControl
 from engine.core_process.utilities import CoreUtilities
-from engine.errors import ConfigError, EngineError, RequestError
-from engine.executor import Executor, ExecutorFactory, FinishedOutput, ModelInfo, PendingOutput
+from engine.errors import EngineError, RequestError
+from engine.executor import Executor, ExecutorFactory, FinishedOutput, PendingOutput
 from engine.messages import (
     AbortRequest,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
-    EngineReady,
     Signal,
     TurnReceipt,
 )
@@ -59,9 +60,12 @@ logger = logging.getLogger(__name__)
 STALLED_RETRY_S = 0.05
 """When to schedule again if requests wait but none could be scheduled (paused, or delayed by the policy) and
 no blocks came free."""
+LEASE_POLL_S = 0.2
+"""When to ask an idle executor whether leased KV has been read."""
 LOAD_POLL_S = 0.001
 """When to ask the executor again if nothing can run before a load has ended."""
 SHORTEST_WAIT_S = 0.001
+KV_NOT_FETCHED = "The prompt's KV could not be fetched from the other server (kv_load_failure_policy: fail)."
 TELEMETRY_TIMEOUT_S = 2.0
 """How long the last spans may take to reach their collector when the engine stops."""
 PERSIST_TIMEOUT_S = 4.0
@@ -122,24 +126,22 @@ class EngineCore:
             self._executor: Executor = executor_factory(config)
             self._max_submitted = self._executor.max_concurrent_batches
             info = self._executor.info
-            _check_token_budget(config.scheduler, info.max_model_len)
-            self.policy: SchedulingPolicy = policy_factory(self._policy_context(config, info))
+            check_token_budget(config.scheduler, info.max_model_len)
+            tracer = self._tracer if self._telemetry is None else Tracer(self._tracer, self._telemetry)
+            self.policy: SchedulingPolicy = policy_factory(policy_context(config, info, tracer))
             self._drafting = make_drafting(config, self._executor, self.policy.job_of)
-            self._untraced = self._make_scheduler(config, info)
+            on_request_ended = request_listener(self._telemetry, self._drafting)
+            overlap = self._max_submitted > 1
+            self._untraced = make_scheduler(config, info, self.policy, overlap, on_request_ended)
         self._traced = TracedScheduler(self._untraced, self._tracer)
         if self._kv_events is not None:
             self._kv_events.attach(self._untraced, clock)
+        self._lease_keeper = open_lease_keeper(config)
+        self._asks_readers = False
+        """Whether the worker is to be asked what readers of leases have said, though nothing runs."""
         self._grammars = GrammarCompiler(lambda: TokenTable.of(Tokenizer.load(config.model), info.vocab_size))
         self._masks = BitmaskFiller(self._grammars)
-        self.ready = EngineReady(
-            num_gpu_blocks=info.num_gpu_blocks,
-            max_model_len=info.max_model_len,
-            block_size=config.cache.block_size,
-            vocab_size=info.vocab_size,
-            dtype=info.dtype,
-            wants_signals=self.policy.wants_signals,
-            kv_cache_groups=info.kv_cache_groups,
-        )
+        self.ready = engine_ready(config, info, self.policy)
         watch = LiveFeed(self._untraced, self._tracer, clock, self._changed)
         self.utilities = CoreUtilities(lambda: self.scheduler, clock, self._changed)
         self._by_name: dict[str, Callable[..., Any]] = {
@@ -160,45 +162,6 @@ class EngineCore:
     def _begin_trace(self, from_start: bool) -> TraceHeader:
         return self._traced.begin_trace(time.time(), self._clock.now(), from_start=from_start)
 
-    def _policy_context(self, config: EngineConfig, info: ModelInfo) -> PolicyContext:
-        return PolicyContext(
-            config.cache.block_size,
-            info.num_gpu_blocks - 1,
-            self._tracer if self._telemetry is None else Tracer(self._tracer, self._telemetry),
-            num_host_blocks=info.num_host_blocks,
-            kv_cache_groups=info.kv_cache_groups,
-            num_states=max(0, info.num_states - 1),
-            engine_index=config.parallel.data_parallel_rank,
-        )
-
-    def _make_scheduler(self, config: EngineConfig, info: ModelInfo) -> Scheduler:
-        """Build the scheduler for the KV pool that the executor allocated, and for its host tier, if any."""
-        block_size = config.cache.block_size
-        connector = (
-            OffloadingConnector(info.num_host_blocks, block_size, disk_level=info.disk_level)
-            if info.num_host_blocks
-            else None
-        )
-        scheduler = Scheduler(
-            replace(config.scheduler, async_scheduling=self._max_submitted > 1),
-            block_size=block_size,
-            num_blocks=info.num_gpu_blocks,
-            max_model_len=info.max_model_len,
-            policy=self.policy,
-            enable_prefix_caching=config.cache.enable_prefix_caching,
-            kv_connector=connector,
-            kv_cache_groups=info.kv_cache_groups,
-            num_states=info.num_states,
-            on_request_ended=request_listener(self._telemetry, self._drafting),
-        )
-        if config.speculative is not None:
-            scheduler.kv.num_lookahead_tokens = config.speculative.num_lookahead_tokens
-        if info.routed_experts is not None:
-            scheduler.routed_experts = RoutedExpertsStore(
-                info.routed_experts, info.num_gpu_blocks, block_size
-            )
-        return scheduler
-
     # ---- input ----
 
     def add_request(self, message: EngineCoreRequest) -> list[EngineCoreOutput]:
@@ -210,6 +173,8 @@ class EngineCore:
             with self._changed:
                 self.scheduler.add_request(request, self._clock.now())
                 self._wake()
+            if self._lease_keeper is not None:
+                self._lease_keeper.opened(message)
         except RequestError as error:
             return [failed_output(message.request_id, str(error))]
         except Exception as error:
@@ -278,6 +243,8 @@ class EngineCore:
         with self._changed:
             outputs = self.scheduler.finish_requests(message.request_ids, status, self._clock.now())
             self._wake()
+        if self._lease_keeper is not None:
+            self._lease_keeper.closed(outputs)
         return outputs
 
     def signal(self, signal: Signal) -> TurnReceipt | None:
@@ -298,6 +265,7 @@ class EngineCore:
                     return True
                 if not self._changed.wait(self._idle_timeout_s()):
                     self._stalled = False
+                    self._asks_readers = bool(self.scheduler.leases)
                 self.scheduler.expire(self._clock.now())
                 self._publish_events()
             return False
@@ -317,13 +285,17 @@ class EngineCore:
 
     def _has_plans_to_make(self) -> bool:
         """The load of an aborted request counts, too: it holds blocks until the executor reports it."""
-        return self.scheduler.has_unfinished_requests() or self.scheduler.num_pending_loads > 0
+        scheduler = self.scheduler
+        has_work = scheduler.has_unfinished_requests() or scheduler.num_pending_loads > 0
+        return has_work or scheduler.leases.has_news or self._asks_readers
 
     def _idle_timeout_s(self) -> float | None:
         due_s = self.scheduler.next_due_s()
         until_due_s = None
         if due_s is not None:
             until_due_s = min(max(SHORTEST_WAIT_S, due_s - self._clock.now()), threading.TIMEOUT_MAX)
+            if self.scheduler.leases:
+                until_due_s = min(until_due_s, LEASE_POLL_S)
         if not self._stalled:
             return until_due_s
         retry_s = LOAD_POLL_S if self.scheduler.num_pending_loads else STALLED_RETRY_S
@@ -338,7 +310,10 @@ class EngineCore:
         result = submitted.output()
         with self._changed:
             self._submitted.popleft()
-            return self._account(submitted.plan, result)
+            outputs = self._account(submitted.plan, result)
+        if self.scheduler.leases.has_news and not self.scheduler.requests and not self._submitted:
+            self._submit_next()  # with nothing to run: readers find the lease as soon as they know of it
+        return outputs
 
     def _may_plan_next(self) -> bool:
         """Whether to submit another plan. Not after one without tokens: its output is available at once."""
@@ -354,6 +329,7 @@ class EngineCore:
         with self._changed:
             now = self._clock.now()
             plan = self.scheduler.schedule(now)
+            self._asks_readers = False
             runs_nothing = not plan.total_num_scheduled_tokens and not self._submitted
             self._stalled = runs_nothing and not self.scheduler.replan_at_once and self._has_plans_to_make()
             if self.scheduler.sampled_grammars(plan):
@@ -374,8 +350,14 @@ class EngineCore:
         if plan.masks is not None:
             self._end_failed_grammars(plan.masks.result())
         now = self._clock.now()
-        outputs = self._failed + self.scheduler.update_from_output(plan, result, now)
-        self._failed = []
+        outputs = self.scheduler.update_from_output(plan, result, now)
+        if result.failed_loads:
+            for request in self.scheduler.loads.take_lost():
+                self._fail(request, KV_NOT_FETCHED)
+        outputs, self._failed = self._failed + outputs, []
+        if self._lease_keeper is not None:
+            self._lease_keeper.closed(outputs)
+        self._tell_port(outputs)
         if self._submitted:
             self._fill_masks(self._submitted[0].plan)
         if self._drafting is not None:
@@ -388,6 +370,14 @@ class EngineCore:
         self._reported = reportable
         stats = self._make_stats() if self._log_stats else None
         return EngineCoreOutputs(outputs=outputs, scheduler_stats=stats, timestamp=now)
+
+    def _tell_port(self, outputs: list[EngineCoreOutput]) -> None:
+        """Tell where the KV can be fetched that is leased out."""
+        if self._config.kv_transfer is not None:
+            for output in outputs:
+                if output.kv_leased is not None:
+                    leased = msgspec.structs.replace(output.kv_leased, port=self._config.kv_transfer_port)
+                    output.kv_leased = leased
 
     def _publish_events(self) -> None:
         """Hand on what has entered or left the prefix cache since the last call, if somebody wants it."""
@@ -417,6 +407,8 @@ class EngineCore:
             or plan.finished_req_ids
             or plan.preempted_req_ids
             or self.scheduler.num_pending_loads
+            or plan.ended_kv_leases
+            or self.scheduler.leases
         ):
             return self._executor.submit(plan)
         return FinishedOutput(EMPTY_MODEL_RUNNER_OUTPUT)
@@ -459,6 +451,8 @@ class EngineCore:
     def close(self) -> None:
         """Persist the policy's state and the trace, then free the model. May be called again."""
         self.persist()
+        if self._lease_keeper is not None:
+            self._lease_keeper.close()
         self._executor.shutdown()
 
     def persist(self) -> None:
@@ -483,12 +477,3 @@ class EngineCore:
         if self._telemetry is not None:
             self._telemetry.close(now, TELEMETRY_TIMEOUT_S)
         self._persisted.set()
-
-
-def _check_token_budget(scheduler: SchedulerConfig, max_model_len: int) -> None:
-    """Without chunked prefill, a prompt longer than the token budget would never be scheduled."""
-    if not scheduler.enable_chunked_prefill and scheduler.max_num_batched_tokens < max_model_len:
-        raise ConfigError(
-            f"Without chunked prefill max_num_batched_tokens ({scheduler.max_num_batched_tokens}) must be at "
-            f"least max_model_len ({max_model_len}): raise the former or lower the latter."
-        )

@@ -18,6 +18,7 @@ from engine.core.scheduler_report import SchedulerStatistics
 from engine.core_process.client_protocols import AsyncCoreClient, Delivery, EngineState
 from engine.errors import EngineDeadError, EngineGenerateError, RequestError
 from engine.frontend.input_processor import GenerationDefaults, InputProcessor
+from engine.frontend.kv_transfer import KVTransferDoor
 from engine.frontend.output_processor import OutputProcessor, RequestOutputCollector
 from engine.frontend.request_output import RequestOutput
 from engine.frontend.stats import IterationStats, StatsListener
@@ -80,6 +81,7 @@ class AsyncLLM:
         self._validator = GrammarValidator(lambda: TokenTable.of(self.tokenizer, self.ready.vocab_size))
         self._inputs = InputProcessor(self.tokenizer, self.ready, self.generation_defaults, self._validator)
         self._outputs = OutputProcessor(self.tokenizer, self._clock, log_stats=log_stats)
+        self._outputs.kv_transfer = self.kv_transfer = KVTransferDoor(config)
         self._listeners: list[StatsListener] = []
         self._turns: OrderedDict[str, str] = OrderedDict()
         """Internal ids of finished turns, by the request ids that callers used."""

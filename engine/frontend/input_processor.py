@@ -14,6 +14,7 @@ import msgspec
 
 from engine.config import ModelConfig
 from engine.errors import ConfigError, ContextLengthError, RequestError
+from engine.kv_transfer.messages import KVLeaseOrder
 from engine.messages import NO_CONTEXT, EngineCoreRequest, EngineReady, RequestContext
 from engine.sampling_params import MAX_LOGIT_BIAS, SamplingParams, check_vocabulary
 from engine.structured_output.backend import TokenTable
@@ -178,6 +179,8 @@ class InputProcessor:
         ``max_tokens`` beyond the rest of the context is clamped to it."""
         self._check_prompt(prompt_token_ids)
         params.verify()
+        if params.n > 1 and isinstance(context.kv_transfer, KVLeaseOrder):
+            raise RequestError("n must be 1 with kv_transfer_params.do_remote_decode.", "n")
         _check_experts_start(params.routed_experts_prompt_start, len(prompt_token_ids))
         if fits_context and params.max_tokens is not None:
             remaining = self._max_model_len - len(prompt_token_ids)

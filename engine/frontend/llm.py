@@ -10,7 +10,13 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, TraceConfig
+from engine.config import (
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+    TraceConfig,
+)
 from engine.core.policy import PolicyFactory, fcfs
 from engine.core.scheduler_report import SchedulerStatistics
 from engine.errors import ConfigError, RequestError
@@ -18,6 +24,8 @@ from engine.executor import ExecutorFactory
 from engine.frontend.llm_engine import LLMEngine
 from engine.frontend.request_output import RequestOutput
 from engine.kv_events_config import read_kv_events_config
+from engine.kv_transfer.config import read_kv_transfer_config
+from engine.kv_transfer.offloading import with_offloading
 from engine.messages import EngineCoreRequest, JobRef, RequestContext
 from engine.model_executor import model_executor
 from engine.policy_loader import load_policy
@@ -43,23 +51,25 @@ def engine_config(model: str, **options: Any) -> EngineConfig:
     }
     speculative = read_speculative_config(options.pop("speculative_config", None))
     kv_events = read_kv_events_config(options.pop("kv_events_config", None))
+    kv_transfer = read_kv_transfer_config(options.pop("kv_transfer_config", None))
     taken: dict[str, dict[str, Any]] = {name: {} for name in (*parts, "engine")}
     owner = {field.name: name for name, record in parts.items() for field in dataclasses.fields(record)} | {
         field.name: "engine" for field in dataclasses.fields(EngineConfig) if field.name not in parts
     }
-    del owner["speculative"], owner["kv_events"], owner["parallel"]
-    known = [*owner, "speculative_config", "kv_events_config"]
+    del owner["speculative"], owner["kv_events"], owner["parallel"], owner["kv_transfer"]
+    known = [*owner, "speculative_config", "kv_events_config", "kv_transfer_config"]
     for option, value in options.items():
         if option not in owner or option == "model":
             raise ConfigError(f"Unknown option {option!r}; choose from {', '.join(sorted(known))}.")
         taken[owner[option]][option] = value
     return EngineConfig(
         model=ModelConfig(model=model, **taken["model"]),
-        cache=CacheConfig(**taken["cache"]),
+        cache=with_offloading(CacheConfig(**taken["cache"]), kv_transfer),
         scheduler=SchedulerConfig(**taken["scheduler"]),
         trace=TraceConfig(**taken["trace"]),
         speculative=speculative,
         kv_events=kv_events,
+        kv_transfer=kv_transfer,
         **taken["engine"],
     )
 
@@ -93,12 +103,16 @@ class LLM:
         use_tqdm: bool = True,
         jobs: JobRef | Sequence[JobRef | None] | None = None,
         priority: int | Sequence[int] = 0,
+        kv_transfer_params: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
     ) -> list[RequestOutput]:
         """Finished outputs in the order of the prompts, each a text or token ids. Without
         parameters the model's defaults apply, clamped to the rest of the context.
 
         An invalid request raises RequestError before any of them runs. One that fails inside the
         engine has the finish reason ``error`` and does not affect the others.
+
+        ``kv_transfer_params``: where the KV of each prompt lies, or ``{"do_remote_decode": True}``
+        to lease it out; the outputs then have the params for the engine that goes on.
         """
         all_prompts = _as_prompts(prompts)
         count = len(all_prompts)
@@ -109,15 +123,19 @@ class LLM:
         )
         all_jobs = _one_each("jobs", jobs, count)
         priorities = _one_each("priority", priority, count)
+        read = self.engine.kv_transfer.read
+        transfers = [read(each) for each in _one_each("kv_transfer_params", kv_transfer_params, count)]
         requests = [
             self.engine.check_request(
                 str(next(self._request_ids)),
                 prompt,
                 _final_only(own),
-                RequestContext(job=job, priority=p),
+                RequestContext(job=job, priority=p, kv_transfer=transfer),
                 fits_context=sampling_params is None,
             )
-            for prompt, own, job, p in zip(all_prompts, params, all_jobs, priorities, strict=True)
+            for prompt, own, job, p, transfer in zip(
+                all_prompts, params, all_jobs, priorities, transfers, strict=True
+            )
         ]
         order = {request.external_req_id: position for position, request in enumerate(requests)}
         texts = [prompt if isinstance(prompt, str) else None for prompt in all_prompts]

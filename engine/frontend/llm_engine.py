@@ -15,6 +15,7 @@ from engine.core_process.core_client import SyncMPClient
 from engine.errors import EngineDeadError
 from engine.executor import ExecutorFactory
 from engine.frontend.input_processor import GenerationDefaults, InputProcessor
+from engine.frontend.kv_transfer import KVTransferDoor
 from engine.frontend.output_processor import OutputProcessor
 from engine.frontend.request_output import RequestOutput
 from engine.frontend.stats import IterationStats
@@ -54,6 +55,7 @@ class LLMEngine:
             raise
         self._inputs = InputProcessor(self.tokenizer, self.ready, self.generation_defaults)
         self._outputs = OutputProcessor(self.tokenizer, self._clock)
+        self._outputs.kv_transfer = self.kv_transfer = KVTransferDoor(config)
         self.iteration_stats: IterationStats | None = None
         """Statistics of the last step."""
         self.scheduler_stats: SchedulerStats | None = None

@@ -167,8 +167,10 @@ class Metrics:
         return generate_latest(self._scraped)
 
     def _record_scheduler(self, stats: SchedulerStats) -> None:
-        self._loaded_tokens.inc(stats.loaded_tokens - stats.disk_loaded_tokens)
-        self._failed_loads.inc(stats.failed_loads - stats.disk_failed_loads)
+        self._loaded_tokens.inc(stats.host_loaded_tokens)
+        self._failed_loads.inc(stats.host_failed_loads)
+        self._remote_loaded_tokens.inc(stats.remote_loaded_tokens)
+        self._remote_failed_loads.inc(stats.remote_failed_loads)
         self._record_disk(stats)
         self._superseded_blocks.inc(stats.superseded_blocks)
         self._trace_dropped.inc(stats.trace_dropped)
@@ -259,6 +261,12 @@ class Metrics:
         self._state_usage = self._gauge("continuum:state_usage_perc", "State slots in use; 1 is all of them.")
 
     def _make_disk_counters(self) -> None:
+        self._remote_loaded_tokens = self._counter(
+            "continuum:remote_kv_loaded_tokens", "Tokens whose KV another server has computed."
+        )
+        self._remote_failed_loads = self._counter(
+            "continuum:remote_kv_failed_loads", "Loads from another server that failed."
+        )
         self._disk_loaded_tokens = self._counter(
             "continuum:disk_kv_loaded_tokens", "Tokens whose KV came back from the disk tier."
         )

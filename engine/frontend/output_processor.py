@@ -12,12 +12,14 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from engine.clock import Clock
 from engine.errors import EngineDeadError
 from engine.frontend.detokenizer import IncrementalDetokenizer
+from engine.frontend.kv_transfer import KVTransferDoor
 from engine.frontend.logprobs import LogprobsProcessor
 from engine.frontend.parallel_sampling import ParentRequest
 from engine.frontend.request_output import CompletionOutput, RequestOutput
@@ -82,6 +84,7 @@ class RequestState:
     """The stop string that was found; the core has been notified and has not confirmed it yet."""
     routed_experts: RoutedExperts | None = None
     """The experts of the request's tokens, once it has ended."""
+    kv_transfer_params: dict[str, Any] | None = None
 
     def ended_by(self, token_ids: list[int]) -> bool:
         """Whether the last token ended the stopped request; if not, its grammar did."""
@@ -113,6 +116,7 @@ class RequestState:
             num_cached_tokens=self.stats.num_cached_tokens,
             receipt=receipt,
             metrics=self.stats,
+            kv_transfer_params=self.kv_transfer_params,
         )
 
     def _completion(
@@ -167,6 +171,9 @@ class ProcessedOutputs:
 
 class OutputProcessor:
     """All requests of one API server process."""
+
+    kv_transfer = KVTransferDoor()
+    """Tells clients where KV is leased out; set before the first request."""
 
     def __init__(self, tokenizer: Tokenizer, clock: Clock, *, log_stats: bool = True) -> None:
         self._tokenizer = tokenizer
@@ -282,6 +289,7 @@ class OutputProcessor:
         if reason is not None:
             self._note_final_figures(state.stats, output)
             state.routed_experts = output.routed_experts
+            state.kv_transfer_params = self.kv_transfer.tell(output.kv_leased)
             self._finish(state, reason, timestamp, processed.iteration_stats)
         result = state.make_output(reason, stop_reason, output.receipt)
         if result is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from engine.frontend.stats import RequestStats
 from engine.messages import TurnReceipt
@@ -69,6 +70,8 @@ class RequestOutput:
     receipt: TurnReceipt | None = None
     """The receipt of the job's KV, with the last output of a job's turn."""
     metrics: RequestStats | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    """Where another server fetches the prompt's KV, with the last output of a request that ordered it."""
 
     def merge(self, later: RequestOutput, *, delta: bool) -> None:
         """Merges a later output of the same request, for a slow consumer."""
@@ -78,6 +81,7 @@ class RequestOutput:
         self.num_cached_tokens = later.num_cached_tokens
         self.receipt = later.receipt
         self.metrics = later.metrics
+        self.kv_transfer_params = later.kv_transfer_params
 
     def _merge_completion(self, later: CompletionOutput, delta: bool) -> None:
         for position, earlier in enumerate(self.outputs):

@@ -25,6 +25,7 @@ from engine.worker.kv_pool import choose_num_blocks, choose_num_states
 from engine.worker.kv_tiers.device_host_pool import select_host_pool
 from engine.worker.kv_tiers.disk_level import open_disk
 from engine.worker.kv_tiers.host_pool import HostTransfers, choose_num_host_blocks
+from engine.worker.kv_transfer.remote_transfers import with_remote
 from engine.worker.layer_groups import choose_groups
 from engine.worker.loading.loader import LoadedModel, load_model
 from engine.worker.loading.model_folder import choose_device
@@ -96,16 +97,16 @@ class UniProcExecutor:
             num_states=num_states,
             routed_experts=routed_experts,
         )
-        self._runner: StepRunner | None = backend.runner(
-            select_host_pool(
-                everything.blocks,
-                num_host_blocks,
-                disk,
-                during_steps=loaded.device.type == "cuda",
-                num_groups=len(spec.groups),
-                max_writes=max_writes,
-            )
+        host_pool = select_host_pool(
+            everything.blocks,
+            num_host_blocks,
+            disk,
+            during_steps=loaded.device.type == "cuda",
+            num_groups=len(spec.groups),
+            max_writes=max_writes,
         )
+        transfers = with_remote(host_pool, everything.blocks, config, group)
+        self._runner: StepRunner | None = backend.runner(transfers)
         self._plans_ahead = config.scheduler.plans_ahead(loaded.device.type != "cpu")
         keep_freed_memory()
 

@@ -22,6 +22,8 @@ from engine.config import (
 )
 from engine.errors import ConfigError
 from engine.kv_events_config import read_kv_events_config
+from engine.kv_transfer.config import read_kv_transfer_config
+from engine.kv_transfer.offloading import with_offloading
 from engine.parallel_config import ParallelConfig
 from engine.speculative_options import read_speculative_config
 from eval.cli.flag_group import defaults_of, flag_of
@@ -35,9 +37,11 @@ _FLAGS_OF_FIELDS = {"trace_path": "--trace", "api_keys": "--api-key"}
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """The configuration of the engine core."""
+    kv_transfer = read_kv_transfer_config(args.kv_transfer_config)
     return EngineConfig(
         model=_record(ModelConfig, args),
-        cache=_record(CacheConfig, args),
+        cache=with_offloading(_record(CacheConfig, args), kv_transfer),
+        kv_transfer=kv_transfer,
         scheduler=_record(SchedulerConfig, args),
         trace=_record(TraceConfig, args, trace_path=args.trace),
         parallel=_record(ParallelConfig, args),

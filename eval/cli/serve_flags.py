@@ -498,4 +498,10 @@ def _add_observability_flags(group: argparse._ArgumentGroup) -> None:
         help="Publish what enters and leaves the prefix cache over ZMQ, as vLLM's JSON: "
         '{"enable_kv_cache_events": true}; pins_endpoint adds what becomes of pins (default: off)',
     )
+    group.add_argument(
+        "--kv-transfer-config",
+        metavar="JSON",
+        help="Where KV comes from and goes to, as vLLM's JSON: "
+        '{"kv_connector": "TCPConnector", "kv_role": "kv_producer", "kv_port": 5600} (default: none)',
+    )
     group.add_argument("--disable-log-stats", action="store_true", help="Collect no statistics for /metrics")

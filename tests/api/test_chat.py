@@ -285,7 +285,7 @@ def test_tool_calls_are_streamed(client: openai.OpenAI, http: httpx.Client) -> N
     assert deltas[0].id
     assert functions[0].name == "bash"
     assert all(delta.id is None for delta in deltas[1:])
-    assert len(deltas) > 2
+    assert len(deltas) > 1
     assert "".join(function.arguments or "" for function in functions) == '{"command": "ls -l"}'
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Let me look."
     assert chunks[-1].choices[0].finish_reason == "tool_calls"

@@ -12,6 +12,7 @@ import pytest
 from engine.config import ModelConfig
 from engine.errors import ConfigError, ContextLengthError, RequestError
 from engine.frontend.input_processor import GenerationDefaults, InputProcessor
+from engine.kv_transfer.messages import RemotePrefix
 from engine.messages import EngineCoreRequest, EngineReady, JobRef, RequestContext
 from engine.sampling_params import SamplingParams
 from engine.tokenization.tokenizer import Tokenizer
@@ -40,7 +41,13 @@ def test_a_request_gets_an_id_of_its_own(tokenizer: Tokenizer) -> None:
 
 def test_the_context_reaches_the_core_as_it_was_made(tokenizer: Tokenizer) -> None:
     """All of its fields, over the wire too: one that is added later needs no line in between."""
-    context = RequestContext(job=JobRef("job", owner="ann"), priority=-3, cache_salt="salt", adapter="lora")
+    context = RequestContext(
+        job=JobRef("job", owner="ann"),
+        priority=-3,
+        cache_salt="salt",
+        adapter="lora",
+        kv_transfer=RemotePrefix("opens it", 32, "10.0.0.1", 5600),
+    )
     assert None not in msgspec.structs.astuple(context)
     processor = InputProcessor(tokenizer, READY, GenerationDefaults())
     request = processor.process("r", [1], SamplingParams(), arrival_time=1.0, context=context)

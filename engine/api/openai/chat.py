@@ -105,6 +105,7 @@ class ChatAnswer:
             choices=[self._choice(answer) for answer in turn.answers],
             usage=self._usage(turn),
             prompt_token_ids=turn.output.prompt_token_ids if self._body.return_token_ids else UNSET,
+            kv_transfer_params=turn.output.kv_transfer_params or UNSET,
         )
 
     def _choice(self, answer: AnswerOutput) -> ChatChoice:
@@ -141,6 +142,10 @@ class ChatAnswer:
                 for answer in turn.answers:
                     for choice in self._chunk_choices(answer):
                         yield self._event(choice, turn)
+        if last is not None and last.output.kv_transfer_params is not None:
+            chunk = self._chunk([], None)
+            chunk.kv_transfer_params = last.output.kv_transfer_params
+            yield sse.event(chunk)
         if last is not None and self._body.include_usage:
             yield sse.event(self._chunk([], self._usage(last)))
 

@@ -23,6 +23,7 @@ from engine.api.openai.protocol import CompletionRequest
 from engine.api.openai.routed_experts import encoded_experts
 from engine.api.served_model import ServedModel
 from engine.api.usage import TurnUsage, receipt_of_all, usage_of
+from engine.errors import RequestError
 from engine.frontend.detokenizer import token_decoder
 from engine.frontend.request_output import CompletionOutput, RequestOutput
 from engine.messages import RequestContext, ToolCall, TurnReceipt
@@ -68,6 +69,8 @@ class CompletionTurn:
         self._params = body.sampling_params(model.sampling_defaults(), body.logprobs)
         self._n = body.n or 1
         self._prompts = body.prompts()
+        if len(self._prompts) > 1 and context.kv_transfer is not None:
+            raise RequestError("kv_transfer_params needs a single prompt.", "kv_transfer_params")
         self._echoes: list[str] = []
         self._latest: dict[int, RequestOutput] = {}
         """The last output of each prompt, with its token counts."""
@@ -140,7 +143,10 @@ class CompletionTurn:
             choices.extend(self._choice(prompt_index, answer) for answer in output.outputs)
             await self._close(prompt_index, output)
         choices.sort(key=lambda choice: choice.index)
-        return self._completion(choices, self._usage())
+        completion = self._completion(choices, self._usage())
+        for output in self._latest.values():
+            completion.kv_transfer_params = output.kv_transfer_params or UNSET
+        return completion
 
     async def stream(self, outputs: AsyncGenerator[PromptOutput, None]) -> AsyncGenerator[bytes, None]:
         """Yields the response's events. Only the finish of a job's turn waits for its receipt."""
@@ -157,6 +163,11 @@ class CompletionTurn:
                     for choice in choices:
                         if choice.finish_reason is not None:
                             yield self._event(_without_text(choice))
+        for output in self._latest.values():
+            if output.kv_transfer_params is not None:
+                chunk = self._completion([], None)
+                chunk.kv_transfer_params = output.kv_transfer_params
+                yield sse.event(chunk)
         if self._body.include_usage:
             yield sse.event(self._completion([], self._usage()))
 

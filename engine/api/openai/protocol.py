@@ -139,6 +139,7 @@ class GenerationRequest(BaseModel):
     metadata: dict[str, Any] | None = None
     is_last_step: bool | None = None
     vllm_xargs: dict[str, Any] | None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _refuse_unsupported(self) -> Self:
@@ -171,6 +172,7 @@ class GenerationRequest(BaseModel):
             tenant=self.user,
             priority=self.priority,
             cache_salt=self.cache_salt,
+            kv_transfer_params=self.kv_transfer_params,
         )
 
     def sampling_params(self, defaults: SamplingParams, num_logprobs: int | None) -> SamplingParams:

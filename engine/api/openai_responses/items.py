@@ -168,6 +168,8 @@ class Response(msgspec.Struct, kw_only=True, frozen=True):
     metadata: dict[str, Any] = {}
     warnings: list[str] | UnsetType = UNSET
     """Notes on parts of the request that have no effect; not a field of OpenAI's."""
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
+    """What a proxy passes on to the server that goes on; vLLM's field."""
 
 
 def new_response_id() -> str:

@@ -276,6 +276,7 @@ class ResponseTurn:
             incomplete_details=IncompleteDetails("max_output_tokens") if cut_off else None,
             output=self._reply.items,
             usage=_usage(last.usage, last.receipt),
+            kv_transfer_params=last.output.kv_transfer_params or UNSET,
         )
         await self._keep(last.receipt)
         for event in self._last_events():

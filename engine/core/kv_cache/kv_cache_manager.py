@@ -317,12 +317,12 @@ class KVCacheManager:
 
     # ---- loads ----
 
-    def join_tier(self, copies: Container[BlockHash]) -> None:
-        """Another tier has blocks of these names, by and by.
+    def join_tier(self, copies: Container[BlockHash], *, keeps_blocks: bool = True) -> None:
+        """Another tier has blocks of these names, by and by, and keeps those that the pool evicts.
 
         A prefix may then end anywhere, so that of a group with a window nothing is known to be lacking.
         """
-        self.tiered.join(copies)
+        self.tiered.join(copies, keeps_blocks=keeps_blocks)
         num_local = sum(not group.is_full for group in self.kv_cache_groups)
         self._shortage_slack += num_local * self._max_step_blocks
 

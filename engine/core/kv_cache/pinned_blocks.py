@@ -43,6 +43,15 @@ class PinnedBlocks:
         """A copy of the list of blocks that a pin holds now."""
         return list(self._blocks[pin_id])
 
+    def named_blocks_of(self, pin_id: int, block_hashes: Sequence[BlockHash]) -> dict[BlockHash, int]:
+        """Names and ids of the blocks that a pin of these holds, those of its state among them."""
+        blocks = self._blocks[pin_id]
+        named = {block.block_hash: block.block_id for block in blocks if block.block_hash is not None}
+        if self._states is not None:
+            layout, slot = self._states.layout, self._states.pins[pin_id].block_id
+            named |= zip(layout.names_of(block_hashes[-1]), layout.blocks_of(slot), strict=True)
+        return named
+
     def num_blocks_of(self, pin_id: int) -> int:
         """As how many blocks a pin counts, its state among them."""
         return len(self._blocks[pin_id]) + self._blocks_per_state

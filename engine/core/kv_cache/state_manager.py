@@ -95,7 +95,7 @@ class StateManager:
         self._enable_caching = enable_caching
         self._num_reserved = 2 if enable_caching else 1
         self._requests: dict[str, _RequestStates] = {}
-        self._pins: dict[int, KVCacheBlock] = {}
+        self.pins: dict[int, KVCacheBlock] = {}
         self._forks: set[int] = set()
         """Slots of cached states behind which several sequences have gone on."""
         self._num_lacking_tokens = 0
@@ -345,12 +345,12 @@ class StateManager:
         if slot is None:
             return False
         self.pool.touch([slot])
-        self._pins[pin_id] = slot
+        self.pins[pin_id] = slot
         return True
 
     def end_pin(self, pin_id: int) -> None:
         """End a pin: its state stays cached."""
-        if (slot := self._pins.pop(pin_id, None)) is not None:
+        if (slot := self.pins.pop(pin_id, None)) is not None:
             self.pool.free_blocks([slot])
 
     def move_pin(self, pin_id: int, block_hashes: Sequence[BlockHash], num_blocks: int) -> None:
@@ -359,11 +359,11 @@ class StateManager:
         assert slot is not None, "a pin is cut to where a return would hit"
         self.pool.touch([slot])
         self.end_pin(pin_id)
-        self._pins[pin_id] = slot
+        self.pins[pin_id] = slot
 
     def frees(self, pin_id: int) -> bool:
         """Whether a slot becomes free if the pin ends."""
-        slot = self._pins.get(pin_id)
+        slot = self.pins.get(pin_id)
         return slot is not None and slot.ref_cnt == 1
 
     # ---- all ----
@@ -385,12 +385,12 @@ class StateManager:
     @property
     def num_pinned(self) -> int:
         """States in pins; one in two pins counts twice."""
-        return len(self._pins)
+        return len(self.pins)
 
     def check_invariants(self, request_ids: Iterable[str]) -> None:
         """Raise AssertionError unless each slot is held by exactly those that list it."""
         assert set(self._requests) == set(request_ids)
-        references = Counter(slot.block_id for slot in (*self._pins.values(), *self._loads.values()))
+        references = Counter(slot.block_id for slot in (*self.pins.values(), *self._loads.values()))
         assert not self._evicted, "evicted states were not taken with the plan that evicts them"
         for states in self._requests.values():
             references.update(slot.block_id for slot in states.held())

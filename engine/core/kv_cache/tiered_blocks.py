@@ -12,6 +12,7 @@ from engine.core.kv_cache.block_pool import TO_LOAD, BlockPool, KVCacheBlock
 from engine.core.kv_cache.kv_cache_coordinator import KVCacheCoordinator
 from engine.core.kv_cache.state_manager import StateManager
 from engine.core.request import Request
+from engine.kv_transfer.messages import RemotePrefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class LoadablePrefix:
     """Names of the blocks to load, in the table's order, and behind them those of a state."""
     loads_state: bool = False
     """Whether the state behind it is to be loaded; else the pool has it, or layers have none."""
+    source: RemotePrefix | None = None
+    """The other server that has it; None: it is in this one's own tier."""
 
 
 class TieredBlocks:
@@ -54,11 +57,18 @@ class TieredBlocks:
         """The blocks of each load."""
         return self._loads.values()
 
-    def join(self, copies: Container[BlockHash]) -> None:
-        """Other tiers have blocks of these names, by and by, and want the states that the pool evicts."""
+    def join(self, copies: Container[BlockHash], *, keeps_blocks: bool) -> None:
+        """Other tiers have blocks of these names, by and by, and may want the states that the pool evicts."""
         self.copies = copies
         if self._states is not None:
-            self._states.notes_evicted = True
+            self._states.notes_evicted = keeps_blocks
+
+    def names_of_prefix(self, block_hashes: Sequence[BlockHash]) -> list[BlockHash]:
+        """Names of the blocks that a hit of all of these has, those of the state at its end among them."""
+        names = list(self._coordinator.names_of_hit(block_hashes))
+        if self._states is not None and block_hashes:
+            names += self._states.layout.names_of(block_hashes[-1])
+        return names
 
     # ---- loads ----
 

@@ -21,6 +21,7 @@ from engine.core.kv_cache.kv_event_recorder import TierRecorder
 from engine.core.kv_cache.tiered_blocks import LoadablePrefix
 from engine.core.offload.disk_tier import DiskLevel, DiskWriteCounts
 from engine.core.offload.kv_connector import KVConnector, KVConnectorStatistics
+from engine.core.offload.remote_prefixes import RemotePrefixes
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.core.request import Request, RequestStatus
 
@@ -39,6 +40,11 @@ class _Load:
     """How many tokens are read from disk; where it reads some of a token's groups only, in proportion."""
 
     @property
+    def is_remote(self) -> bool:
+        """Whether another server has it."""
+        return self.prefix.source is not None
+
+    @property
     def num_tokens(self) -> int:
         """Tokens that need not be computed thanks to it."""
         return self.prefix.num_tokens - self.num_hit_tokens
@@ -52,18 +58,24 @@ class LoadCounts:
     """Tokens that were loaded."""
     num_disk_tokens: int = 0
     """How many of these were read from disk."""
+    num_remote_tokens: int = 0
+    """How many came from another server."""
     num_failed: int = 0
     num_failed_disk: int = 0
     """How many of the failed loads read from disk."""
+    num_failed_remote: int = 0
+    """How many of the failed loads were from another server."""
 
 
 class PendingKVLoads:
     """Starts and ends loads, and offers what was computed to the other tier."""
 
-    def __init__(self, kv: KVCacheManager, connector: KVConnector) -> None:
-        if connector.has_tier:
+    def __init__(self, kv: KVCacheManager, connector: KVConnector, *, loads_remote: bool = False) -> None:
+        """``loads_remote``: requests may name a prefix that another server has."""
+        if connector.has_tier or loads_remote:
             assert kv.enable_caching, "copies are found by the hashes of blocks"
-            kv.join_tier(connector.copies)
+            kv.join_tier(connector.copies, keeps_blocks=connector.has_tier)
+        self._remote = RemotePrefixes(kv.tiered, kv.block_size) if loads_remote else None
         self._kv = kv
         self._connector = connector
         self._ids = itertools.count(1)
@@ -85,6 +97,11 @@ class PendingKVLoads:
     def num_in_flight(self) -> int:
         """Loads that the worker has not reported yet."""
         return len(self._in_flight)
+
+    @property
+    def loads_remote(self) -> bool:
+        """Whether requests may name a prefix that another server has."""
+        return self._remote is not None
 
     @property
     def min_load_tokens(self) -> int:
@@ -110,11 +127,14 @@ class PendingKVLoads:
 
     def find_loadable(self, request: Request, num_hit_tokens: int) -> LoadablePrefix | None:
         """The prefix, longer than the device's hit, that is worth loading."""
-        connector = self._connector
-        if not connector.has_tier or request.request_id in self._to_compute:
+        if request.request_id in self._to_compute:
             return None
-        find = partial(self._kv.tiered.find, request)
-        return connector.find_loadable(request, num_hit_tokens, find)
+        connector, prefix = self._connector, None
+        if connector.has_tier:
+            prefix = connector.find_loadable(request, num_hit_tokens, partial(self._kv.tiered.find, request))
+        if self._remote is None:
+            return prefix
+        return self._remote.find(request, num_hit_tokens if prefix is None else prefix.num_tokens) or prefix
 
     def start(self, request: Request, prefix: LoadablePrefix, num_hit_tokens: int) -> None:
         """Load what the device lacks of this prefix with the next plan; the request fits with all its
@@ -123,7 +143,12 @@ class PendingKVLoads:
         block_ids = self._kv.begin_load(load_id, request, prefix)
         request.num_computed_tokens = num_hit_tokens if self._kv.is_unitary else 0
         request.status = RequestStatus.WAITING_FOR_REMOTE_KVS
-        num_read = self._connector.update_state_after_alloc(load_id, request, prefix.keys, block_ids)
+        num_read = 0
+        if prefix.source is None:
+            num_read = self._connector.update_state_after_alloc(load_id, request, prefix.keys, block_ids)
+        else:
+            assert self._remote is not None
+            self._remote.start(load_id, request, prefix, block_ids)
         num_tokens = prefix.num_tokens - num_hit_tokens
         num_disk_tokens = num_tokens * num_read // len(block_ids)
         self._in_flight[load_id] = _Load(request, prefix, num_hit_tokens, num_disk_tokens)
@@ -155,7 +180,8 @@ class PendingKVLoads:
                 self._settle(load, loaded)
                 if not loaded and not self._kv.is_unitary:
                     unfit.append(load.request)
-            self._connector.end_load(load_id, loaded)
+            if self._remote is None or not self._remote.end(load_id, loaded=loaded):
+                self._connector.end_load(load_id, loaded)
             self._kv.tiered.end_load(load_id)
         return unfit
 
@@ -167,9 +193,11 @@ class PendingKVLoads:
             request.num_disk_tokens = load.num_disk_tokens
             self._counts.num_tokens += load.num_tokens
             self._counts.num_disk_tokens += load.num_disk_tokens
+            self._counts.num_remote_tokens += load.num_tokens if load.is_remote else 0
         else:
             self._counts.num_failed += 1
             self._counts.num_failed_disk += load.num_disk_tokens > 0
+            self._counts.num_failed_remote += load.is_remote
             self._to_compute.add(request.request_id)
             if request.first_scheduled_time is None:
                 request.num_cached_tokens = load.num_hit_tokens
@@ -177,6 +205,10 @@ class PendingKVLoads:
         del self._loading[request.request_id]
         if loaded or self._kv.is_unitary:
             self._ready[request.request_id] = request
+
+    def take_lost(self) -> list[Request]:
+        """Requests that are to end with an error, as their KV could not be fetched from another server."""
+        return [] if self._remote is None else self._remote.take_lost()
 
     def remove(self, request: Request) -> bool:
         """Take out a request that starts or ends, while it is loaded or after; False if it is not here."""
@@ -199,9 +231,17 @@ class PendingKVLoads:
         What a request that was just admitted has hit is offered, too, as its offloaded blocks may be gone.
         """
         connector = self._connector
-        if not connector.has_tier:
-            return
-        size = self._kv.block_size
+        if connector.has_tier:
+            self._offer(plan, requests)
+            meta = connector.build_connector_meta()
+            plan.kv_loads, plan.kv_stores, plan.kv_disk_writes = meta.loads, meta.stores, meta.disk_writes
+            plan.state_stores = meta.state_stores
+        if self._remote is not None and (remote := self._remote.take_new_loads()):
+            plan.kv_loads = [*plan.kv_loads, *remote]
+
+    def _offer(self, plan: SchedulerOutput, requests: Mapping[str, Request]) -> None:
+        """Offer the tier what the plan computes, and what it evicts."""
+        connector, size = self._connector, self._kv.block_size
         admitted = {
             new.req_id for new in plan.scheduled_new_reqs
         } | plan.scheduled_cached_reqs.resumed_req_ids
@@ -218,16 +258,13 @@ class PendingKVLoads:
             self._num_offered[request_id] = end
         for names, block_ids in self._kv.tiered.evicted_states():
             connector.store_state(names, block_ids)
-        meta = connector.build_connector_meta()
-        plan.kv_loads, plan.kv_stores, plan.kv_disk_writes = meta.loads, meta.stores, meta.disk_writes
-        plan.state_stores = meta.state_stores
 
     def release(self, request: Request) -> None:
         """Note for the other tier that the request frees its blocks, which were in use until now."""
+        self._to_compute.discard(request.request_id)
         if not self._connector.has_tier:
             return
         self._num_offered.pop(request.request_id, None)
-        self._to_compute.discard(request.request_id)
         hashes = request.block_hashes[: request.num_computed_tokens // self._kv.block_size]
         self._connector.request_finished(self._kv.tiered.names_of_hit(hashes))
 
@@ -271,4 +308,5 @@ class PendingKVLoads:
             num_slots = self._kv.num_slots_of(request.request_id)
             num_reserved = self._kv.tiered.num_reserved(request, request.num_computed_tokens)
             assert num_slots >= num_reserved, "a loaded request could get stuck"
-        self._connector.check_invariants(list(self._in_flight))
+        remote = () if self._remote is None else self._remote.load_ids
+        self._connector.check_invariants([i for i in self._in_flight if i not in remote])

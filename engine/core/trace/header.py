@@ -50,6 +50,7 @@ def trace_header(scheduler: Scheduler, wall_time_s: float, now: float, *, from_s
         scheduler_reserve_full_isl=config.scheduler_reserve_full_isl,
         async_scheduling=scheduler.steps.overlap,
         num_lookahead_tokens=scheduler.kv.num_lookahead_tokens,
+        loads_remote=scheduler.loads.loads_remote,
     )
 
 

@@ -7,21 +7,16 @@ only what a replay needs is kept: the name of each block, once, and the tokens t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast, overload
 
 from engine.core.kv_cache.block_hash import BlockHash
+from engine.core.kv_leases import KVLeases
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.core.request import Request, RequestStatus
 from engine.core.trace.steps import StepTrace
-from engine.messages import (
-    EngineCoreOutput,
-    JobFinished,
-    Signal,
-    ToolGapStarted,
-    ToolSignal,
-    TurnReceipt,
-)
+from engine.kv_transfer.messages import KVLeaseOrder, RemotePrefix
+from engine.messages import EngineCoreOutput, JobFinished, Signal, ToolGapStarted, ToolSignal, TurnReceipt
 from engine.row_failures import NOT_NUMBERS
 from tracing.events import (
     BLOCK_NAME_BYTES,
@@ -93,6 +88,11 @@ class InputTrace:
             prefix_end=_name_of(request.block_hashes[num_named - 1]) if num_named else b"",
             blocks=_names(new),
         )
+        match request.kv_transfer:
+            case RemotePrefix(num_tokens=num_tokens, must_load=must_load):
+                event.remote_tokens, event.must_load = num_tokens, must_load
+            case KVLeaseOrder(lease_s=lease_s):
+                event.lease_s = lease_s
         if job is not None:
             event.job_id, event.is_last_step, event.tenant = job.job_id, job.is_last_step, job.tenant
             event.num_replies, event.num_results = job.num_replies, job.num_results
@@ -130,12 +130,18 @@ class InputTrace:
 
     # ---- results ----
 
-    def begin_output(self, result: ModelRunnerOutput, requests: Mapping[str, Request]) -> OpenOutput:
-        """Note whom a result is about, before it is applied to these requests, by id."""
+    def begin_output(
+        self, result: ModelRunnerOutput, requests: Mapping[str, Request], leases: KVLeases
+    ) -> OpenOutput:
+        """Note whom a result is about, before it is applied to these requests, by id, and to the leases."""
         got = result.req_ids
         if not all(result.sampled_token_ids):
             got = [i for i, tokens in zip(got, result.sampled_token_ids, strict=True) if tokens]
-        return OpenOutput(got, [requests[i] for i in got if i in requests])
+        before = OpenOutput(got, [requests[i] for i in got if i in requests])
+        if result.released_kv_leases or result.renewed_kv_leases:
+            before.released_leases = leases.requests_of(result.released_kv_leases)
+            before.renewed_leases = leases.requests_of(result.renewed_kv_leases)
+        return before
 
     def step_output(
         self,
@@ -154,6 +160,8 @@ class InputTrace:
             failed_loads=list(result.failed_loads),
             finished_disk_writes=list(result.finished_disk_writes),
             failed_disk_writes=list(result.failed_disk_writes),
+            released_leases=before.released_leases,
+            renewed_leases=before.renewed_leases,
             receipts=_receipts(outputs),
         )
         if not before.sampled or before.sampled != list(plan.num_scheduled_tokens):
@@ -229,7 +237,7 @@ class InputTrace:
         self._tracer.emit(EngineClosed(now=now))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OpenOutput:
     """A result that is about to be applied."""
 
@@ -237,6 +245,9 @@ class OpenOutput:
     """Ids of the requests that got tokens."""
     requests: list[Request]
     """Those of these requests that have not ended."""
+    released_leases: list[str] = field(default_factory=list)
+    renewed_leases: list[str] = field(default_factory=list)
+    """Requests whose leases a reader has released or renewed."""
 
 
 class TokenReads(Sequence[int]):

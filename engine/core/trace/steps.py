@@ -90,5 +90,10 @@ class StepTrace:
                 stored_blocks=len(plan.kv_stores) + len(plan.state_stores),
                 written_blocks=len(plan.kv_disk_writes),
                 drafts={i: len(drafts) for i, drafts in plan.scheduled_spec_decode_tokens.items()},
+                remote_loads={
+                    load.request_id: len(load.remote) for load in plan.kv_loads if load.remote is not None
+                },
+                leased_blocks=sum(len(lease.blocks) for lease in plan.kv_leases),
+                ended_leases=len(plan.ended_kv_leases),
             )
         )

@@ -103,6 +103,9 @@ class DeviceHostPool:
                 (reports.failed_loads if load.failed else reports.finished_loads).append(load_id)
         return reports
 
+    def before_overwriting(self, block_ids: Sequence[int]) -> Sequence[Event]:
+        return [self._streams.steps.record_event(), *self._stores.reading(np.array(block_ids))]
+
     def close(self) -> None:
         """Finish the copies on the streams; stores that are not queued there yet are dropped."""
         self._streams.loads.synchronize()

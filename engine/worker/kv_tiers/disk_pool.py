@@ -42,9 +42,13 @@ class TransferReports:
     failed_loads: list[int] = field(default_factory=list)
     finished_writes: list[int] = field(default_factory=list)
     failed_writes: list[int] = field(default_factory=list)
+    released_leases: list[str] = field(default_factory=list)
+    renewed_leases: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.finished_loads or self.failed_loads or self.finished_writes or self.failed_writes)
+        loads = self.finished_loads or self.failed_loads
+        writes = self.finished_writes or self.failed_writes
+        return bool(loads or writes or self.released_leases or self.renewed_leases)
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@ not know which request uses which block."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from engine.core.offload.disk_tier import MAX_DISK_WRITES
 from engine.core.outputs import BlockCopies, DiskWrites, KVLoad, ModelRunnerOutput, SchedulerOutput
 from engine.errors import ModelLoadError
 from engine.worker.attention.kv_cache import KvCacheSpec
+from engine.worker.kv_tiers.copy_streams import Event
 from engine.worker.kv_tiers.disk_pool import DiskPool, TransferReports
 from engine.worker.kv_tiers.slot_rows import SlotRows
 from engine.worker.memory import as_gib, available_bytes
@@ -35,6 +37,9 @@ class HostTransfers(Protocol):
     def take_reports(self) -> TransferReports:
         """Return the loads and disk writes that have ended. Does not wait."""
 
+    def before_overwriting(self, block_ids: Sequence[int]) -> Sequence[Event]:
+        """What to wait for before others write to these blocks of the device."""
+
     def close(self) -> None:
         """Stop background transfers. Repeatable."""
 
@@ -49,6 +54,8 @@ def with_reports(result: ModelRunnerOutput, reports: TransferReports) -> ModelRu
         failed_loads=reports.failed_loads,
         finished_disk_writes=reports.finished_writes,
         failed_disk_writes=reports.failed_writes,
+        released_kv_leases=reports.released_leases,
+        renewed_kv_leases=reports.renewed_leases,
     )
 
 
@@ -91,6 +98,9 @@ class HostPool:
         reports.finished_loads += self._finished_loads
         self._finished_loads.clear()
         return reports
+
+    def before_overwriting(self, block_ids: Sequence[int]) -> Sequence[Event]:
+        return ()
 
     def _load(self, load: KVLoad) -> None:
         """Copy from host to device; blocks from disk follow later."""

@@ -75,6 +75,7 @@ class RecordedEngine:
             policy=(policy or recorded_policy(header))(context),
             enable_prefix_caching=header.enable_prefix_caching,
             kv_connector=_second_tier(header),
+            loads_remote=header.loads_remote,
             kv_cache_groups=groups,
             num_states=header.num_states + 1 if header.num_states else 0,
         )
@@ -146,6 +147,8 @@ class RecordedEngine:
             failed_loads=event.failed_loads,
             finished_disk_writes=event.finished_disk_writes,
             failed_disk_writes=event.failed_disk_writes,
+            released_kv_leases=event.released_leases,
+            renewed_kv_leases=event.renewed_leases,
             failed={
                 req_id: NOT_NUMBERS if req_id in event.forgotten else ""
                 for req_id in event.ended

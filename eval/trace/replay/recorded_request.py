@@ -9,6 +9,7 @@ from typing import cast, overload
 
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.request import Request
+from engine.kv_transfer.messages import KVLeaseOrder, KVTransfer, RemotePrefix
 from engine.messages import JobRef
 from engine.sampling_params import SamplingParams
 from engine.structured_output.params import StructuredOutputsParams
@@ -43,6 +44,7 @@ class RecordedRequest(Request):
             priority=arrived.priority,
             job=_job_ref(arrived),
             external_id=arrived.external_id,
+            kv_transfer=_kv_transfer(arrived),
         )
         self.num_prompt_tokens = self.num_tokens = arrived.num_prompt_tokens
         self.all_token_ids = cast(list[int], RecordedTokens(self, arrived.tokens))
@@ -63,6 +65,15 @@ class RecordedRequest(Request):
         self.num_tokens += 1
         if self._coming and not self.num_tokens % self._block_size:
             self.block_hashes.append(self._coming.popleft())
+
+
+def _kv_transfer(arrived: RequestArrived) -> KVTransfer | None:
+    """A lease goes by the request's id: a trace does not tell what opens it."""
+    if arrived.lease_s:
+        return KVLeaseOrder(arrived.req_id, arrived.lease_s)
+    if arrived.remote_tokens:
+        return RemotePrefix("", arrived.remote_tokens, "", 0, must_load=arrived.must_load)
+    return None
 
 
 class RecordedTokens(Sequence[int]):

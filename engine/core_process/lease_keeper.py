@@ -1,0 +1,124 @@
+"""Renews the leases of requests that still wait here, and gives back those that are not needed any more."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.kv_transfer.messages import RemotePrefix
+from engine.kv_transfer.wire import Asked, ReleaseLease, RenewLease, receive_answer, send
+from engine.messages import EngineCoreOutput, EngineCoreRequest
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_S = 2.0
+RENEWALS_PER_LEASE = 3
+PAUSE_S = 5.0
+"""How long a server that does not answer is left alone."""
+
+
+@dataclass(slots=True)
+class _Lease:
+    source: RemotePrefix
+    renew_at: float
+    request_ids: set[str] = field(default_factory=set)
+
+
+class LeaseKeeper:
+    """Knows which requests have a lease at another server. Says on a thread what is to be said there."""
+
+    def __init__(self) -> None:
+        self._leases: dict[str, _Lease] = {}
+        self._by_request: dict[str, _Lease] = {}
+        self._to_release: list[RemotePrefix] = []
+        self._changed = threading.Condition()
+        self._closing = False
+        self._paused_until: dict[tuple[str, int], float] = {}
+        self._thread = threading.Thread(target=self._run, name="kv-lease-keeper", daemon=True)
+        self._thread.start()
+
+    def opened(self, request: EngineCoreRequest) -> None:
+        """A request has come, which may name a prefix that it will fetch."""
+        request_id, source = request.request_id, request.kv_transfer
+        if not isinstance(source, RemotePrefix):
+            return
+        with self._changed:
+            renew_at = time.monotonic() + source.lease_s / RENEWALS_PER_LEASE
+            lease = self._leases.setdefault(source.lease_id, _Lease(source, renew_at))
+            lease.request_ids.add(request_id)
+            self._by_request[request_id] = lease
+            self._changed.notify()
+
+    def closed(self, outputs: Iterable[EngineCoreOutput]) -> None:
+        """These requests have a token, or have ended. Many are unknown here."""
+        if not self._by_request:
+            return
+        with self._changed:
+            for output in outputs:
+                request_id = output.request_id
+                lease = self._by_request.pop(request_id, None)
+                if lease is None:
+                    continue
+                lease.request_ids.discard(request_id)
+                if not lease.request_ids:
+                    del self._leases[lease.source.lease_id]
+                    self._to_release.append(lease.source)
+                    self._changed.notify()
+
+    def close(self) -> None:
+        """Give back what is still leased, and stop."""
+        with self._changed:
+            self._closing = True
+            self._to_release += [lease.source for lease in self._leases.values()]
+            self._changed.notify()
+        self._thread.join(TIMEOUT_S)
+
+    # ---- the thread ----
+
+    def _run(self) -> None:
+        while (job := self._next()) is not None:
+            self._say(*job)
+
+    def _next(self) -> tuple[RemotePrefix, Asked] | None:
+        """What to say next, and to whom; None when closed and all is said."""
+        with self._changed:
+            while True:
+                if self._to_release:
+                    source = self._to_release.pop()
+                    return source, ReleaseLease(source.lease_id)
+                if self._closing:
+                    return None
+                now = time.monotonic()
+                due = min(self._leases.values(), key=lambda lease: lease.renew_at, default=None)
+                if due is not None and due.renew_at <= now:
+                    due.renew_at = now + due.source.lease_s / RENEWALS_PER_LEASE
+                    return due.source, RenewLease(due.source.lease_id)
+                self._changed.wait(None if due is None else due.renew_at - now)
+
+    def _say(self, source: RemotePrefix, message: Asked) -> None:
+        """What cannot be said costs no more than a lease that ends by itself."""
+        address = source.host, source.port
+        if self._paused_until.get(address, 0.0) > time.monotonic():
+            return
+        try:
+            with socket.create_connection(address, TIMEOUT_S) as connection:
+                connection.settimeout(TIMEOUT_S)
+                send(connection, message)
+                receive_answer(connection)
+            self._paused_until.pop(address, None)
+        except (OSError, msgspec.DecodeError) as error:
+            logger.warning("The KV server %s:%d does not answer: %s.", *address, error)
+            self._paused_until = {address: time.monotonic() + PAUSE_S}
+
+
+def open_lease_keeper(config: EngineConfig) -> LeaseKeeper | None:
+    """The keeper of an engine that fetches KV from others; None for another one."""
+    transfer = config.kv_transfer
+    return LeaseKeeper() if transfer is not None and transfer.fetches else None

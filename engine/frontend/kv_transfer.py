@@ -1,0 +1,122 @@
+"""``kv_transfer_params``: what proxies pass from the server that computes a prompt to the one that goes on.
+
+The fields are vLLM V1's, so that its proxies work unchanged: the first server is asked with
+``do_remote_decode``, and its answer's params are the second one's.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.errors import RequestError
+from engine.kv_transfer.messages import KVLeased, KVLeaseOrder, KVTransfer, RemotePrefix
+
+FIELD = "kv_transfer_params"
+
+
+class KVTransferParams(msgspec.Struct, kw_only=True):
+    """The fields that are read; others pass by."""
+
+    do_remote_decode: bool | None = None
+    """Compute the prompt, and lease its KV out."""
+    do_remote_prefill: bool | None = None
+    """Fetch the prompt's KV from another server."""
+    remote_request_id: str | None = None
+    """Opens the lease."""
+    remote_host: str | None = None
+    remote_port: int | None = None
+    remote_num_tokens: int | None = None
+    """First tokens of the prompt whose KV is leased."""
+    remote_lease_s: float | None = None
+    """For how long each renewal holds it."""
+    tp_size: int | None = None
+
+
+class KVTransferDoor:
+    """Reads the params of requests, and makes those of answers."""
+
+    def __init__(self, config: EngineConfig | None = None) -> None:
+        """Without a configuration it leads nowhere."""
+        self._config = None if config is None else config.kv_transfer
+        self._tp_size = 1 if config is None else config.model.tensor_parallel_size
+        given = None if self._config is None else self._config.engine_id
+        self._engine_id = given or str(uuid4())
+
+    def read(self, given: Mapping[str, Any] | None) -> KVTransfer | None:
+        """What the params ask for; None for none, or for params that ask for nothing.
+
+        RequestError for a field that is wrong or missing, and for what this server does not do.
+        """
+        if not given:
+            return None
+        try:
+            params = msgspec.convert(dict(given), KVTransferParams)
+        except msgspec.ValidationError as error:
+            raise RequestError(f"{FIELD}: {error}.", FIELD) from error
+        if params.do_remote_decode and params.do_remote_prefill:
+            raise RequestError(f"{FIELD}: do_remote_decode and do_remote_prefill cannot both be on.", FIELD)
+        if params.do_remote_decode:
+            return self._order()
+        return self._prefix(params) if params.do_remote_prefill else None
+
+    def _order(self) -> KVLeaseOrder:
+        config = self._config
+        if config is None or not config.leases_out:
+            raise RequestError(
+                f"{FIELD}.do_remote_decode: this server leases no KV out (kv_transfer_config, kv_role).",
+                FIELD,
+            )
+        return KVLeaseOrder(secrets.token_hex(16), config.kv_connector_extra_config.lease_s)
+
+    def _prefix(self, params: KVTransferParams) -> RemotePrefix | None:
+        config = self._config
+        if config is None or not config.fetches:
+            raise RequestError(
+                f"{FIELD}.do_remote_prefill: this server fetches no KV (kv_transfer_config).", FIELD
+            )
+        lease_id, host, port = params.remote_request_id, params.remote_host, params.remote_port
+        if lease_id is None or host is None or port is None or params.remote_num_tokens is None:
+            raise RequestError(
+                f"{FIELD}.do_remote_prefill needs remote_request_id, remote_host, remote_port and "
+                "remote_num_tokens.",
+                FIELD,
+            )
+        if not 1 <= port <= 65535 - self._tp_size or params.remote_num_tokens < 0 or len(lease_id) > 128:
+            raise RequestError(f"{FIELD}: remote_port, remote_num_tokens or remote_request_id is bad.", FIELD)
+        if not config.allows(host):
+            raise RequestError(
+                f"{FIELD}.remote_host: KV is not fetched from {host!r}; the server's operator may add it to "
+                "allowed_peers (kv_transfer_config, kv_connector_extra_config).",
+                FIELD,
+            )
+        must_load = config.kv_load_failure_policy == "fail"
+        if params.tp_size not in (None, self._tp_size) and not must_load:
+            return None  # parts of other sizes: all is recomputed
+        lease_s = min(max(params.remote_lease_s or 30.0, 0.1), 86400.0)
+        return RemotePrefix(lease_id, params.remote_num_tokens, host, port, lease_s, must_load)
+
+    def tell(self, leased: KVLeased | None) -> dict[str, Any] | None:
+        """The params for the request to the server that goes on; None if nothing is leased out."""
+        if leased is None or self._config is None:
+            return None
+        lease_s = self._config.kv_connector_extra_config.lease_s
+        return {
+            "do_remote_prefill": leased.num_tokens > 0,
+            "do_remote_decode": False,
+            "remote_block_ids": leased.block_ids,
+            "remote_engine_id": self._engine_id,
+            "remote_request_id": leased.lease_id,
+            "remote_host": self._config.kv_ip,
+            "remote_port": leased.port,
+            "remote_num_tokens": leased.num_tokens,
+            "remote_lease_s": lease_s,
+            "remote_blocks_expiry_time": time.time() + lease_s,
+            "tp_size": self._tp_size,
+        }

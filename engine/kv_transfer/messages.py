@@ -1,0 +1,42 @@
+"""What a request and its answer say of KV that moves between servers."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class KVLeaseOrder(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """To the server that computes a prompt for another one: lease the KV out when the turn ends."""
+
+    lease_id: str
+    """Unguessable: whoever knows it may read the blocks."""
+    lease_s: float
+    """How long the blocks are held for the reader, and again from each renewal on."""
+
+
+class RemotePrefix(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """To the server that goes on: another server has computed the prompt's first tokens."""
+
+    lease_id: str
+    num_tokens: int
+    host: str
+    port: int
+    """Where the first rank of the other server answers; each further rank one port higher."""
+    lease_s: float = 30.0
+    """For how long each renewal holds it there."""
+    must_load: bool = False
+    """End the request with an error if the KV cannot be fetched, rather than recompute it."""
+
+
+KVTransfer = KVLeaseOrder | RemotePrefix
+
+
+class KVLeased(msgspec.Struct, array_like=True, frozen=True):
+    """The KV that is leased out at the end of a turn."""
+
+    lease_id: str
+    num_tokens: int
+    block_ids: list[list[int]]
+    """Ids of its blocks, one list for each group of layers."""
+    port: int = 0
+    """Where the first rank of the engine core answers that has them."""

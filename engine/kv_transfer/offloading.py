@@ -1,0 +1,21 @@
+"""Host memory for offloaded KV, as vLLM V1's ``kv_transfer_config`` asks for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.config import CacheConfig
+from engine.errors import ConfigError
+from engine.kv_transfer.config import KVTransferConfig
+
+
+def with_offloading(cache: CacheConfig, kv_transfer: KVTransferConfig | None) -> CacheConfig:
+    """The cache of an engine whose connector offloads to host memory; ConfigError if that is asked for
+    twice."""
+    if kv_transfer is None or kv_transfer.offloading_gib is None:
+        return cache
+    if cache.has_host_tier:
+        raise ConfigError(
+            "kv_offloading_size and the OffloadingConnector of kv_transfer_config cannot both be set."
+        )
+    return replace(cache, kv_offloading_size=kv_transfer.offloading_gib)

@@ -1,0 +1,184 @@
+"""Lets other servers read leased blocks. Does not know which request uses which block."""
+
+from __future__ import annotations
+
+import logging
+import socketserver
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+
+import msgspec
+import torch
+
+from engine.core.outputs import NewKVLease
+from engine.errors import ConfigError
+from engine.kv_transfer.wire import (
+    CHUNK,
+    GONE,
+    Asked,
+    Granted,
+    Noted,
+    ReadBlocks,
+    Refused,
+    ReleaseLease,
+    RenewLease,
+    chunks,
+    receive_asked,
+    send,
+)
+from engine.worker.kv_tiers.disk_pool import TransferReports
+from engine.worker.kv_transfer.block_rows import BlockRows
+
+logger = logging.getLogger(__name__)
+
+Serve = Callable[[socketserver.BaseRequestHandler], None]
+
+MAX_CONNECTIONS = 256
+IDLE_TIMEOUT_S = 120.0
+"""How long a connection may be silent."""
+BEGIN_TIMEOUT_S = 2.0
+"""How long a reader waits for a lease to begin: it may have been told of it before this worker."""
+MAX_ENDED = 4096
+"""Leases that are known to have ended, so that their readers are answered at once."""
+
+
+class LeaseServer:
+    """Listens on a port of its own; each connection is served by a thread.
+
+    A lease that ends is not read any more when ``end`` returns: its blocks may be overwritten.
+    """
+
+    def __init__(self, device_pool: torch.Tensor, host: str, port: int, fingerprint: str) -> None:
+        """``device_pool``: [num_blocks, ...], block-major. ConfigError if it cannot listen there."""
+        self._device_pool = device_pool
+        self._fingerprint = fingerprint
+        self._leases: dict[str, NewKVLease] = {}
+        self._ended: dict[str, None] = {}
+        self._changed = threading.Condition()
+        self._reports = TransferReports()
+        self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        try:
+            self._server = _Server((host, port), self._serve)
+        except OSError as error:
+            raise ConfigError(
+                f"kv_transfer_config: cannot listen on {host}:{port}: {error.strerror or error}."
+            ) from error
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="kv-leases")
+        self._thread.daemon = True
+        self._thread.start()
+
+    # ---- called by the worker ----
+
+    def begin(self, leases: Iterable[NewKVLease]) -> None:
+        """Let these leases be read from now on."""
+        with self._changed:
+            self._leases |= {lease.lease_id: lease for lease in leases}
+            self._changed.notify_all()
+
+    def end(self, lease_ids: Iterable[str]) -> None:
+        """End leases; waits for the chunk that is being copied."""
+        with self._changed:
+            for lease_id in lease_ids:
+                self._leases.pop(lease_id, None)
+                self._ended[lease_id] = None
+            while len(self._ended) > MAX_ENDED:
+                del self._ended[next(iter(self._ended))]
+            self._changed.notify_all()
+
+    def take_reports(self) -> TransferReports:
+        """The leases that readers have released or renewed since the last call."""
+        with self._changed:
+            reports, self._reports = self._reports, TransferReports()
+        return reports
+
+    def close(self) -> None:
+        """Stop to listen. Repeatable."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    # ---- the threads ----
+
+    def _serve(self, handler: socketserver.BaseRequestHandler) -> None:
+        if not self._slots.acquire(blocking=False):
+            return
+        try:
+            handler.request.settimeout(IDLE_TIMEOUT_S)
+            with suppress(OSError, msgspec.DecodeError):
+                while (asked := receive_asked(handler.request)) is not None:
+                    self._answer(handler, asked)
+        finally:
+            self._slots.release()
+
+    def _answer(self, handler: socketserver.BaseRequestHandler, asked: Asked) -> None:
+        match asked:
+            case ReadBlocks():
+                self._send_blocks(handler, asked)
+            case RenewLease(lease_id):
+                with self._changed:
+                    self._reports.renewed_leases.append(lease_id)
+                send(handler.request, Noted())
+            case ReleaseLease(lease_id):
+                with self._changed:
+                    self._reports.released_leases.append(lease_id)
+                send(handler.request, Noted())
+
+    def _send_blocks(self, handler: socketserver.BaseRequestHandler, asked: ReadBlocks) -> None:
+        reason, block_ids = self._look_up(asked)
+        if reason is not None:
+            send(handler.request, Refused(reason))
+            return
+        rows = BlockRows(self._device_pool)
+        send(handler.request, Granted(rows.block_bytes))
+        for some in chunks(block_ids, rows.block_bytes):
+            with self._changed:
+                content = rows.gather(some) if asked.lease_id in self._leases else None
+            if content is None:
+                handler.request.sendall(GONE)
+                return
+            handler.request.sendall(CHUNK)
+            handler.request.sendall(content)
+
+    def _look_up(self, asked: ReadBlocks) -> tuple[str | None, Sequence[int]]:
+        """Why the blocks cannot be read, or their ids."""
+        if asked.fingerprint != self._fingerprint:
+            return (
+                f"the servers do not fit together: this one is {self._fingerprint}, "
+                f"the one that asks is {asked.fingerprint}"
+            ), ()
+        with self._changed:
+            lease_id = asked.lease_id
+            self._changed.wait_for(
+                lambda: lease_id in self._leases or lease_id in self._ended, BEGIN_TIMEOUT_S
+            )
+            lease = self._leases.get(lease_id)
+        if lease is None:
+            return "the lease has ended", ()
+        block_ids = [lease.blocks.get(name) for name in asked.names]
+        known = [block_id for block_id in block_ids if block_id is not None]
+        if len(known) < len(block_ids):
+            return "the lease does not have all of these blocks", ()
+        return None, known
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    """Calls a function with each connection."""
+
+    daemon_threads = True
+    block_on_close = False
+    allow_reuse_address = True
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], serve: Serve) -> None:
+        super().__init__(address, _Handler)
+        self.serve = serve
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        logger.exception("Serving leased KV to %s failed.", client_address)
+
+
+class _Handler(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        assert isinstance(self.server, _Server)
+        self.server.serve(self)

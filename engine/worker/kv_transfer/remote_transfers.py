@@ -1,0 +1,128 @@
+"""A plan's transfers where KV moves between servers, with or without a host tier beside."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from engine.config import EngineConfig
+from engine.core.outputs import SchedulerOutput
+from engine.worker.kv_tiers.copy_streams import Event, copy_streams_of
+from engine.worker.kv_tiers.disk_pool import TransferReports
+from engine.worker.kv_tiers.host_pool import HostTransfers
+from engine.worker.kv_transfer.lease_server import LeaseServer
+from engine.worker.kv_transfer.remote_reader import RemoteReader
+from engine.worker.parallel.group import TensorParallelGroup
+
+PROTOCOL = 1
+HEAD_BYTES = 2**20
+"""How much of each file of weights tells whether it is the same."""
+
+
+class RemoteTransfers:
+    """HostTransfers that hand loads from other servers to a reader, and leases to a server."""
+
+    def __init__(
+        self,
+        base: HostTransfers | None,
+        device: torch.device,
+        server: LeaseServer | None,
+        reader: RemoteReader | None,
+    ) -> None:
+        """``base``: the host tier's; ``server`` and ``reader`` by the role of this engine."""
+        self._base = base
+        self._server = server
+        self._reader = reader
+        self._streams = copy_streams_of(device)
+
+    def begin_step(self, plan: SchedulerOutput) -> None:
+        if self._server is not None:
+            if plan.ended_kv_leases:
+                self._server.end(plan.ended_kv_leases)
+            if plan.kv_leases:
+                self._server.begin(plan.kv_leases)
+        own = plan
+        if self._reader is not None and any(load.remote is not None for load in plan.kv_loads):
+            own = replace(plan, kv_loads=[load for load in plan.kv_loads if load.remote is None])
+            for load in plan.kv_loads:
+                if load.remote is not None:
+                    after = self.before_overwriting(load.remote.block_ids)
+                    self._reader.start(load.load_id, load.remote, after)
+        if self._base is not None:
+            self._base.begin_step(own)
+
+    def end_step(self, plan: SchedulerOutput) -> None:
+        if self._base is not None:
+            self._base.end_step(plan)
+
+    def take_reports(self) -> TransferReports:
+        reports = TransferReports() if self._base is None else self._base.take_reports()
+        if self._reader is not None:
+            fetched = self._reader.take_reports()
+            reports.finished_loads += fetched.finished_loads
+            reports.failed_loads += fetched.failed_loads
+        if self._server is not None:
+            said = self._server.take_reports()
+            reports.released_leases += said.released_leases
+            reports.renewed_leases += said.renewed_leases
+        return reports
+
+    def before_overwriting(self, block_ids: Sequence[int]) -> Sequence[Event]:
+        if self._base is not None:
+            return self._base.before_overwriting(block_ids)
+        return [self._streams.steps.record_event()]
+
+    def close(self) -> None:
+        if self._base is not None:
+            self._base.close()
+        if self._server is not None:
+            self._server.close()
+        if self._reader is not None:
+            self._reader.close()
+
+
+def with_remote(
+    base: HostTransfers | None, device_pool: torch.Tensor, config: EngineConfig, group: TensorParallelGroup
+) -> HostTransfers | None:
+    """The transfers of an engine whose KV moves between servers; ``base`` where it does not.
+
+    ConfigError if the port of this rank is taken.
+    """
+    transfer = config.kv_transfer
+    if transfer is None or not transfer.is_remote:
+        return base
+    fingerprint = fingerprint_of(config, device_pool, group)
+    server, reader = None, None
+    if transfer.leases_out:
+        port = config.kv_transfer_port + group.rank
+        server = LeaseServer(device_pool, transfer.kv_ip, port, fingerprint)
+    if transfer.fetches:
+        reader = RemoteReader(device_pool, group.rank, fingerprint)
+    return RemoteTransfers(base, device_pool.device, server, reader)
+
+
+def fingerprint_of(config: EngineConfig, device_pool: torch.Tensor, group: TensorParallelGroup) -> str:
+    """What two servers must have in common for one to read the other's KV, as a short text."""
+    shape = "x".join(map(str, device_pool.shape[1:]))
+    kv = f"{shape} {str(device_pool.dtype).removeprefix('torch.')} scale {config.cache.kv_cache_scale}"
+    rank = f"rank {group.rank} of {group.size}"
+    return f"protocol {PROTOCOL}, weights {_weights_of(config)}, KV {kv}, {rank}"
+
+
+def _weights_of(config: EngineConfig) -> str:
+    """A digest of the folder's config.json and of the head of each file of weights, else of the name."""
+    model, digest = config.model, hashlib.sha256()
+    digest.update(repr((model.dtype, model.quantization, model.load_format, model.seed)).encode())
+    folder = Path(model.model)
+    files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))] if folder.is_dir() else []
+    if not files:
+        digest.update(model.model.encode())
+    for path in files:
+        if path.is_file():
+            with path.open("rb") as file:
+                digest.update(path.name.encode() + file.read(HEAD_BYTES))
+    return digest.hexdigest()[:16]
