@@ -18,6 +18,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 ATTENTION_BACKENDS = ("auto", "torch", "triton")
 KV_CACHE_DTYPES = ("auto", "fp8_e4m3")
+EXECUTOR_BACKENDS = ("mp", "ray")
 QUANTIZATIONS = ("int8", "int4")
 
 
@@ -82,6 +83,9 @@ class ModelConfig:
     tensor_parallel_size: int = 1
     """Number of tensor-parallel ranks: each is a process with its part of every weight, and a GPU or a
     share of the CPU's cores."""
+    distributed_executor_backend: str = "mp"
+    """Who starts the ranks: ``mp`` (processes of this machine) | ``ray`` (actors on the nodes of a Ray
+    cluster)."""
     enable_expert_parallel: bool = False
     """Divide a mixture of experts by rank, some whole experts for each, instead of dividing each expert."""
     enable_return_routed_experts: bool = False
@@ -104,6 +108,11 @@ class ModelConfig:
         if self.max_model_len is not None:
             _at_least("max_model_len", self.max_model_len, 1)
         _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
+        if self.distributed_executor_backend not in EXECUTOR_BACKENDS:
+            raise ConfigError(
+                f"distributed_executor_backend must be one of {', '.join(EXECUTOR_BACKENDS)}, got "
+                f"{self.distributed_executor_backend!r}."
+            )
         if self.tensor_parallel_size > 1 and self.quantization is not None:
             raise ConfigError("quantization and tensor_parallel_size > 1 cannot be combined.")
 

@@ -12,6 +12,10 @@ def model_executor(config: EngineConfig) -> Executor:
         from engine.worker.engine_share import take_share
 
         take_share(config)  # before torch counts cores and devices
+    if config.model.distributed_executor_backend == "ray":
+        from engine.worker.ranks.ray_executor import RayExecutor
+
+        return RayExecutor(config)
     if config.model.tensor_parallel_size > 1:
         from engine.worker.ranks.multiproc_executor import MultiprocExecutor
 

@@ -16,6 +16,12 @@ def children_of(parent: int, saying: str) -> list[int]:
     return [pid for pid in found if saying in _read(Path(f"/proc/{pid}/cmdline"))]
 
 
+def processes_running(saying: str) -> list[int]:
+    """Process ids of all processes whose command line has these words, whoever started them."""
+    numbers = [path for path in Path("/proc").iterdir() if path.name.isdecimal()]
+    return [int(path.name) for path in numbers if saying in _read(path / "cmdline")]
+
+
 def _read(file: Path) -> str:
     """What a process tells of itself, empty if it has ended."""
     try:

@@ -54,6 +54,7 @@ NOT_OURS = {
         "--health-cmd",
     ),  # docker
     "--config.file",  # prometheus
+    *("--head", "--address"),  # ray
     "--budget-s",  # make gpu-check
 }
 """Flags on the pages that belong to other programs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from continuum.routing.catalog import DEFAULT_ROUTER, ROUTERS
+from engine.config import EXECUTOR_BACKENDS
 from eval.cli.flag_group import FlagGroup
 
 
@@ -14,6 +15,12 @@ def add_parallelism_flags(group: FlagGroup) -> None:
         int,
         "RANKS",
         short="-tp",
+    )
+    group.add(
+        "distributed_executor_backend",
+        "Who starts the ranks: mp: processes of this machine; ray: actors on the nodes of the Ray cluster "
+        "that RAY_ADDRESS names or that runs here; needs continuum-engine[ray]",
+        choices=EXECUTOR_BACKENDS,
     )
     group.add_switch(
         "enable_expert_parallel",

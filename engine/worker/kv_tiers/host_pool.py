@@ -147,7 +147,7 @@ def choose_num_host_blocks(
     num_rows = num_slots + (max_writes if cache.has_disk_tier else 0)
     needed = num_rows * spec.bytes_per_block
     taken = num_device_blocks * spec.bytes_per_block if device.type == "cpu" else 0
-    available = max(0, available_bytes(HOST) // group.size - taken)
+    available = max(0, available_bytes(HOST) // group.local_size - taken)
     if needed > available:
         raise ModelLoadError(
             f"The host tier of {num_slots} KV blocks needs {as_gib(needed)} of host memory, "

@@ -66,7 +66,7 @@ def load_model(options: ModelConfig, group: TensorParallelGroup = ALONE) -> Load
         raise ConfigError(
             f"model_impl must be one of {', '.join(MODEL_IMPLEMENTATIONS)}, got {options.model_impl!r}."
         )
-    device = choose_device(options.device, group.rank, group.size)
+    device = choose_device(options.device, group.local_rank, group.local_size)
     folder = resolve_folder(options.model)
     config = read_config(folder, options.trust_remote_code)
     max_model_len = choose_max_model_len(options, config)

@@ -17,6 +17,14 @@ class TensorParallelGroup(Protocol):
     @property
     def size(self) -> int: ...
 
+    @property
+    def local_rank(self) -> int:
+        """Its number among the ranks on its machine: that of its device."""
+
+    @property
+    def local_size(self) -> int:
+        """How many ranks are on its machine."""
+
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of every rank's x to all ranks; x, contiguous, is overwritten."""
 
@@ -33,7 +41,7 @@ class TensorParallelGroup(Protocol):
 class SingleRank:
     """A group of one process: every operation returns its input."""
 
-    rank, size = 0, 1
+    rank, size = local_rank, local_size = 0, 1
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return x
@@ -53,4 +61,4 @@ ALONE: TensorParallelGroup = SingleRank()
 
 def sharers(group: TensorParallelGroup, device: torch.device) -> int:
     """How many ranks share the memory and the cores of ``device``."""
-    return group.size if device.type == "cpu" else 1
+    return group.local_size if device.type == "cpu" else 1

@@ -1,34 +1,35 @@
 """A tensor-parallel group over torch.distributed: NCCL between GPUs, gloo between CPU processes.
 
-All ranks are on one machine. Knows nothing of models.
+Knows nothing of models, nor who started the ranks.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+from engine.process.network import interface_of
+from engine.worker.ranks.rank_messages import RankPlace
 
 
 class ProcessGroup:
     """A TensorParallelGroup; the constructor returns when all ranks have joined."""
 
-    def __init__(self, rank: int, size: int, device: torch.device, meeting_point: Path) -> None:
-        """``meeting_point``: the path of the rendezvous file, which must not exist yet; the same for all
-        ranks."""
-        self.rank, self.size = rank, size
+    def __init__(self, place: RankPlace, device: torch.device) -> None:
+        self.rank, self.size = place.rank, place.size
+        self.local_rank, self.local_size = place.local_rank, place.local_size
         self._device = device
-        place = f"file://{meeting_point}"
         if device.type == "cuda":
             torch.cuda.set_device(device)
-            dist.init_process_group("nccl", place, world_size=size, rank=rank, device_id=device)
+            dist.init_process_group(
+                "nccl", place.meeting_point, world_size=self.size, rank=self.rank, device_id=device
+            )
         else:
-            # By default gloo listens on the address that the host name resolves to, if there is one.
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-            dist.init_process_group("gloo", place, world_size=size, rank=rank)
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface(place))
+            dist.init_process_group("gloo", place.meeting_point, world_size=self.size, rank=self.rank)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         dist.all_reduce(x)
@@ -53,3 +54,10 @@ class ProcessGroup:
         smallest = torch.tensor(number, device=self._device)
         dist.all_reduce(smallest, dist.ReduceOp.MIN)
         return int(smallest)
+
+
+def _interface(place: RankPlace) -> str:
+    """The network interface to listen at: by default gloo takes the address that the host name resolves to,
+    if there is one."""
+    own = None if place.address is None else interface_of(place.address)
+    return own or ("lo0" if sys.platform == "darwin" else "lo")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
@@ -19,8 +19,8 @@ from engine.core.outputs import NO_MASKS, ModelRunnerOutput, SchedulerOutput, To
 from engine.errors import EngineDeadError, EngineError
 from engine.executor import ModelInfo, PendingOutput
 from engine.process.private_folder import make_private_folder, remove_private_folder
-from engine.worker.ranks.rank_messages import RankOrder, RankReady, StepPlan
-from engine.worker.ranks.rank_process import RankProcess
+from engine.worker.ranks.rank_messages import RankOrder, RankPlace, RankReady, StepPlan
+from engine.worker.ranks.rank_process import RankLink, RankProcess
 from engine.worker.ranks.report_merger import ReportMerger
 
 _STOP = pickle.dumps(RankOrder.STOP)
@@ -33,7 +33,7 @@ class _Step:
     """A PendingOutput. The ranks are asked for the output only when it is wanted, so all of them do their
     work, including waiting for it, in the same order."""
 
-    ranks: list[RankProcess]
+    ranks: list[RankLink]
     output: Future[ModelRunnerOutput] = field(default_factory=Future)
 
     def result(self) -> ModelRunnerOutput:
@@ -42,20 +42,19 @@ class _Step:
         return self.output.result()
 
 
-class MultiprocExecutor:
-    """An Executor and its own factory; ``tensor_parallel_size`` sets the number of ranks."""
+class RankExecutor:
+    """An Executor of ranks that have been started."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        num_ranks = config.model.tensor_parallel_size
-        self._folder = make_private_folder("engine-ranks-")
-        self._ranks = [RankProcess(config, rank, self._folder) for rank in range(num_ranks)]
+    def __init__(self, ranks: Sequence[RankLink]) -> None:
+        """Waits until all are ready. Raises the failure of one that could not start, and stops the others."""
+        self._ranks = list(ranks)
         self._changing = threading.Lock()
         """A lock around the pending steps and around the state that says whether there can be any."""
         self._pending: deque[_Step] = deque()
         self._failure: EngineError | None = None
         self._told: Callable[[EngineError], None] | None = None
         self._stopped = False
-        self._merger = ReportMerger(num_ranks)
+        self._merger = ReportMerger(len(ranks))
         self._outputs: list[deque[ModelRunnerOutput]] = [deque() for _ in self._ranks]
         """Outputs of each rank that not all ranks have sent yet."""
         try:
@@ -142,7 +141,7 @@ class MultiprocExecutor:
                 if not self._stopped:
                     self._fail(_as_failure(message, rank))
 
-    def _take(self, rank: RankProcess, output: ModelRunnerOutput) -> None:
+    def _take(self, rank: RankLink, output: ModelRunnerOutput) -> None:
         """Collect outputs. A step has ended only when it has ended on every rank: until then its blocks are
         in use."""
         self._outputs[rank.rank].append(output)
@@ -171,14 +170,31 @@ class MultiprocExecutor:
             rank.send(_STOP)
         for rank in self._ranks:
             rank.wait()
+        self._stopped_all()
+
+    def _stopped_all(self) -> None:
+        """All ranks have exited: what they needed may go."""
+
+
+class MultiprocExecutor(RankExecutor):
+    """Ranks in processes of this machine; its own factory. ``tensor_parallel_size`` is their number."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        size = config.model.tensor_parallel_size
+        self._folder = make_private_folder("engine-ranks-")
+        meeting_point = f"file://{self._folder}/meeting-point"
+        places = [RankPlace(rank, size, rank, size, meeting_point) for rank in range(size)]
+        super().__init__([RankProcess(config, place, self._folder) for place in places])
+
+    def _stopped_all(self) -> None:
         remove_private_folder(self._folder)
 
 
-def _with_messages(ranks: list[RankProcess]) -> list[RankProcess]:
+def _with_messages(ranks: list[RankLink]) -> list[RankLink]:
     """Wait until at least one of ``ranks`` has sent a message or has exited, and return those."""
     ready = wait([rank.channel for rank in ranks])
     return [rank for rank in ranks if rank.channel in ready]
 
 
-def _as_failure(message: Any, rank: RankProcess) -> EngineError:
+def _as_failure(message: Any, rank: RankLink) -> EngineError:
     return message if isinstance(message, EngineError) else rank.death()

@@ -15,16 +15,46 @@ from engine.executor import ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
+class RankPlace:
+    """Where a rank is among the others."""
+
+    rank: int
+    size: int
+    local_rank: int
+    """Its number among the ranks on its machine."""
+    local_size: int
+    meeting_point: str
+    """URL by which torch.distributed lets the ranks find each other; the same for all of them."""
+    address: str | None = None
+    """The machine's address for the other ranks; None if all are on one machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoreAddress:
+    """Where a rank on another machine finds the engine core."""
+
+    host: str
+    port: int
+    token: bytes
+    """Says that it is one of the core's ranks."""
+
+
+@dataclass(frozen=True, slots=True)
 class RankStart:
     """Everything that a rank's process needs to start, sent over its standard input."""
 
     config: EngineConfig
-    rank: int
-    folder: str
-    """Private folder with the rendezvous file of the ranks; any process that exits removes it."""
-    channel_fileno: int
+    place: RankPlace
+    channel: int | CoreAddress
+    """File descriptor of its channel to the core, or where to connect to."""
     parent_pid: int
     log_level: int
+    folder: str | None = None
+    """Private folder with the rendezvous file of the ranks; any process that exits removes it."""
+
+    @property
+    def rank(self) -> int:
+        return self.place.rank
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from engine.executor import Executor
@@ -19,8 +17,8 @@ def load(start: RankStart) -> Executor:
     """Return the executor of this rank's part of each step. Raises ModelLoadError or ConfigError with one
     sentence."""
     share_host_memory(start.config.parallel.data_parallel_size)
-    num_ranks = start.config.model.tensor_parallel_size
-    device = choose_device(start.config.model.device, start.rank, num_ranks)
-    group = ProcessGroup(start.rank, num_ranks, device, Path(start.folder, "meeting-point"))
+    place = start.place
+    device = choose_device(start.config.model.device, place.local_rank, place.local_size)
+    group = ProcessGroup(place, device)
     torch.set_num_threads(max(1, torch.get_num_threads() // sharers(group, device)))
     return UniProcExecutor(start.config, group)

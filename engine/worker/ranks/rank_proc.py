@@ -11,6 +11,7 @@ import os
 import pickle
 import shutil
 import signal
+import socket
 import sys
 import threading
 import time
@@ -24,6 +25,7 @@ from typing import Any, NoReturn
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput, TokenMasks
 from engine.errors import EngineDeadError, EngineError
 from engine.executor import Executor, PendingOutput
+from engine.process.network import keep_alive
 from engine.process.process_log import begin_log
 from engine.process.trim import finish_startup
 from engine.worker.ranks.rank_messages import RankOrder, RankReady, RankStart, StepPlan
@@ -33,6 +35,7 @@ logger = logging.getLogger(__name__)
 PARENT_POLL_S = 0.5
 """Interval at which the parent's id is checked: a copy of the channel in a forked sibling process can hide
 that the channel was closed."""
+CONNECT_TIMEOUT_S = 10.0
 STOP_GRACE_S = 1.0
 """Grace period for a running step before the process exits."""
 
@@ -88,7 +91,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it exits with the core, which may have work left
     level = start.log_level if start.rank == 0 else max(start.log_level, logging.WARNING)
     begin_log(level, f"rank {start.rank}, {os.getpid()}", shows_start=start.rank == 0)
-    channel: Connection[Any, Any] = Connection(start.channel_fileno)
+    channel = _connect(start)
     inbox = Inbox(start, channel)
     try:
         executor = _load(start)
@@ -102,6 +105,18 @@ def main() -> None:
     exit_process(start)
 
 
+def _connect(start: RankStart) -> Connection[Any, Any]:
+    """The channel to the core, which is another process of this machine or of another one."""
+    if isinstance(start.channel, int):
+        return Connection(start.channel)
+    core = start.channel
+    connection = socket.create_connection((core.host, core.port), CONNECT_TIMEOUT_S)
+    connection.settimeout(None)
+    keep_alive(connection)
+    connection.sendall(core.token + start.rank.to_bytes(4, "big"))
+    return Connection(connection.detach())
+
+
 def _load(start: RankStart) -> Executor:
     from engine.worker.ranks.rank_model import load  # imports torch: the inbox is listening by now
 
@@ -110,7 +125,8 @@ def _load(start: RankStart) -> Executor:
 
 def exit_process(start: RankStart) -> NoReturn:
     """Exit at once, as the engine core does: native libraries may hang in the interpreter's shutdown."""
-    shutil.rmtree(start.folder, ignore_errors=True)
+    if start.folder is not None:
+        shutil.rmtree(start.folder, ignore_errors=True)
     logging.shutdown()
     sys.stderr.flush()
     os._exit(0)

@@ -16,34 +16,20 @@ from typing import Any
 from engine.config import EngineConfig
 from engine.errors import EngineDeadError
 from engine.process.spawn import spawn_command
-from engine.worker.ranks.rank_messages import RankStart
+from engine.worker.ranks.rank_messages import RankPlace, RankStart
 
 STOP_TIMEOUT_S = 3.0
 """A rank that was asked to stop exits within a second; after this timeout it is killed."""
 _EXIT_CODE_WITHIN_S = 1.0
 
 
-class RankProcess:
-    """The process is started by the constructor and does not outlive this one."""
+class RankLink:
+    """The channel to a rank, wherever that runs."""
 
-    def __init__(self, config: EngineConfig, rank: int, folder: str) -> None:
+    def __init__(self, rank: int, channel: Connection[Any, Any]) -> None:
         self.rank = rank
+        self.channel = channel
         self._sending = threading.Lock()
-        ours, theirs = socket.socketpair()
-        with theirs:
-            log_level = logging.getLogger().getEffectiveLevel()
-            start = RankStart(config, rank, folder, theirs.fileno(), os.getpid(), log_level)
-            self._process = subprocess.Popen(
-                spawn_command("engine.worker.ranks.rank_proc"),
-                stdin=subprocess.PIPE,
-                pass_fds=(theirs.fileno(),),
-                # All ranks must iterate over a plan's sets in the same order.
-                env={**os.environ, "PYTHONHASHSEED": "0"},
-            )
-        self.channel: Connection[Any, Any] = Connection(ours.detach())
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError), self._process.stdin as stdin:  # its death is noticed at the channel
-            stdin.write(pickle.dumps(sys.path) + pickle.dumps(start))
 
     def send(self, message: bytes) -> None:
         """Send a pickled message; does nothing if the rank has exited. Thread-safe."""
@@ -56,6 +42,26 @@ class RankProcess:
             return self.channel.recv()
         except (EOFError, OSError):
             return None
+
+    def death(self) -> EngineDeadError:
+        """The error for a rank that has exited."""
+        raise NotImplementedError
+
+    def wait(self) -> None:
+        """Wait until it has exited, which it was asked to do."""
+        raise NotImplementedError
+
+
+class RankProcess(RankLink):
+    """The process is started by the constructor and does not outlive this one."""
+
+    def __init__(self, config: EngineConfig, place: RankPlace, folder: str) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            log_level = logging.getLogger().getEffectiveLevel()
+            start = RankStart(config, place, theirs.fileno(), os.getpid(), log_level, folder)
+            self._process = spawn_rank(start, theirs.fileno())
+        super().__init__(place.rank, Connection(ours.detach()))
 
     def death(self) -> EngineDeadError:
         """The error for a rank that has exited."""
@@ -72,3 +78,18 @@ class RankProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def spawn_rank(start: RankStart, *filenos: int) -> subprocess.Popen[bytes]:
+    """Start the process of a rank, which inherits these files."""
+    process = subprocess.Popen(
+        spawn_command("engine.worker.ranks.rank_proc"),
+        stdin=subprocess.PIPE,
+        pass_fds=filenos,
+        # All ranks must iterate over a plan's sets in the same order.
+        env={**os.environ, "PYTHONHASHSEED": "0"},
+    )
+    assert process.stdin is not None
+    with suppress(BrokenPipeError), process.stdin as stdin:  # its death is noticed at the channel
+        stdin.write(pickle.dumps(sys.path) + pickle.dumps(start))
+    return process

@@ -17,10 +17,10 @@ from tests.worker.sampling import VOCAB_SIZE, random_logits
 class ClientHint:
     """One of two ranks in threads of one process; only tokens are passed on."""
 
-    size = 2
+    size = local_size = 2
 
     def __init__(self, rank: int, board: dict[str, torch.Tensor], met: Barrier) -> None:
-        self.rank = rank
+        self.rank = self.local_rank = rank
         self._board = board
         self._met = met
 

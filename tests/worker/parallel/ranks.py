@@ -51,6 +51,14 @@ class LoneRank:
     rank: int
     size: int
 
+    @property
+    def local_rank(self) -> int:
+        return self.rank
+
+    @property
+    def local_size(self) -> int:
+        return self.size
+
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
 

@@ -15,7 +15,7 @@ import pytest
 from engine.config import EngineConfig, ModelConfig
 from engine.core.outputs import NO_MASKS, CachedRequestData, SchedulerOutput
 from engine.worker.ranks import rank_proc
-from engine.worker.ranks.rank_messages import RankStart, StepPlan
+from engine.worker.ranks.rank_messages import RankPlace, RankStart, StepPlan
 from engine.worker.ranks.rank_proc import Inbox
 
 
@@ -28,7 +28,8 @@ def inbox_of(rank: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Conne
     core, channel = Pipe()
     config = EngineConfig(model=ModelConfig(model=""))
     try:
-        yield core, Inbox(RankStart(config, rank, "", channel.fileno(), os.getppid(), 0), channel)
+        place = RankPlace(rank, 2, rank, 2, "")
+        yield core, Inbox(RankStart(config, place, channel.fileno(), os.getppid(), 0), channel)
     finally:
         core.close()
         assert left.wait(timeout=5)

@@ -1,0 +1,33 @@
+"""The network interfaces of this machine."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+from contextlib import suppress
+
+_SIOCGIFADDR = 0x8915
+"""Linux: asks for an interface's IPv4 address."""
+
+
+def interface_of(address: str) -> str | None:
+    """The interface that has this IPv4 address; None if none has, or the system does not tell."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):
+                answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name[:15].encode()))
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    return None
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Let a connection over TCP end within a few seconds of the other machine's end, and send at once."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 2)):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 3000)

@@ -1,0 +1,258 @@
+"""Ranks of a model as actors of Ray, over the nodes of a cluster. Needs no torch.
+
+Ray places the ranks and tells of their deaths; plans and outputs go over a connection of each rank's own,
+as they do between processes of one machine.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import select
+import signal
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError, EngineDeadError
+from engine.process.network import keep_alive
+from engine.worker.ranks.multiproc_executor import RankExecutor
+from engine.worker.ranks.rank_messages import CoreAddress, RankPlace, RankStart
+from engine.worker.ranks.rank_process import STOP_TIMEOUT_S, RankLink
+from engine.worker.ranks.ray_actor import RankActor
+
+PLACE_TIMEOUT_S = 60.0
+"""How long the cluster may take to find a place for all ranks."""
+CONNECT_TIMEOUT_S = 60.0
+ADDRESS_TIMEOUT_S = 5.0
+TOKEN_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Host:
+    """An actor, and where it is."""
+
+    actor: Any
+    address: str
+    port: int
+    gpus: list[str]
+
+
+class RayRank(RankLink):
+    """A rank that an actor has started."""
+
+    def __init__(self, rank: int, channel: Connection[Any, Any], host: _Host) -> None:
+        super().__init__(rank, channel)
+        self._host = host
+
+    def death(self) -> EngineDeadError:
+        return EngineDeadError(
+            f"Rank {self.rank} of the model, on node {self._host.address}, has died; see its log."
+        )
+
+    def wait(self) -> None:
+        import ray
+
+        with suppress(Exception):  # the node may be gone
+            ray.get(self._host.actor.stop.remote(), timeout=2 * STOP_TIMEOUT_S)
+        ray.kill(self._host.actor)
+
+
+class RayExecutor(RankExecutor):
+    """An Executor and its own factory; ``tensor_parallel_size`` is the number of ranks.
+
+    Joins the cluster that ``RAY_ADDRESS`` names or that runs on this machine, or else starts one here.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        ray = _import_ray()
+        self._joined = not ray.is_initialized()
+        if self._joined:
+            _join_cluster(ray)
+        self._group: Any = None
+        try:
+            self._group, actors = _place_actors(ray, config)
+            super().__init__(_start_ranks(ray, config, actors))
+        except BaseException:
+            self._leave_cluster()
+            raise
+
+    def _stopped_all(self) -> None:
+        self._leave_cluster()
+
+    def _leave_cluster(self) -> None:
+        """Give the ranks' place back; the actors end with it."""
+        import ray
+
+        with suppress(Exception):  # the cluster may be gone
+            if self._group is not None:
+                ray.util.remove_placement_group(self._group)
+                self._group = None
+        if self._joined:
+            ray.shutdown()
+
+
+def _import_ray() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+        import ray.util.placement_group
+    except ImportError as error:
+        raise ConfigError(
+            "distributed_executor_backend ray needs Ray: install continuum-engine[ray]."
+        ) from error
+    return ray
+
+
+def _join_cluster(ray: Any) -> None:
+    """Join a cluster, or start one on this machine if there is none."""
+    _check_address(os.environ.get("RAY_ADDRESS", ""))
+    quiet = {"logging_level": logging.WARNING, "configure_logging": False}
+    with _own_signals():
+        try:
+            ray.init(address="auto", **quiet)
+        except ConnectionError:
+            ray.init(address="local", include_dashboard=False, **quiet)
+
+
+def _check_address(address: str) -> None:
+    """ConfigError if nobody is there, for which Ray would wait for more than a minute."""
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), ADDRESS_TIMEOUT_S).close()
+    except OSError as error:
+        raise ConfigError(f"RAY_ADDRESS: no Ray cluster answers at {address}: {error}.") from error
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Ray handles SIGTERM of its own; here that is the engine core's."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # not on the main thread, where Ray changes nothing
+            signal.signal(signal.SIGTERM, before)
+
+
+def _place_actors(ray: Any, config: EngineConfig) -> tuple[Any, list[Any]]:
+    """A placement group with a bundle for each rank, and an actor in each, those on this node first.
+
+    ConfigError if the cluster has no place for them.
+    """
+    size = config.model.tensor_parallel_size
+    bundle = {"CPU": 1.0, **({"GPU": 1.0} if _wants_gpus(ray, config) else {})}
+    group = ray.util.placement_group([bundle] * size, strategy="PACK")
+    if not group.wait(PLACE_TIMEOUT_S):
+        ray.util.remove_placement_group(group)
+        raise ConfigError(
+            f"The Ray cluster has no place for {size} ranks (tensor_parallel_size), each with "
+            f"{' and '.join(f'1 {name}' for name in bundle)}; it has {_resources(ray)}."
+        )
+    nodes = ray.util.placement_group_table(group)["bundles_to_node_id"]
+    here = ray.get_runtime_context().get_node_id()
+    order = sorted(range(size), key=lambda index: (nodes[index] != here, nodes[index], index))
+    make = ray.remote(RankActor).options
+    strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+    return group, [
+        make(
+            num_cpus=1,
+            num_gpus=bundle.get("GPU", 0),
+            max_concurrency=4,
+            scheduling_strategy=strategy(group, placement_group_bundle_index=index),
+        ).remote()
+        for index in order
+    ]
+
+
+def _wants_gpus(ray: Any, config: EngineConfig) -> bool:
+    """Whether each rank gets a GPU: asked for, or left to choose and there are enough."""
+    if config.model.device in ("cpu", "cuda"):
+        return config.model.device == "cuda"
+    return bool(ray.cluster_resources().get("GPU", 0) >= config.model.tensor_parallel_size)
+
+
+def _resources(ray: Any) -> str:
+    found = ray.cluster_resources()
+    return f"{found.get('CPU', 0):.0f} CPU and {found.get('GPU', 0):.0f} GPU"
+
+
+def _start_ranks(ray: Any, config: EngineConfig, actors: Sequence[Any]) -> list[RankLink]:
+    """Start a rank in each actor, and wait until all have connected."""
+    places = ray.get([actor.place.remote() for actor in actors], timeout=CONNECT_TIMEOUT_S)
+    hosts = [_Host(actor, *place) for actor, place in zip(actors, places, strict=True)]
+    token = secrets.token_bytes(TOKEN_BYTES)
+    with socket.create_server((ray.util.get_node_ip_address(), 0)) as listener:
+        host, port = listener.getsockname()[:2]
+        core, level = CoreAddress(host, port, token), logging.getLogger().getEffectiveLevel()
+        starting = [
+            each.actor.start.remote(RankStart(config, place, core, 0, level), _gpus_on(each, hosts))
+            for each, place in zip(hosts, _places(hosts), strict=True)
+        ]
+        ray.get(starting, timeout=CONNECT_TIMEOUT_S)
+        channels = _accept(ray, listener, token, [each.actor.wait.remote() for each in hosts])
+    return [RayRank(rank, channels[rank], each) for rank, each in enumerate(hosts)]
+
+
+def _places(hosts: Sequence[_Host]) -> list[RankPlace]:
+    """Where each rank is among the others, which meet at the first one's node."""
+    addresses = [host.address for host in hosts]
+    meeting_point = f"tcp://{hosts[0].address}:{hosts[0].port}"
+    return [
+        RankPlace(
+            rank,
+            len(hosts),
+            addresses[:rank].count(address),
+            addresses.count(address),
+            meeting_point,
+            address,
+        )
+        for rank, address in enumerate(addresses)
+    ]
+
+
+def _gpus_on(host: _Host, hosts: Sequence[_Host]) -> list[str]:
+    """The GPUs of all ranks on a node, by their local ranks."""
+    return [gpu for other in hosts if other.address == host.address for gpu in other.gpus]
+
+
+def _accept(
+    ray: Any, listener: socket.socket, token: bytes, exits: list[Any]
+) -> dict[int, Connection[Any, Any]]:
+    """The channel of each rank. EngineDeadError if a rank ends before, or they take too long."""
+    channels: dict[int, Connection[Any, Any]] = {}
+    deadline = time.monotonic() + CONNECT_TIMEOUT_S
+    while len(channels) < len(exits):
+        if time.monotonic() > deadline:
+            raise EngineDeadError("The ranks of the model did not connect in time; see Ray's logs.")
+        ended, _ = ray.wait(exits, timeout=0)
+        if ended:
+            raise EngineDeadError("A rank of the model ended before it had connected; see Ray's logs.")
+        if not select.select([listener], [], [], 0.1)[0]:
+            continue
+        connection, _ = listener.accept()
+        rank = _rank_of(connection, token)
+        if rank is not None and rank < len(exits):
+            channels[rank] = Connection(connection.detach())
+    return channels
+
+
+def _rank_of(connection: socket.socket, token: bytes) -> int | None:
+    """The number of the rank that has connected; None, and it is closed, if that is somebody else."""
+    connection.settimeout(2.0)
+    with suppress(OSError):
+        said = connection.recv(len(token) + 4, socket.MSG_WAITALL)
+        if secrets.compare_digest(said[: len(token)], token):
+            connection.settimeout(None)
+            keep_alive(connection)
+            return int.from_bytes(said[len(token) :], "big")
+    connection.close()
+    return None
