@@ -16,15 +16,17 @@ def children_of(parent: int, saying: str) -> list[int]:
     return [pid for pid in found if saying in _read(Path(f"/proc/{pid}/cmdline"))]
 
 
-def processes_running(saying: str) -> list[int]:
-    """Process ids of all processes whose command line has these words, whoever started them."""
-    numbers = [path for path in Path("/proc").iterdir() if path.name.isdecimal()]
-    return [int(path.name) for path in numbers if saying in _read(path / "cmdline")]
+def processes_with(saying: str, variable: str) -> set[int]:
+    """Process ids of all whose command line has these words and whose environment this ``NAME=value``,
+    whoever started them."""
+    found = [path for path in Path("/proc").iterdir() if path.name.isdecimal()]
+    found = [path for path in found if saying in _read(path / "cmdline")]
+    return {int(path.name) for path in found if variable in _read(path / "environ").split("\0")}
 
 
 def _read(file: Path) -> str:
     """What a process tells of itself, empty if it has ended."""
     try:
         return file.read_text(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return ""

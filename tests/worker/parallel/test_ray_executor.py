@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import httpx
@@ -15,7 +17,7 @@ from engine.errors import ConfigError
 from engine.frontend.llm import LLM
 from engine.sampling_params import SamplingParams
 from tests.api.server import running_server
-from tests.child_processes import processes_running
+from tests.child_processes import processes_with
 from tests.processes.support import has_gone
 from tests.worker.conftest import ModelFolders
 from tests.worker.generation import Reference, random_tokens
@@ -34,13 +36,14 @@ MEMORY = 80 * 2**20
 """Of a node's object store, which nothing of ours goes through."""
 DEATH_TIMEOUT_S = 15.0
 """Generous: beside the other tests a node takes a while to be gone. What is waited for is the error."""
-RANK = "engine.worker.ranks.rank_proc"
+MARK = "CLUSTER_OF_A_TEST"
 
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A head with room for one rank."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv(MARK, token_hex(8))  # all processes of the cluster have it
     head = {"num_cpus": 1, "object_store_memory": MEMORY, "include_dashboard": False}
     made = pytest.importorskip("ray.cluster_utils").Cluster(initialize_head=True, head_node_args=head)
     monkeypatch.setenv("RAY_ADDRESS", made.address)
@@ -48,6 +51,11 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         yield made
     finally:
         made.shutdown()
+
+
+def cluster_ranks() -> set[int]:
+    """Process ids of the ranks on this test's cluster."""
+    return processes_with("engine.worker.ranks.rank_proc", f"{MARK}={os.environ[MARK]}")
 
 
 def add_node(cluster: Any) -> Any:
@@ -62,9 +70,8 @@ def test_two_nodes_give_the_tokens_of_one(name: str, model_folders: ModelFolders
     add_node(cluster)
     folder = model_folders(name)
     prompts = [random_tokens(length, seed=length) for length in (5, 33, 60)]
-    before = set(processes_running(RANK))
     with LLM(str(folder), tensor_parallel_size=2, **OPTIONS) as llm:
-        ranks = set(processes_running(RANK)) - before
+        ranks = cluster_ranks()
         outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
     reference = Reference(folder)
     assert [output.outputs[0].token_ids for output in outputs] == [
@@ -92,11 +99,10 @@ def test_what_does_not_fit_is_said(
 def test_a_node_that_is_killed_is_told_of(model_folders: ModelFolders, cluster: Any, tmp_path: Path) -> None:
     """Under load: the answer that is being given ends with an error, and no process is left of the ranks."""
     node = add_node(cluster)
-    before = set(processes_running(RANK))
     flags = ("--device", "cpu", "--max-model-len", "2048", "--num-gpu-blocks-override", "300")
     ranks_flags = ("--tensor-parallel-size", "2", "--distributed-executor-backend", "ray")
     with running_server(model_folders("qwen3"), *flags, *ranks_flags, log=tmp_path / "log") as server:
-        ranks = set(processes_running(RANK)) - before
+        ranks = cluster_ranks()
         assert len(ranks) == 2
         body = {"prompt": [1, 2, 3], "max_tokens": 2000, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as answer:
