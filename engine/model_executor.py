@@ -8,7 +8,7 @@ from engine.executor import Executor
 
 def model_executor(config: EngineConfig) -> Executor:
     """Run the model in the core's process, or in one process per rank. Imports torch only when called."""
-    if config.parallel.data_parallel_size > 1:
+    if config.parallel.num_local > 1:
         from engine.worker.engine_share import take_share
 
         take_share(config)  # before torch counts cores and devices
@@ -23,5 +23,5 @@ def model_executor(config: EngineConfig) -> Executor:
     from engine.worker.executor import UniProcExecutor
     from engine.worker.memory import share_host_memory
 
-    share_host_memory(config.parallel.data_parallel_size)
+    share_host_memory(config.parallel.num_local)
     return UniProcExecutor(config)

@@ -1,7 +1,8 @@
-"""How many engine cores a server has."""
+"""How many engine cores a server has, and on which machines."""
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 
 from engine.errors import ConfigError
@@ -15,16 +16,73 @@ class ParallelConfig:
 
     data_parallel_size: int = 1
     """Number of engine cores, each with its own copy of the weights and its own KV cache."""
+    data_parallel_size_local: int | None = None
+    """How many of them run on this machine; None: all."""
+    data_parallel_start_rank: int = 0
+    """Number of the first core on this machine; those of the head begin with 0."""
+    data_parallel_address: str = "127.0.0.1"
+    """Address at which the group's head listens for nodes."""
+    data_parallel_rpc_port: int = 29550
+    """Port at which it does."""
+    headless: bool = False
+    """Run cores of a group whose API servers are on another machine."""
     data_parallel_rank: int = 0
     """The number of the core that has this configuration."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.data_parallel_size <= MAX_ENGINES:
+        size = self.data_parallel_size
+        if not 1 <= size <= MAX_ENGINES:
+            raise ConfigError(f"data_parallel_size must be from 1 to {MAX_ENGINES}, got {size}.")
+        if not 0 <= self.data_parallel_rank < size:
             raise ConfigError(
-                f"data_parallel_size must be from 1 to {MAX_ENGINES}, got {self.data_parallel_size}."
+                f"data_parallel_rank must be at least 0 and below {size}, got {self.data_parallel_rank}."
             )
-        if not 0 <= self.data_parallel_rank < self.data_parallel_size:
+        if not 1 <= self.data_parallel_rpc_port <= 65535:
             raise ConfigError(
-                f"data_parallel_rank must be at least 0 and below {self.data_parallel_size}, got "
-                f"{self.data_parallel_rank}."
+                f"data_parallel_rpc_port must be from 1 to 65535, got {self.data_parallel_rpc_port}."
             )
+        self._check_local()
+
+    def _check_local(self) -> None:
+        first, local = self.data_parallel_start_rank, self.data_parallel_size_local
+        least = 1 if self.headless else 0
+        if local is not None and not least <= local <= self.data_parallel_size:
+            raise ConfigError(
+                f"data_parallel_size_local must be from {least} to data_parallel_size "
+                f"({self.data_parallel_size}), got {local}."
+            )
+        if self.headless and local is None:
+            raise ConfigError("headless needs data_parallel_size_local: how many cores this node runs.")
+        if not self.headless and first:
+            raise ConfigError("data_parallel_start_rank is for headless: the head's cores begin with 0.")
+        if first < 0 or first + (local or 0) > self.data_parallel_size:
+            raise ConfigError(
+                f"data_parallel_start_rank {first} and data_parallel_size_local {local} go beyond "
+                f"data_parallel_size {self.data_parallel_size}."
+            )
+        if local == 0 and self.data_parallel_size == 1:
+            raise ConfigError("data_parallel_size_local 0 needs data_parallel_size above 1.")
+
+    @property
+    def num_local(self) -> int:
+        """How many cores run on this machine."""
+        local = self.data_parallel_size_local
+        return self.data_parallel_size if local is None else local
+
+    @property
+    def local_engines(self) -> range:
+        """Numbers of the cores that run on this machine."""
+        return range(self.data_parallel_start_rank, self.data_parallel_start_rank + self.num_local)
+
+    @property
+    def local_rank(self) -> int:
+        """The number of the core that has this configuration among those of its machine."""
+        return self.data_parallel_rank - self.data_parallel_start_rank
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody else can reach this address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -24,6 +24,11 @@ REASONS: dict[str, str] = {
     "--kv-transfer-config": "V1's, one JSON: which server computes prompts, and where it is.",
     "--num-state-slots": "How much memory states get beside KV blocks; which is best depends on the load.",
     "--data-parallel-size": "V1's; how many cores is a matter of money.",
+    "--data-parallel-size-local": "V1's; what is on which machine only its operator knows, as with the next.",
+    "--data-parallel-start-rank": "V1's.",
+    "--data-parallel-address": "V1's.",
+    "--data-parallel-rpc-port": "V1's.",
+    "--headless": "V1's.",
     "--router": "Whoever compares with V1's balancer needs both in one server.",
 }
 """Flags beyond the cap, each with why no config record's default, nor an existing flag, would do."""

@@ -9,11 +9,6 @@ from engine.core_process.core_start import CoreSpec
 from engine.engine_files import path_of_engine
 
 
-def specs_of_group(spec: CoreSpec) -> list[CoreSpec]:
-    """What each core of the group is built from, the first one first."""
-    return [spec_of_engine(spec, index) for index in range(spec.config.parallel.data_parallel_size)]
-
-
 def spec_of_engine(spec: CoreSpec, index: int) -> CoreSpec:
     """What one core of the group is built from."""
     return replace(spec, config=config_of_engine(spec.config, index))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from engine.core_group.group_cores import GroupCores, StartableCore
 from engine.core_group.restarts import CoreRestarts, report_core_died
 from engine.core_process.core_client import CoreSupervisor
-from engine.core_process.core_start import CoreSpec
-from engine.core_process.launcher import ClientHandle, CoreProcess
+from engine.core_process.launcher import ClientHandle
 from engine.messages import EngineReady
 
 Handles = tuple[ClientHandle | None, ...]
@@ -50,14 +50,14 @@ class GroupSupervisor:
 
     ready: EngineReady
 
-    def __init__(self, specs: Sequence[CoreSpec], on_change: Callable[[CoreChange], None]) -> None:
+    def __init__(self, group: GroupCores, on_change: Callable[[CoreChange], None]) -> None:
         """Waits until all cores are ready; raises the reason if one cannot be."""
-        self._specs = specs
+        self._group = group
         self._on_change = on_change
         self._cores: list[CoreSupervisor | None] = []
         self._awaited: set[int] = set()
-        self._restarts = CoreRestarts(specs, self._supervised, self._came_back, self._gave_up)
-        processes = [CoreProcess(spec) for spec in specs]
+        self._restarts = CoreRestarts(group, self._supervised, self._came_back, self._gave_up)
+        processes = [group.make(index) for index in range(group.count)]
         for process in processes:
             process.launch()
         try:
@@ -74,7 +74,7 @@ class GroupSupervisor:
 
     @property
     def is_group(self) -> bool:
-        return len(self._specs) > 1
+        return self._group.count > 1
 
     def add_client(self) -> Handles:
         """What one more API server process joins the cores with."""
@@ -117,8 +117,9 @@ class GroupSupervisor:
         for core in self._cores:
             if core is not None:
                 core.close()
+        self._group.close()
 
-    def _supervised(self, index: int, process: CoreProcess) -> CoreSupervisor:
+    def _supervised(self, index: int, process: StartableCore) -> CoreSupervisor:
         return CoreSupervisor(process, lambda: self._on_change(CoreDied(index)))
 
     def _came_back(self, index: int, supervisor: CoreSupervisor) -> None:

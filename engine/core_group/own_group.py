@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
 from engine.core_group.group_client import CoreGroupClient
+from engine.core_group.group_cores import GroupCores, StartableCore
 from engine.core_group.restarts import CoreRestarts, report_core_died
 from engine.core_group.shared_words import shared_words
 from engine.core_process.core_client import AsyncMPClient
-from engine.core_process.core_start import CoreSpec
-from engine.core_process.launcher import CoreProcess
 from engine.routing import RouterContext, RouterFactory
 
 
 class OwnCoreGroup(CoreGroupClient):
     """The group of a server with one API server process."""
 
-    def __init__(self, specs: Sequence[CoreSpec], make_router: RouterFactory) -> None:
-        """Starts one core for each spec; they load their models at the same time."""
-        cores = [CoreProcess(spec) for spec in specs]
+    def __init__(self, group: GroupCores, make_router: RouterFactory) -> None:
+        """Starts all cores; they load their models at the same time."""
+        self._cores = group
+        cores = [group.make(index) for index in range(group.count)]
         for core in cores:
             core.launch()
-        context = RouterContext(len(specs), specs[0].config.cache.block_size, shared_words())
+        context = RouterContext(group.count, group.block_size, shared_words())
         super().__init__(cores, make_router(context), on_core_died=self._restart)
-        self._restarts = CoreRestarts(specs, _started, self._came_back, self._gave_up)
+        self._restarts = CoreRestarts(group, _started, self._came_back, self._gave_up)
 
     def close(self) -> None:
         self._restarts.close()
         super().close()
+        self._cores.close()
 
     def _restart(self, index: int, client: AsyncMPClient) -> bool:
         report_core_died(index, client.pid, client.exit_code)
@@ -49,7 +50,7 @@ class OwnCoreGroup(CoreGroupClient):
         self.loop.call_soon_threadsafe(work)
 
 
-def _started(index: int, core: CoreProcess) -> AsyncMPClient:
+def _started(index: int, core: StartableCore) -> AsyncMPClient:
     client = AsyncMPClient(core)
     client.await_ready()
     return client

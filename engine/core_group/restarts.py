@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from engine.core_process.core_start import CoreSpec
-from engine.core_process.launcher import CoreProcess
+from engine.core_group.group_cores import GroupCores, StartableCore
 from engine.errors import EngineError
 from engine.process.process_log import start_log
 from engine.process.restart_limit import RestartLimit
@@ -36,21 +35,21 @@ class CoreRestarts(Generic[Handle]):
 
     def __init__(
         self,
-        specs: Sequence[CoreSpec],
-        start: Callable[[int, CoreProcess], Handle],
+        cores: GroupCores,
+        start: Callable[[int, StartableCore], Handle],
         on_back: Callable[[int, Handle], None],
         on_given_up: Callable[[int], None],
     ) -> None:
         """``start`` waits until the core is ready, and returns its handle. All three are called on the
         restart's thread."""
-        self._specs = specs
+        self._cores = cores
         self._start = start
         self._on_back = on_back
         self._on_given_up = on_given_up
-        self._limits = [RestartLimit() for _ in specs]
+        self._limits = [RestartLimit() for _ in range(cores.count)]
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._starting: dict[int, CoreProcess] = {}
+        self._starting: dict[int, StartableCore] = {}
 
     def restart(self, index: int, old: CoreHandle) -> bool:
         """A core has died: close its handle and start another; False if it has died too often."""
@@ -89,7 +88,7 @@ class CoreRestarts(Generic[Handle]):
             self._on_given_up(index)
 
     def _started(self, index: int) -> Handle:
-        core = CoreProcess(self._specs[index])
+        core = self._cores.make(index)
         with self._lock:
             core.launch()
             self._starting[index] = core

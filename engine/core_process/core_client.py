@@ -417,7 +417,7 @@ class AsyncMPClient(MPClient):
 class CoreSupervisor(MPClient):
     """Owns a core that API servers in other processes use; sends no requests itself."""
 
-    def __init__(self, core: CoreProcess, on_death: Callable[[], None]) -> None:
+    def __init__(self, core: Core, on_death: Callable[[], None]) -> None:
         """``on_death`` is called on a thread of its own, but not after ``close``."""
         super().__init__(core)
         self._indexes = itertools.count(FIRST_CLIENT + 1)

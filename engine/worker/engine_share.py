@@ -21,7 +21,7 @@ def take_share(config: EngineConfig, devices: Path = Path("/dev")) -> None:
     if config.model.device != "cpu" and (visible := _visible_gpus(devices)):
         os.environ[VISIBLE_DEVICES] = ",".join(_gpus_of(config, visible))
     if not any(name in os.environ for name in AFFINITY_VARIABLES):
-        _take_cpus(config.parallel.data_parallel_rank, config.parallel.data_parallel_size)
+        _take_cpus(config.parallel.local_rank, config.parallel.num_local)
 
 
 def _take_cpus(index: int, count: int) -> None:
@@ -44,12 +44,12 @@ def _visible_gpus(devices: Path) -> list[str]:
 
 
 def _gpus_of(config: EngineConfig, visible: list[str]) -> list[str]:
-    size, num_ranks = config.parallel.data_parallel_size, config.model.tensor_parallel_size
+    size, num_ranks = config.parallel.num_local, config.model.tensor_parallel_size
     needed = size * num_ranks
     if len(visible) < needed:
         raise ConfigError(
-            f"data_parallel_size {size} with tensor_parallel_size {num_ranks} needs {needed} GPUs, but there "
-            f"are {len(visible)}."
+            f"{size} engine cores with tensor_parallel_size {num_ranks} need {needed} GPUs on this machine, "
+            f"but there are {len(visible)}."
         )
-    first = config.parallel.data_parallel_rank * num_ranks
+    first = config.parallel.local_rank * num_ranks
     return visible[first : first + num_ranks]

@@ -177,7 +177,12 @@ def _serve(args: argparse.Namespace) -> int:
         from engine.core_process.core_start import CoreSpec
         from engine.model_executor import model_executor
 
-        return serve(server, CoreSpec(config, model_executor, policy, router_factory(args.router)))
+        spec = CoreSpec(config, model_executor, policy, router_factory(args.router))
+        if config.parallel.headless:
+            from engine.core_group.headless import run_headless
+
+            return run_headless(spec)
+        return serve(server, spec)
     except ConfigError as error:
         raise named_by_flag(error, args) from error
 

@@ -26,6 +26,12 @@ def add_parallelism_flags(group: FlagGroup) -> None:
         "enable_expert_parallel",
         "Give each rank some whole experts of a mixture of experts, instead of a part of each",
     )
+    _add_engine_cores(group)
+    group.add("api_server_count", "Number of API server processes in front of the engine core", int, "N")
+
+
+def _add_engine_cores(group: FlagGroup) -> None:
+    """How many, on which machines, and who gets which request."""
     group.add(
         "data_parallel_size",
         "Number of engine cores behind the same API servers, each with its own copy of the weights and its "
@@ -33,6 +39,26 @@ def add_parallelism_flags(group: FlagGroup) -> None:
         int,
         "CORES",
         short="-dp",
+    )
+    group.add(
+        "data_parallel_size_local",
+        "How many of them run on this machine; nodes started with --headless bring the others (default: all)",
+        int,
+        "CORES",
+        short="-dpl",
+    )
+    group.add(
+        "data_parallel_start_rank",
+        "With --headless: number of the first core on this node",
+        int,
+        "RANK",
+    )
+    group.add("data_parallel_address", "Address at which the head of the group listens for nodes")
+    group.add("data_parallel_rpc_port", "Port at which it does", int, "PORT")
+    group.flags.add_argument(
+        "--headless",
+        action="store_true",
+        help="Start no API server, only this node's cores, which join the group at --data-parallel-address",
     )
     group.flags.add_argument(
         "--router",
@@ -42,4 +68,3 @@ def add_parallelism_flags(group: FlagGroup) -> None:
         "prompt is cached; "
         f"least-loaded: V1's balancer (default: {DEFAULT_ROUTER})",
     )
-    group.add("api_server_count", "Number of API server processes in front of the engine core", int, "N")

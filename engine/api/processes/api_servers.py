@@ -33,7 +33,7 @@ from engine.api.processes.startup_messages import (
     say_giving_up,
     say_ready,
 )
-from engine.core_group.engine_config import specs_of_group
+from engine.core_group.group_cores import GroupCores
 from engine.core_group.group_supervisor import (
     CoreBack,
     CoreChange,
@@ -111,7 +111,7 @@ class APIServers:
             # They load their libraries while the core loads the model.
             for index in range(everyone.count):
                 self._start(replace(everyone, index=index))
-            self._supervisor = GroupSupervisor(specs_of_group(self._spec), self._events.put)
+            self._supervisor = GroupSupervisor(GroupCores(self._spec), self._events.put)
             try:
                 return self._serve()
             finally:

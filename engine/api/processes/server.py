@@ -49,11 +49,11 @@ def _serve_alone(config: ServerConfig, spec: CoreSpec, sock: socket.socket) -> i
 
 def _serve_group(config: ServerConfig, spec: CoreSpec, sock: socket.socket) -> int:
     """Runs the API server and the supervisor of several cores in one process."""
-    from engine.core_group.engine_config import specs_of_group
+    from engine.core_group.group_cores import GroupCores
     from engine.core_group.own_group import OwnCoreGroup
     from engine.frontend.async_llm import AsyncLLM
 
-    group = OwnCoreGroup(specs_of_group(spec), spec.router_factory)
+    group = OwnCoreGroup(GroupCores(spec), spec.router_factory)
     load_tokenizers()
     return _run(config, sock, AsyncLLM(spec.config, group, log_stats=spec.config.log_stats))
 

@@ -16,7 +16,7 @@ from engine.worker.ranks.rank_messages import RankStart
 def load(start: RankStart) -> Executor:
     """Return the executor of this rank's part of each step. Raises ModelLoadError or ConfigError with one
     sentence."""
-    share_host_memory(start.config.parallel.data_parallel_size)
+    share_host_memory(start.config.parallel.num_local)
     place = start.place
     device = choose_device(start.config.model.device, place.local_rank, place.local_size)
     group = ProcessGroup(place, device)

@@ -1,0 +1,51 @@
+"""The cores of a group as they are started: processes of this machine, and those that nodes bring."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from engine.core_group.engine_config import spec_of_engine
+from engine.core_process.core_start import CoreSpec
+from engine.core_process.launcher import Core, CoreProcess
+
+
+class StartableCore(Core, Protocol):
+    """A core that has not been started."""
+
+    def launch(self) -> None:
+        """Start it, without a client yet."""
+
+
+class GroupCores:
+    """Makes a core for each place of a group, and another when that has died."""
+
+    def __init__(self, spec: CoreSpec) -> None:
+        """ConfigError if nodes are to join, and cannot."""
+        parallel = spec.config.parallel
+        self._spec = spec
+        self.count = parallel.data_parallel_size
+        remote = [index for index in range(self.count) if index not in parallel.local_engines]
+        self._listener = None
+        if remote:
+            from engine.core_group.node_listener import NodeListener  # not loaded on one machine
+
+            self._listener = NodeListener(spec.config, remote)
+
+    @property
+    def block_size(self) -> int:
+        """In tokens."""
+        return self._spec.config.cache.block_size
+
+    def make(self, index: int) -> StartableCore:
+        """A core for this place."""
+        if index in self._spec.config.parallel.local_engines:
+            return CoreProcess(spec_of_engine(self._spec, index))
+        from engine.core_group.remote_core import RemoteCore
+
+        assert self._listener is not None
+        return RemoteCore(index, self._listener)
+
+    def close(self) -> None:
+        """Take no more nodes."""
+        if self._listener is not None:
+            self._listener.close()

@@ -1,0 +1,218 @@
+"""A group whose cores are on other nodes: a head with API servers, and a node without, over TCP."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.worker.loading.tiny_models import make_model_folder
+from tests.api.server import Server, is_alive, running_server
+from tests.child_processes import children_of
+from tests.processes.event_subscriber import free_ports
+
+WITHIN_S = 60.0
+ENDLESS = {"prompt": "a", "max_tokens": 30_000, "ignore_eos": True, "stream": True}
+LIMITS = ("--num-gpu-blocks-override", "8200", "--max-model-len", "32768")
+SENTENCE = "the quick brown fox jumps over the lazy dog "
+CORE = "engine.core_process.core_proc"
+Body = dict[str, Any]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc"),
+    pytest.mark.timeout(240),
+]
+
+
+@pytest.fixture(scope="module")
+def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A context long enough that a request outlives what is done to it."""
+    return make_model_folder(tmp_path_factory.mktemp("models") / "long", max_position_embeddings=32768)
+
+
+class Node:
+    """A running ``continuum serve --headless`` with one core."""
+
+    def __init__(self, model: Path, port: int, log: Path, *flags: str, rank: int = 1) -> None:
+        command = [sys.executable, "-m", "eval.cli", "serve", str(model), "--headless", *LIMITS]
+        group = ("--data-parallel-size", "2", "--data-parallel-size-local", "1")
+        place = ("--data-parallel-start-rank", str(rank), "--data-parallel-rpc-port", str(port))
+        self.log = log
+        with log.open("ab") as stderr:
+            self.process = subprocess.Popen(
+                [*command, *group, *place, *flags],
+                stderr=stderr,
+                stdout=stderr,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+            )
+
+    def core(self) -> int | None:
+        """Process id of its core, while there is one."""
+        return next(iter(children_of(self.process.pid, CORE)), None)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@contextmanager
+def running_node(model: Path, port: int, log: Path, *flags: str, rank: int = 1) -> Iterator[Node]:
+    node = Node(model, port, log, *flags, rank=rank)
+    try:
+        yield node
+    finally:
+        node.kill()
+
+
+def head_flags(port: int, *, num_local: int = 1) -> tuple[str, ...]:
+    group = ("--data-parallel-size", "2", "--data-parallel-size-local", str(num_local))
+    return (*LIMITS, *group, "--data-parallel-rpc-port", str(port))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+
+
+def states(server: Server) -> list[str]:
+    data: list[Body] = httpx.get(server.url + "/engines", timeout=60).json()["data"]
+    return [engine["state"] for engine in data]
+
+
+def turn(server: Server, said: list[Body], text: str, **fields: Any) -> Body:
+    """One more turn of a conversation, which grows by it; its usage."""
+    said.append({"role": "user", "content": text})
+    body = {"messages": said, "max_tokens": 4, "temperature": 0, **fields}
+    answer = httpx.post(server.url + "/v1/chat/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    said.append(answer.json()["choices"][0]["message"])
+    usage: Body = answer.json()["usage"]
+    return usage
+
+
+def served_by(server: Server) -> list[float]:
+    """Answers by core."""
+    counts = [0.0, 0.0]
+    for line in httpx.get(server.url + "/metrics", timeout=60).text.splitlines():
+        if line.startswith("vllm:request_success_total{"):
+            counts[int(line.partition('engine="')[2].partition('"')[0])] += float(line.split()[-1])
+    return counts
+
+
+@contextmanager
+def endless_streams(server: Server, count: int) -> Iterator[None]:
+    """Answers that go on, each of which has begun."""
+    with ExitStack() as stack:
+        http = stack.enter_context(httpx.Client(base_url=server.url, timeout=60))
+        streams = [http.stream("POST", "/v1/completions", json=ENDLESS) for _ in range(count)]
+        answers = [stack.enter_context(stream) for stream in streams]
+        lines = [answer.iter_lines() for answer in answers]
+        for each in lines:
+            next(each)
+        yield
+
+
+@pytest.mark.parametrize("front_ends", ["1", "2"])
+def test_cores_of_two_nodes_are_one_server(long_model: Path, tmp_path: Path, front_ends: str) -> None:
+    """Jobs come back to their core, on whichever node it is. A node that is killed under load is noticed
+    within seconds, and the head goes on; one that comes back is taken in, and waits when the head has
+    gone."""
+    (port,) = free_ports(1)
+    with ExitStack() as stack:
+        node = stack.enter_context(running_node(long_model, port, tmp_path / "node"))
+        flags = (*head_flags(port), "--api-server-count", front_ends)
+        server = stack.enter_context(running_server(long_model, *flags))
+        jobs_stay_at_home(server)
+        a_node_is_killed(server, node)
+        again = stack.enter_context(running_node(long_model, port, tmp_path / "again"))
+        until(lambda: states(server) == ["up", "up"])
+        os.kill(again.core() or 0, signal.SIGKILL)
+        until(lambda: states(server) == ["up", "down"])
+        until(lambda: states(server) == ["up", "up"])
+        assert server.interrupt() == 0
+        until(lambda: again.core() is None)
+        assert again.process.poll() is None, "it waits for the head to come back"
+        again.process.send_signal(signal.SIGTERM)
+        assert again.process.wait(20) == 0
+
+
+def jobs_stay_at_home(server: Server) -> None:
+    assert states(server) == ["up", "up"]
+    jobs: dict[str, list[Body]] = {f"job-{number}": [] for number in range(6)}
+    for _ in range(3):
+        for name, said in jobs.items():
+            usage = turn(server, said, name + " " + SENTENCE * 8, job_id=name)
+            if len(said) > 2:
+                assert usage["prompt_tokens_details"]["cached_tokens"] > 100
+    until(lambda: sum(served_by(server)) >= 18)
+    assert all(count >= 3 for count in served_by(server)), "both cores have served"
+
+
+def a_node_is_killed(server: Server, node: Node) -> None:
+    core = node.core()
+    assert core is not None
+    with endless_streams(server, 6):
+        killed_at = time.monotonic()
+        node.kill()
+        until(lambda: "down" in states(server))
+        assert time.monotonic() - killed_at < 6.0
+        until(lambda: not is_alive(core))
+        assert turn(server, [], "still there?")["completion_tokens"] == 4
+
+
+def test_a_head_without_cores(long_model: Path, tmp_path: Path) -> None:
+    """It waits for its nodes, in whichever order they come, and serves when all are there."""
+    (port,) = free_ports(1)
+    with (
+        running_node(long_model, port, tmp_path / "0", rank=0),
+        running_node(long_model, port, tmp_path / "1", rank=1),
+        running_server(long_model, *head_flags(port, num_local=0)) as server,
+    ):
+        assert states(server) == ["up", "up"]
+        assert turn(server, [], "hello")["completion_tokens"] == 4
+
+
+def test_who_does_not_belong_is_refused(long_model: Path, tmp_path: Path) -> None:
+    """By a sentence that names the setting and both values, on both sides; the head goes on waiting."""
+    (port,) = free_ports(1)
+    with (
+        running_node(long_model, port, tmp_path / "other", "--max-model-len", "512") as other,
+        running_node(long_model, port, tmp_path / "taken", rank=0) as taken,
+        running_node(long_model, port, tmp_path / "good"),
+        running_server(long_model, *head_flags(port), log=tmp_path / "head") as server,
+    ):
+        assert states(server) == ["up", "up"]
+        assert other.process.wait(WITHIN_S) == 2
+        assert taken.process.wait(WITHIN_S) == 2
+        sentence = "max_model_len is '32768' on the head, but '512' on the node"
+        assert sentence in other.log.read_text()
+        assert sentence in (tmp_path / "head").read_text()
+        assert "cores 1 of the group run on nodes, not core 0" in taken.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--headless",), "headless needs data_parallel_size_local"),
+        (("--data-parallel-size-local", "3"), "data_parallel_size_local must be from 0 to"),
+        (("--data-parallel-start-rank", "1"), "data_parallel_start_rank is for headless"),
+        (("--data-parallel-size-local", "1", "--data-parallel-address", "10.1.2.3"), "CONTINUUM_GROUP_TOKEN"),
+    ],
+)
+def test_what_makes_no_group_is_said(long_model: Path, flags: tuple[str, ...], sentence: str) -> None:
+    command = [sys.executable, "-m", "eval.cli", "serve", str(long_model), "--data-parallel-size", "2"]
+    command += [*flags, "--port", "0"]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert sentence in ended.stderr
