@@ -138,11 +138,18 @@ class KVLeases(RetentionPolicy):
             self._policy.on_pin_ended(pin, cause, now, by)
             return
         self._released.pop(pin.pin_id, None)
-        was_told = pin.pin_id in self._told
-        self._told.discard(pin.pin_id)
-        lease_id = self._orders.pop(pin.pin_id).lease_id
-        del self._by_lease_id[lease_id]
-        if was_told:
+        self._tell_end(pin)
+        del self._by_lease_id[self._orders.pop(pin.pin_id).lease_id]
+
+    def _tell_end(self, pin: Pin) -> None:
+        """Tell the worker, if it was told of the lease, with the plan that may overwrite the blocks.
+
+        Of one whose beginning it has not heard of yet it only hears the end.
+        """
+        if pin.pin_id in self._told:
+            self._told.discard(pin.pin_id)
+            lease_id = self._orders[pin.pin_id].lease_id
+            self._new = [lease for lease in self._new if lease.lease_id != lease_id]
             self._ended.append(lease_id)
 
     def on_pin_shrunk(
@@ -150,7 +157,8 @@ class KVLeases(RetentionPolicy):
     ) -> None:
         if pin.pin_id not in self._pins:
             self._policy.on_pin_shrunk(pin, num_blocks_lost, cause, now, by)
-        elif pin.pin_id in self._told:  # the reader would miss what is lost: all of it is gone
+        elif pin.pin_id in self._told:  # its reader would miss what is lost: to it all is gone
+            self._tell_end(pin)
             self._released[pin.pin_id] = pin
 
     def take_superseded(self) -> Iterable[StalePrefix]:

@@ -7,7 +7,6 @@ have moved. A core that dies ends its own requests; the others go on.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,8 +33,6 @@ from engine.messages import (
     TurnReceipt,
 )
 from engine.routing import EngineLoad, RoutedTurn, Router
-
-logger = logging.getLogger(__name__)
 
 CORE_DIED = "The engine core that ran this request has died; send the request again."
 NO_CORE = "No engine core takes requests at the moment; try again later."
@@ -118,10 +115,6 @@ class CoreGroupClient:
     @property
     def dead(self) -> bool:
         return not any(True for _ in self._clients())
-
-    @property
-    def num_engines(self) -> int:
-        return len(self._engines)
 
     def close(self) -> None:
         self._closed = True

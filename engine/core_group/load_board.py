@@ -6,10 +6,10 @@ counts its own open requests in a row of its own. Nothing is locked: a sum may m
 
 from __future__ import annotations
 
-import mmap
 from enum import IntEnum
 from pathlib import Path
 
+from engine.process.shared_memory import mapped
 from engine.reported_stats import SchedulerStats
 from engine.routing import EngineLoad
 
@@ -37,7 +37,7 @@ class LoadBoard:
         self._num_engines, self._num_processes = num_engines, num_processes
         self._own = (len(_Column) + process) * num_engines
         size = (len(_Column) + num_processes) * num_engines * _WORD_BYTES
-        memory = bytearray(size) if folder is None else _mapped(folder / "engines", size)
+        memory = bytearray(size) if folder is None else mapped(folder / "engines", size)
         self._cells = memoryview(memory).cast("q")
 
     def report(self, engine: int, stats: SchedulerStats) -> None:
@@ -88,9 +88,3 @@ class LoadBoard:
 
     def _set(self, column: _Column, engine: int, value: int) -> None:
         self._cells[column * self._num_engines + engine] = value
-
-
-def _mapped(path: Path, size: int) -> mmap.mmap:
-    with path.open("a+b") as file:
-        file.truncate(size)
-        return mmap.mmap(file.fileno(), size)

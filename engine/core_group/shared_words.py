@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from pathlib import Path
 
+from engine.process.shared_memory import mapped
 from engine.routing import SHARED_WORDS
 
 _WORD_BYTES = 8
@@ -16,6 +17,4 @@ def shared_words(folder: Path | None = None) -> memoryview:
     size = SHARED_WORDS * _WORD_BYTES
     if folder is None:
         return memoryview(mmap.mmap(-1, size)).cast("Q")
-    with (folder / "homes").open("a+b") as file:
-        file.truncate(size)
-        return memoryview(mmap.mmap(file.fileno(), size)).cast("Q")
+    return memoryview(mapped(folder / "homes", size)).cast("Q")

@@ -166,7 +166,7 @@ def a_node_is_killed(server: Server, node: Node) -> None:
         killed_at = time.monotonic()
         node.kill()
         until(lambda: "down" in states(server))
-        assert time.monotonic() - killed_at < 6.0
+        assert time.monotonic() - killed_at < 15.0
         until(lambda: not is_alive(core))
         assert turn(server, [], "still there?")["completion_tokens"] == 4
 

@@ -5,11 +5,10 @@ Each process writes its own row only, so nothing is locked; a sum may miss concu
 
 from __future__ import annotations
 
-import mmap
 from enum import IntEnum
-from pathlib import Path
 
 from engine.api.processes.server_group import ALONE, ServerGroup
+from engine.process.shared_memory import mapped
 
 
 class Tally(IntEnum):
@@ -42,7 +41,7 @@ class SharedLoad:
         if siblings.folder is None:
             self._cells = memoryview(bytearray(size)).cast("q")
         else:
-            self._cells = memoryview(_mapped(siblings.folder / "load", size)).cast("q")
+            self._cells = memoryview(mapped(siblings.folder / "load", size)).cast("q")
 
     def add(self, tally: Tally, number: int, share: int | None = None) -> None:
         """Adds to this process's counter; a negative number subtracts. ``share``: the tenant's,
@@ -77,10 +76,3 @@ class SharedLoad:
 def _column(tally: Tally) -> int:
     """The first column of the counter's shares."""
     return len(Tally) + _SHARED.index(tally) * _SHARES
-
-
-def _mapped(path: Path, size: int) -> mmap.mmap:
-    """Maps a file of this size, zeros if new. The mapping outlives the file's handle."""
-    with path.open("a+b") as file:
-        file.truncate(size)
-        return mmap.mmap(file.fileno(), size)

@@ -1,0 +1,13 @@
+"""Memory that several processes of a server see."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+
+def mapped(path: Path, size: int) -> mmap.mmap:
+    """A file of this size in bytes, zeros if it is new. The mapping outlives the file's handle."""
+    with path.open("a+b") as file:
+        file.truncate(size)
+        return mmap.mmap(file.fileno(), size)
