@@ -133,46 +133,50 @@ class CoreRelay:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._over = threading.Event()
         """The core has exited, or the head has gone."""
+        self._has_died = False
         self._clients: dict[int, threading.Thread] = {}
 
     def run(self) -> bool:
         """Whether the core has died by itself."""
         self._core.launch()
         self._core.start(self._over.set)
-        reader = threading.Thread(target=self._read, name="node-relay", daemon=True)
-        try:
-            self._add_client(FIRST_CLIENT)
-            reader.start()
-            self._await_ready()
-            while not self._over.wait(0.1) and not self._stopping.is_set():
-                pass
-            has_died = self._core.exited
-            if has_died:
-                with suppress(OSError):
-                    self._channel.send(Ended(self._core.exit_code))
-                start_log.warning(
-                    "Engine core %d (process %d) exited with code %s.",
-                    self._engine,
-                    self._core.pid,
-                    self._core.exit_code,
-                )
-        finally:
-            self._over.set()
-            self._core.stop()
-            for thread in list(self._clients.values()):
-                thread.join(timeout=2.0)
-            self._channel.close()
-            self._context.destroy(linger=0)
-        return has_died
+        self._add_client(FIRST_CLIENT)
+        threads = [threading.Thread(target=target, name="node-relay") for target in (self._read, self._guard)]
+        for thread in threads:
+            thread.start()
+        self._await_ready()
+        for thread in (*threads, *self._clients.values()):
+            thread.join()
+        self._context.destroy(linger=0)
+        return self._has_died
+
+    def _guard(self) -> None:
+        """End the core, which may still be loading, when the head has gone or the node is to stop."""
+        while not self._over.wait(0.1) and not self._stopping.is_set():
+            pass
+        self._has_died = self._core.exited
+        if self._has_died:
+            with suppress(OSError):
+                self._channel.send(Ended(self._core.exit_code))
+            start_log.warning(
+                "Engine core %d (process %d) exited with code %s.",
+                self._engine,
+                self._core.pid,
+                self._core.exit_code,
+            )
+        self._over.set()
+        self._core.stop()
+        self._channel.close()
 
     def _await_ready(self) -> None:
         """Tell the head that the core is ready, or why it is not."""
         try:
             ready = self._core.handshake(self._context)
         except EngineError as error:
+            if not self._stopping.is_set():
+                start_log.error("Engine core %d could not be started: %s", self._engine, error)
             with suppress(OSError):
                 self._channel.send(Failed(EngineStartFailed(type(error).__name__, str(error))))
-            start_log.error("Engine core %d could not be started: %s", self._engine, error)
             self._over.set()
             return
         with suppress(OSError):

@@ -357,7 +357,7 @@ class EngineCore:
         outputs, self._failed = self._failed + outputs, []
         if self._lease_keeper is not None:
             self._lease_keeper.closed(outputs)
-        self._tell_port(outputs)
+        self._tell_place(outputs)
         if self._submitted:
             self._fill_masks(self._submitted[0].plan)
         if self._drafting is not None:
@@ -371,13 +371,13 @@ class EngineCore:
         stats = self._make_stats() if self._log_stats else None
         return EngineCoreOutputs(outputs=outputs, scheduler_stats=stats, timestamp=now)
 
-    def _tell_port(self, outputs: list[EngineCoreOutput]) -> None:
+    def _tell_place(self, outputs: list[EngineCoreOutput]) -> None:
         """Tell where the KV can be fetched that is leased out."""
         if self._config.kv_transfer is not None:
+            host, port = self._config.kv_transfer.kv_ip, self._config.kv_transfer_port
             for output in outputs:
                 if output.kv_leased is not None:
-                    leased = msgspec.structs.replace(output.kv_leased, port=self._config.kv_transfer_port)
-                    output.kv_leased = leased
+                    output.kv_leased = msgspec.structs.replace(output.kv_leased, host=host, port=port)
 
     def _publish_events(self) -> None:
         """Hand on what has entered or left the prefix cache since the last call, if somebody wants it."""

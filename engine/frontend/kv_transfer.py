@@ -113,7 +113,7 @@ class KVTransferDoor:
             "remote_block_ids": leased.block_ids,
             "remote_engine_id": self._engine_id,
             "remote_request_id": leased.lease_id,
-            "remote_host": self._config.kv_ip,
+            "remote_host": leased.host,
             "remote_port": leased.port,
             "remote_num_tokens": leased.num_tokens,
             "remote_lease_s": lease_s,

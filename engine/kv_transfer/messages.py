@@ -38,5 +38,6 @@ class KVLeased(msgspec.Struct, array_like=True, frozen=True):
     num_tokens: int
     block_ids: list[list[int]]
     """Ids of its blocks, one list for each group of layers."""
+    host: str = ""
     port: int = 0
     """Where the first rank of the engine core answers that has them."""
