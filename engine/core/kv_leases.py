@@ -7,6 +7,7 @@ those of one policy.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain, count, takewhile
 
@@ -16,6 +17,9 @@ from engine.core.outputs import ModelRunnerOutput, NewKVLease, SchedulerOutput
 from engine.core.policy import Pin, PinEnd, RetentionPolicy, SchedulingPolicy, StalePrefix
 from engine.core.request import Request
 from engine.kv_transfer.messages import KVLeased, KVLeaseOrder
+
+MOST_OF_POOL = 0.5
+"""How much of the pool one tenant's leases may keep from others."""
 
 
 class KVLeases(RetentionPolicy):
@@ -29,6 +33,7 @@ class KVLeases(RetentionPolicy):
         self._pins: dict[int, Pin] = {}
         """Leases that are held, in the order of their deadlines: all are held for equally long."""
         self._orders: dict[int, KVLeaseOrder] = {}
+        self._tenants: dict[int, str] = {}
         self._by_lease_id: dict[str, Pin] = {}
         self._released: dict[int, Pin] = {}
         """Leases that have been read, or given back unread, or have lost a part."""
@@ -57,7 +62,7 @@ class KVLeases(RetentionPolicy):
         # The reader computes at least the last token of the prompt.
         pin.num_wanted_blocks = (request.num_prompt_tokens - 1) // self._kv.block_size
         self._pins[pin.pin_id] = pin
-        self._orders[pin.pin_id] = order
+        self._orders[pin.pin_id], self._tenants[pin.pin_id] = order, request.tenant
         self._by_lease_id[order.lease_id] = pin
         return pin
 
@@ -115,9 +120,20 @@ class KVLeases(RetentionPolicy):
     # ---- what the pin manager asks ----
 
     def revocable_for(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
-        """The policy's pins, and where nothing else runs the leases, too."""
+        """The policy's pins, and behind them leases: all where nothing else runs, else those of other tenants
+        that have leased out more than half of the pool."""
         pins = self._policy.revocable_for(requester, now, last_resort)
-        return chain(pins, list(self._pins.values())) if last_resort else pins
+        if not self._pins:
+            return pins
+        return chain(pins, list(self._pins.values()) if last_resort else self._excess_for(requester))
+
+    def _excess_for(self, requester: Request) -> list[Pin]:
+        held = Counter[str]()
+        for pin in self._pins.values():
+            held[self._tenants[pin.pin_id]] += pin.num_blocks
+        most = self._kv.pool.num_usable_blocks * MOST_OF_POOL
+        greedy = {tenant for tenant, num_blocks in held.items() if num_blocks > most} - {requester.tenant}
+        return [pin for pin in self._pins.values() if self._tenants[pin.pin_id] in greedy]
 
     def due(self, now: float) -> Iterator[tuple[Pin, PinEnd]]:
         yield from self._policy.due(now)
@@ -139,7 +155,7 @@ class KVLeases(RetentionPolicy):
             return
         self._released.pop(pin.pin_id, None)
         self._tell_end(pin)
-        del self._by_lease_id[self._orders.pop(pin.pin_id).lease_id]
+        del self._by_lease_id[self._orders.pop(pin.pin_id).lease_id], self._tenants[pin.pin_id]
 
     def _tell_end(self, pin: Pin) -> None:
         """Tell the worker, if it was told of the lease, with the plan that may overwrite the blocks.

@@ -10,6 +10,7 @@ from engine.core.outputs import ModelRunnerOutput, NewKVLease
 from engine.core.request import Request, RequestStatus
 from engine.kv_cache_groups import KVCacheGroup
 from engine.kv_transfer.messages import KVLeaseOrder
+from engine.messages import JobRef
 from tests.core.engine_room import EngineRoom
 from tests.core.offload.test_kv_loads import LAYOUTS
 
@@ -17,9 +18,12 @@ BLOCK = 4
 LEASE_S = 1.0
 
 
-def ordered(room: EngineRoom, request_id: str, prompt: list[int], max_tokens: int = 1) -> Request:
+def ordered(
+    room: EngineRoom, request_id: str, prompt: list[int], max_tokens: int = 1, tenant: str | None = None
+) -> Request:
     """A request whose KV is to be leased out."""
-    request = room.add(request_id, prompt, max_tokens=max_tokens)
+    job = None if tenant is None else JobRef(request_id, tenant=tenant)
+    request = room.add(request_id, prompt, max_tokens=max_tokens, job=job)
     request.kv_transfer = KVLeaseOrder(request_id, LEASE_S)
     return request
 
@@ -89,6 +93,25 @@ def test_a_request_that_needs_all_memory_gets_it() -> None:
     ended += room.step().ended_kv_leases
     assert ended == ["a"]
     assert not room.scheduler.leases
+
+
+@pytest.mark.parametrize(("num_leases", "gives_way"), [(2, False), (3, True)])
+def test_no_tenant_leases_the_pool_away(num_leases: int, gives_way: bool) -> None:
+    """While something runs a request waits for another tenant's leases, but for those beyond half of the
+    pool; the tenant's own requests wait for them."""
+    room = EngineRoom(block_size=BLOCK, num_blocks=25)
+    for number in range(num_leases):
+        ordered(room, f"a{number}", [number * 50 + i for i in range(21)], tenant="a")
+        room.run()
+    room.add("runs", list(range(900, 904)), max_tokens=24, job=JobRef("runs", tenant="b"))
+    room.step()
+    need = 4 * (room.scheduler.kv.num_free_blocks + 2)
+    room.add("own", list(range(600, 600 + need)), max_tokens=1, job=JobRef("own", tenant="a"))
+    room.step()
+    assert len(room.scheduler.leases) == num_leases
+    room.scheduler.finish_requests(["own"], RequestStatus.FINISHED_ABORTED, room.clock.now())
+    room.add("other", list(range(700, 700 + need)), max_tokens=1, job=JobRef("other", tenant="c"))
+    assert bool(room.step().ended_kv_leases) is gives_way
 
 
 @pytest.mark.parametrize("groups", LAYOUTS.values(), ids=LAYOUTS)
