@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.drafts import demanded
 from benchmarks.drafts.command import main
 from benchmarks.drafts.texts import TurnKind, kind_of
 
@@ -71,3 +72,22 @@ def test_a_tokenizer_that_is_not_there_is_named(recording: Path, capsys: pytest.
     """As a sentence."""
     assert main([str(recording), "--tokenizer", "nowhere"]) == 2
     assert "nowhere is no folder of a tokenizer" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_demanded_calls_take_fewer_steps(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bundled model's calls are the same with each drafter; its grammar saves steps, its past more."""
+    monkeypatch.setattr(demanded, "METHODS", (demanded.NO_DRAFTS, "grammar", "suffix"))
+    assert demanded.main() == 0
+    told = capsys.readouterr().out
+    assert "10 calls, the same with every drafter" in told
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in told.splitlines()[2:5]]
+    assert [name for name, *_ in rows] == [*demanded.METHODS]
+    counts = [[int(cell) for cell in cells] for _, *cells in rows]
+    for tokens, steps, drafted, accepted in counts:
+        assert tokens == counts[0][0] == steps + accepted
+        assert accepted <= drafted
+    plain, grammar, suffix = (steps for _, steps, _, _ in counts)
+    assert suffix < grammar < plain
