@@ -172,9 +172,9 @@ class EngineCore:
             request = Request.from_core_request(message, self.scheduler.request_block_hasher)
             with self._changed:
                 self.scheduler.add_request(request, self._clock.now())
+                if self._lease_keeper is not None:  # under the lock: before it can have a token, or end
+                    self._lease_keeper.opened(message)
                 self._wake()
-            if self._lease_keeper is not None:
-                self._lease_keeper.opened(message)
         except RequestError as error:
             return [failed_output(message.request_id, str(error))]
         except Exception as error:

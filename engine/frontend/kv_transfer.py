@@ -99,7 +99,7 @@ class KVTransferDoor:
         must_load = config.kv_load_failure_policy == "fail"
         if params.tp_size not in (None, self._tp_size) and not must_load:
             return None  # parts of other sizes: all is recomputed
-        lease_s = min(max(params.remote_lease_s or 30.0, 0.1), 86400.0)
+        lease_s = min(max(params.remote_lease_s or 30.0, 1.0), 86400.0)
         return RemotePrefix(lease_id, params.remote_num_tokens, host, port, lease_s, must_load)
 
     def tell(self, leased: KVLeased | None) -> dict[str, Any] | None:
