@@ -1,19 +1,12 @@
-"""A proxy before two servers: one computes prompts, the other goes on with their KV.
+"""A proxy before two servers: one computes long prompts, the other goes on with their KV, or does it all.
 
-    continuum serve MODEL --port 8100 --kv-transfer-config \\
-        '{"kv_connector": "TCPConnector", "kv_role": "kv_producer"}'
-    continuum serve MODEL --port 8200 --kv-transfer-config \\
-        '{"kv_connector": "TCPConnector", "kv_role": "kv_consumer"}'
-    python prefill_decode_proxy.py --prefill http://127.0.0.1:8100 --decode http://127.0.0.1:8200 --port 8000
-
-Prompts that are short are not worth the way; all else of the API goes to the server that decodes. If the
-first server does not answer, the second one computes the prompt, too.
+continuum serve --port 8100 --kv-transfer-config '{"kv_connector": "TCPConnector", "kv_role": "kv_producer"}'
+continuum serve --port 8200 --kv-transfer-config '{"kv_connector": "TCPConnector", "kv_role": "kv_consumer"}'
+python prefill_decode_proxy.py http://127.0.0.1:8100 http://127.0.0.1:8200 8000
 """
 
-from __future__ import annotations
-
-import argparse
 import json
+import sys
 from typing import Any
 
 import httpx
@@ -23,45 +16,37 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
-LIMITS = {
-    "/v1/completions": "max_tokens",
-    "/v1/chat/completions": "max_tokens",
-    "/v1/responses": "max_output_tokens",
-}
-"""Paths of what generates, and the field that bounds it."""
+CHATS = ("/v1/completions", "/v1/chat/completions")
+LIMITS = {**dict.fromkeys(CHATS, "max_tokens"), "/v1/responses": "max_output_tokens"}
 KEPT = ("authorization", "content-type", "x-session-id", "x-request-id")
-ORDER = {"do_remote_decode": True, "do_remote_prefill": False}
+UNWANTED = ("stream_options", "max_completion_tokens", "min_tokens", "background", "store")
 
 
-async def prefilled(http: httpx.AsyncClient, path: str, body: dict[str, Any], headers: dict[str, str]) -> Any:
-    """Where the prompt's KV lies; None if the server that computes prompts has not done it."""
-    body = {**body, LIMITS[path]: 1, "stream": False, "kv_transfer_params": ORDER}
-    for name in ("stream_options", "max_completion_tokens", "min_tokens", "background"):
-        body.pop(name, None)
-    if path == "/v1/responses":
-        body["store"] = False
+async def prefilled(
+    first: httpx.AsyncClient, path: str, body: dict[str, Any], headers: dict[str, str]
+) -> Any:
+    """Where the prompt's KV lies; None if the first server has not computed it."""
+    body = {name: value for name, value in body.items() if name not in UNWANTED}
+    body |= {LIMITS[path]: 1, "stream": False, "kv_transfer_params": {"do_remote_decode": True}}
     try:
-        answer = await http.post(path, json=body, headers=headers)
+        answer = await first.post(path, json=body, headers=headers)
         return answer.json().get("kv_transfer_params") if answer.status_code == 200 else None
     except (httpx.HTTPError, ValueError):
         return None
 
 
-def proxy(prefill: str, decode: str, short: int) -> Starlette:
-    first = httpx.AsyncClient(base_url=prefill, timeout=None)
-    second = httpx.AsyncClient(base_url=decode, timeout=None)
+def proxy(prefill: str, decode: str, short: int = 2000) -> Starlette:
+    """``short``: requests of fewer bytes are the second server's alone."""
+    first, second = (httpx.AsyncClient(base_url=url, timeout=None) for url in (prefill, decode))
 
     async def forward(request: Request) -> StreamingResponse:
-        content = await request.body()
+        content, path = await request.body(), request.url.path
         headers = {name: request.headers[name] for name in KEPT if name in request.headers}
-        path = request.url.path
-        if path in LIMITS and request.method == "POST" and len(content) >= short:
+        if path in LIMITS and len(content) >= short:
             body = json.loads(content)
             body["kv_transfer_params"] = await prefilled(first, path, body, headers)
             content = json.dumps(body).encode()
-        asked = second.build_request(
-            request.method, path, params=request.query_params, content=content, headers=headers
-        )
+        asked = second.build_request(request.method, path, content=content, headers=headers)
         answer = await second.send(asked, stream=True)
         kind = answer.headers.get("content-type", "application/json")
         return StreamingResponse(answer.aiter_raw(), answer.status_code, {"content-type": kind})
@@ -70,10 +55,5 @@ def proxy(prefill: str, decode: str, short: int) -> Starlette:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--prefill", default="http://127.0.0.1:8100", help="the server that computes prompts")
-    parser.add_argument("--decode", default="http://127.0.0.1:8200", help="the server that goes on")
-    parser.add_argument("--short", type=int, default=2000, help="fewest bytes of a request that both serve")
-    parser.add_argument("--port", type=int, default=8000)
-    args = parser.parse_args()
-    uvicorn.run(proxy(args.prefill, args.decode, args.short), port=args.port, log_level="warning")
+    prefill, decode, port, *short = sys.argv[1:]
+    uvicorn.run(proxy(prefill, decode, *map(int, short)), port=int(port), log_level="warning")

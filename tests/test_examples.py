@@ -11,15 +11,19 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from textwrap import dedent
 
 import httpx
+import openai
 import pytest
 
 from eval.agent_model import NAME, folder
 from eval.report.results import read_results
 from tests.api.server import running_server
+from tests.api.test_kv_transfer import answers, running_pair, wait_until
+from tests.processes.event_subscriber import free_ports
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -48,6 +52,17 @@ def asked(command: list[str], typed: str = "", where: Path = ROOT, **environment
 
 def run(name: str, *arguments: str) -> str:
     return asked([sys.executable, str(EXAMPLES / name), *arguments])
+
+
+@contextmanager
+def started(name: str, *arguments: str) -> Iterator[None]:
+    """An example that serves."""
+    process = subprocess.Popen([sys.executable, str(EXAMPLES / name), *arguments])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def blocks(page: str, language: str, url: str) -> list[str]:
@@ -241,9 +256,40 @@ def test_the_policies_of_the_page_decide(tmp_path: Path) -> None:
     assert recomputed["KeepTenSeconds"] < recomputed["fcfs"]
 
 
+@pytest.mark.slow
+def test_one_server_computes_prompts_and_another_goes_on(model_folder: Path, tmp_path: Path) -> None:
+    """One address for both: chat, streamed, and Responses begin with KV that was fetched; a short prompt and
+    other routes are the second server's alone."""
+    (port,) = free_ports(1)
+    text = "The page says that the plants in the north are dry, and that the east has rain. " * 4
+    with running_pair(model_folder, tmp_path) as pair:
+        places = (pair.first.url, pair.second.url, str(port), "250")
+        with started("prefill_decode_proxy.py", *places):
+            wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"))
+            client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
+            stream = client.chat.completions.create(
+                model="tiny",
+                messages=[{"role": "user", "content": text}],
+                max_tokens=6,
+                stream=True,
+                stream_options={"include_usage": True},
+            )
+            usage = list(stream)[-1].usage
+            assert usage is not None
+            assert usage.prompt_tokens_details is not None
+            assert (usage.prompt_tokens_details.cached_tokens or 0) > 0
+            whole = client.responses.create(model="tiny", input="Again: " + text, max_output_tokens=6)
+            assert whole.usage is not None
+            assert whole.usage.input_tokens_details.cached_tokens > 0
+            short = client.completions.create(model="tiny", prompt="a short one", max_tokens=3)
+            assert short.choices[0].finish_reason == "length"
+            assert [model.id for model in client.models.list()] == ["tiny"]
+
+
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_an_example_is_short_and_run_here(path: Path) -> None:
     """Under 60 lines, and none without a test above."""
     text = path.read_text()
     assert len(text.splitlines()) < 60
-    assert f'run("{path.name}"' in Path(__file__).read_text()
+    tests = Path(__file__).read_text()
+    assert f'run("{path.name}"' in tests or f'started("{path.name}"' in tests

@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -96,6 +94,14 @@ def two_free_ports() -> int:
         (port,) = free_ports(1)
         with suppress(OSError, OverflowError), socket.create_server(("127.0.0.1", port + 1)):
             return port
+
+
+def answers(url: str) -> bool:
+    """Whether a GET is answered with 200."""
+    try:
+        return httpx.get(url, timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
 
 
 def wait_until(check: Any) -> None:
@@ -193,42 +199,6 @@ def test_a_stream_tells_the_params(pair: Pair) -> None:
         lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: {")]
     params = json.loads(lines[-1])["kv_transfer_params"]
     assert cached_tokens(post(pair.second, "/v1/completions", completion(2) | {"kv_transfer_params": params}))
-
-
-def test_the_proxy_of_the_examples(pair: Pair) -> None:
-    """One address for both servers: chat, streamed, and Responses begin with KV that was fetched; a short
-    prompt and other routes go to the second server alone."""
-    (port,) = free_ports(1)
-    proxy = Path(__file__).parents[2] / "examples" / "prefill_decode_proxy.py"
-    command = [sys.executable, str(proxy), "--prefill", pair.first.url, "--decode", pair.second.url]
-    process = subprocess.Popen([*command, "--port", str(port), "--short", "250"])
-    url = f"http://127.0.0.1:{port}"
-    try:
-        wait_until(lambda: answers(url + "/health"))
-        client = openai.OpenAI(base_url=url + "/v1", api_key="none")
-        text = "The page says that the plants in the north are dry, and that the east has rain. " * 4
-        messages: Any = [{"role": "user", "content": text}]
-        with_proxy: Any = client.chat.completions.create
-        stream = with_proxy(
-            model="tiny", messages=messages, max_tokens=6, stream=True, stream_options={"include_usage": True}
-        )
-        assert list(stream)[-1].usage.prompt_tokens_details.cached_tokens > 0
-        whole = client.responses.create(model="tiny", input="Again: " + text, max_output_tokens=6)
-        assert whole.usage is not None
-        assert whole.usage.input_tokens_details.cached_tokens > 0
-        short = client.completions.create(model="tiny", prompt="a short one", max_tokens=3)
-        assert short.choices[0].finish_reason == "length"
-        assert [model.id for model in client.models.list()] == ["tiny"]
-    finally:
-        process.kill()
-        process.wait()
-
-
-def answers(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=5).status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 def test_answers_side_by_side_read_one_lease(pair: Pair) -> None:
