@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from engine.config import EngineConfig
@@ -33,6 +34,8 @@ class ModelInfo:
     """Number of state slots, including slot 0, which is never handed out; 0 if no layer has a state."""
     routed_experts: RoutedExpertsSpec | None = None
     """The sizes of the experts that outputs tell; None if they tell none."""
+    saved_kv: Path | None = None
+    """The first rank's folder of KV that servers share; None without one."""
 
 
 class PendingOutput(Protocol):

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.core.drafts.proposal import Proposal
-from engine.kv_transfer.messages import RemotePrefix
+from engine.kv_transfer.messages import PrefixSource
 from engine.messages import TokenLogprobs
 from engine.routed_experts import StepRouting
 from engine.sampling_params import SamplingParams
@@ -91,14 +91,32 @@ NO_DISK_WRITES = DiskWrites()
 
 @dataclass(frozen=True, slots=True)
 class RemoteReads:
-    """KV blocks to fetch from another server: block ``block_ids[i]`` is named ``names[i]`` in the lease."""
+    """KV blocks to fetch from another server, or from the folder that servers share: block ``block_ids[i]``
+    is named ``names[i]`` there."""
 
-    source: RemotePrefix
+    source: PrefixSource
     names: Sequence[bytes]
     block_ids: Sequence[int]
 
     def __len__(self) -> int:
         return len(self.block_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class KVSaves:
+    """KV blocks to keep in the folder that servers share: block ``block_ids[i]`` as ``names[i]``, unless it
+    is there."""
+
+    names: Sequence[bytes] = ()
+    block_ids: Sequence[int] = ()
+    useless: Sequence[bytes] = ()
+    """Blocks to delete there, as their content is wrong."""
+
+    def __bool__(self) -> bool:
+        return bool(self.names or self.useless)
+
+
+NO_SAVES = KVSaves()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +166,8 @@ class SchedulerOutput:
     """What to run in one step.
 
     In this order: ``ended_kv_leases`` end, ``kv_leases`` begin, ``kv_disk_writes`` start, ``state_stores``
-    are copied, ``kv_loads`` start, the tokens are computed, ``kv_stores`` copy what is computed then. A load
+    are copied, ``kv_loads`` start, the tokens are computed, ``kv_stores`` and ``kv_saves`` copy what is
+    computed then. A load
     may take several steps; the scheduler leaves its blocks and slots alone until it is reported. Blocks that
     a step uses are not handed on before its output was taken, whatever comes between. A store is not
     reported: it is done when the step is, or the worker itself lets a later write of that block, or a later
@@ -172,6 +191,8 @@ class SchedulerOutput:
     """Blocks of states to write from device to host, which the plan evicts: other states come there."""
     kv_disk_writes: DiskWrites = NO_DISK_WRITES
     """Blocks to write from host to disk."""
+    kv_saves: KVSaves = NO_SAVES
+    """Blocks to keep in the folder that servers share, once they are computed. Not reported."""
     kv_leases: Sequence[NewKVLease] = ()
     """Blocks that other servers may read from now on."""
     ended_kv_leases: Sequence[str] = ()

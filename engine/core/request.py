@@ -6,7 +6,7 @@ from enum import IntEnum
 
 from engine.core.kv_cache.block_hash import NO_CONTEXT, BlockHash, BlockHasher, HashContext
 from engine.core.token_grammar import TokenGrammar
-from engine.kv_transfer.messages import KVTransfer
+from engine.kv_transfer.messages import KVTransfer, SavedPrefix
 from engine.messages import EngineCoreRequest, FinishReason, JobRef, MediaSpan
 from engine.sampling_params import SamplingParams
 
@@ -108,8 +108,8 @@ class Request:
         self.arrival_time = arrival_time
         self.priority = priority
         self.job = job
-        self.kv_transfer = kv_transfer
-        """What of its KV another server has, or is to get; None from when a load of it has ended."""
+        self.kv_transfer: KVTransfer | SavedPrefix | None = kv_transfer
+        """What of its KV is elsewhere, or another server is to get; None from when a load of it has ended."""
         self.tenant = (job and job.tenant) or ""
         """Whose share of the engine it uses; all requests without a name are one tenant's."""
         self.owner = (job and job.owner) or ""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from engine.config import EngineConfig, SchedulerConfig
+from engine.core.kv_cache.block_hash import BlockHash
+from engine.core.kv_cache.tiered_blocks import TieredBlocks
 from engine.core.offload.offloading_connector import OffloadingConnector
 from engine.core.policy import PolicyContext, SchedulingPolicy
 from engine.core.request import Request
 from engine.core.routed_experts import RoutedExpertsStore
 from engine.core.scheduler import Scheduler
+from engine.core_process.saved_prefixes import SavedPrefixes
 from engine.errors import ConfigError
 from engine.executor import ModelInfo
 from engine.messages import EngineReady
@@ -54,7 +58,7 @@ def make_scheduler(
 
     ``overlap``: a step is planned while the one before it runs.
     """
-    block_size, connector = config.cache.block_size, None
+    block_size, connector, transfer = config.cache.block_size, None, config.kv_transfer
     if info.num_host_blocks:
         connector = OffloadingConnector(info.num_host_blocks, block_size, disk_level=info.disk_level)
     scheduler = Scheduler(
@@ -65,7 +69,7 @@ def make_scheduler(
         policy=policy,
         enable_prefix_caching=config.cache.enable_prefix_caching,
         kv_connector=connector,
-        loads_remote=config.kv_transfer is not None and config.kv_transfer.fetches,
+        loads_remote=transfer is not None and (transfer.fetches or transfer.loads_saved),
         kv_cache_groups=info.kv_cache_groups,
         num_states=info.num_states,
         on_request_ended=on_request_ended,
@@ -74,7 +78,35 @@ def make_scheduler(
         scheduler.kv.num_lookahead_tokens = config.speculative.num_lookahead_tokens
     if info.routed_experts is not None:
         scheduler.routed_experts = RoutedExpertsStore(info.routed_experts, info.num_gpu_blocks, block_size)
+    if transfer is not None and transfer.storage_path is not None:
+        _join_storage(scheduler, saves=transfer.saves)
     return scheduler
+
+
+def _join_storage(scheduler: Scheduler, *, saves: bool) -> None:
+    """Let the scheduler save what is computed in the folder that servers share."""
+    if scheduler.kv.states is not None:
+        raise ConfigError(
+            "SharedStorageConnector does not keep the states of linear attention, which this model has; "
+            "TCPConnector and kv_offloading_size do."
+        )
+    if saves:
+        scheduler.loads.saves = []
+
+
+def open_saved_prefixes(config: EngineConfig, info: ModelInfo, scheduler: Scheduler) -> SavedPrefixes | None:
+    """Finds what of prompts that folder has; None if this engine reads none."""
+    transfer = config.kv_transfer
+    if transfer is None or not transfer.loads_saved or info.saved_kv is None:
+        return None
+    must_load = transfer.kv_load_failure_policy == "fail"
+    name_of = partial(_first_name, scheduler.kv.tiered)
+    return SavedPrefixes(info.saved_kv, config.cache.block_size, name_of, must_load=must_load)
+
+
+def _first_name(tiered: TieredBlocks, block_hash: BlockHash) -> BlockHash:
+    """The name of a block in the first group: all groups' are saved together."""
+    return tiered.names_of([block_hash])[0]
 
 
 def check_token_budget(scheduler: SchedulerConfig, max_model_len: int) -> None:

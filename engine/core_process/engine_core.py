@@ -27,7 +27,13 @@ from engine.core.policy import PolicyFactory, SchedulingPolicy
 from engine.core.request import Request, RequestStatus
 from engine.core.scheduler import Scheduler
 from engine.core.traced_scheduler import TracedScheduler
-from engine.core_process.core_parts import check_token_budget, engine_ready, make_scheduler, policy_context
+from engine.core_process.core_parts import (
+    check_token_budget,
+    engine_ready,
+    make_scheduler,
+    open_saved_prefixes,
+    policy_context,
+)
 from engine.core_process.drafting import make_drafting
 from engine.core_process.kv_events import closed_on_failure, open_kv_events
 from engine.core_process.lease_keeper import open_lease_keeper
@@ -65,7 +71,7 @@ LEASE_POLL_S = 0.2
 LOAD_POLL_S = 0.001
 """When to ask the executor again if nothing can run before a load has ended."""
 SHORTEST_WAIT_S = 0.001
-KV_NOT_FETCHED = "The prompt's KV could not be fetched from the other server (kv_load_failure_policy: fail)."
+KV_NOT_FETCHED = "The prompt's KV could not be fetched (kv_load_failure_policy: fail)."
 TELEMETRY_TIMEOUT_S = 2.0
 """How long the last spans may take to reach their collector when the engine stops."""
 PERSIST_TIMEOUT_S = 4.0
@@ -137,6 +143,7 @@ class EngineCore:
         if self._kv_events is not None:
             self._kv_events.attach(self._untraced, clock)
         self._lease_keeper = open_lease_keeper(config)
+        self._saved_prefixes = open_saved_prefixes(config, info, self._untraced)
         self._asks_readers = False
         """Whether the worker is to be asked what readers of leases have said, though nothing runs."""
         self._grammars = GrammarCompiler(lambda: TokenTable.of(Tokenizer.load(config.model), info.vocab_size))
@@ -168,8 +175,10 @@ class EngineCore:
         """Queue a request; returns an error output if it cannot be added. Other requests are not affected."""
         try:
             self._check(message)
-            # Hashing a long prompt takes milliseconds: before the lock.
+            # Hashing a long prompt takes milliseconds, and so do files: before the lock.
             request = Request.from_core_request(message, self.scheduler.request_block_hasher)
+            if self._saved_prefixes is not None:
+                request.kv_transfer = self._saved_prefixes.find(request)
             with self._changed:
                 self.scheduler.add_request(request, self._clock.now())
                 if self._lease_keeper is not None:  # under the lock: before it can have a token, or end

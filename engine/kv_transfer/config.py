@@ -14,7 +14,7 @@ from engine.json_options import check_names, make_record, read_fields
 
 OPTION = "kv_transfer_config"
 EXAMPLE = '{"kv_connector": "TCPConnector", "kv_role": "kv_both"}'
-CONNECTORS = ("TCPConnector", "OffloadingConnector")
+CONNECTORS = ("TCPConnector", "SharedStorageConnector", "OffloadingConnector")
 ROLES = ("kv_producer", "kv_consumer", "kv_both")
 FAILURE_POLICIES = ("recompute", "fail")
 LOOPBACK = ("localhost", "127.0.0.0/8", "::1/128")
@@ -31,6 +31,12 @@ class KVConnectorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     loopback (``TCPConnector``)."""
     cpu_bytes_to_use: int | None = None
     """Host memory for offloaded blocks, in bytes (``OffloadingConnector``)."""
+    shared_storage_path: str | None = None
+    """Folder in which servers keep KV for each other and for their next start
+    (``SharedStorageConnector``)."""
+    shared_storage_max_bytes: int | None = None
+    """Above it, the files that were not used for longest are deleted; of one model and its ranks. None: no
+    limit (``SharedStorageConnector``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +45,10 @@ class KVTransferConfig:
 
     kv_connector: str
     """``TCPConnector``: KV of prompts moves from a server that computes them to one that goes on |
+    ``SharedStorageConnector``: it is kept as files, which all servers of a model share |
     ``OffloadingConnector``: to this server's own host memory, as ``kv_offloading_size``."""
     kv_role: str = "kv_both"
-    """``kv_producer``: leases KV out | ``kv_consumer``: fetches it | ``kv_both``."""
+    """``kv_producer``: leases KV out, or saves it | ``kv_consumer``: fetches it | ``kv_both``."""
     engine_id: str | None = None
     """Name of this server in what its clients pass on; made up by default."""
     kv_ip: str = "127.0.0.1"
@@ -70,23 +77,39 @@ class KVTransferConfig:
         is_offloading = self.kv_connector == "OffloadingConnector"
         if is_offloading != (options.cpu_bytes_to_use is not None):
             raise ConfigError("OffloadingConnector and cpu_bytes_to_use need each other.")
-        if options.cpu_bytes_to_use is not None and options.cpu_bytes_to_use < 1:
-            raise ConfigError(f"cpu_bytes_to_use must be at least 1, got {options.cpu_bytes_to_use}.")
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether KV moves between servers."""
-        return self.kv_connector != "OffloadingConnector"
+        if (self.kv_connector == "SharedStorageConnector") != (options.shared_storage_path is not None):
+            raise ConfigError("SharedStorageConnector and shared_storage_path need each other.")
+        if options.shared_storage_max_bytes is not None and options.shared_storage_path is None:
+            raise ConfigError("shared_storage_max_bytes needs shared_storage_path.")
+        for name in ("cpu_bytes_to_use", "shared_storage_max_bytes"):
+            size = getattr(options, name)
+            if size is not None and size < 1:
+                raise ConfigError(f"{name} must be at least 1, got {size}.")
 
     @property
     def leases_out(self) -> bool:
         """Whether others fetch KV from this server."""
-        return self.is_remote and self.kv_role != "kv_consumer"
+        return self.kv_connector == "TCPConnector" and self.kv_role != "kv_consumer"
 
     @property
     def fetches(self) -> bool:
         """Whether this server fetches KV from others."""
-        return self.is_remote and self.kv_role != "kv_producer"
+        return self.kv_connector == "TCPConnector" and self.kv_role != "kv_producer"
+
+    @property
+    def storage_path(self) -> str | None:
+        """The folder in which KV is kept for other servers and for the next start; None without."""
+        return self.kv_connector_extra_config.shared_storage_path
+
+    @property
+    def saves(self) -> bool:
+        """Whether KV is written to that folder."""
+        return self.storage_path is not None and self.kv_role != "kv_consumer"
+
+    @property
+    def loads_saved(self) -> bool:
+        """Whether KV is read from that folder."""
+        return self.storage_path is not None and self.kv_role != "kv_producer"
 
     @property
     def offloading_gib(self) -> float | None:

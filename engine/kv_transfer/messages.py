@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
 
 
@@ -29,6 +31,19 @@ class RemotePrefix(msgspec.Struct, array_like=True, frozen=True, tag=True):
 
 
 KVTransfer = KVLeaseOrder | RemotePrefix
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPrefix:
+    """The prompt's first tokens, whose KV the folder has that servers share."""
+
+    num_tokens: int
+    must_load: bool = False
+    """End the request with an error if the KV cannot be read, rather than recompute it."""
+
+
+PrefixSource = RemotePrefix | SavedPrefix
+"""Where a prefix lies that this engine need not compute."""
 
 
 class KVLeased(msgspec.Struct, array_like=True, frozen=True):

@@ -25,7 +25,7 @@ from engine.worker.kv_pool import choose_num_blocks, choose_num_states
 from engine.worker.kv_tiers.device_host_pool import select_host_pool
 from engine.worker.kv_tiers.disk_level import open_disk
 from engine.worker.kv_tiers.host_pool import HostTransfers, choose_num_host_blocks
-from engine.worker.kv_transfer.remote_transfers import with_remote
+from engine.worker.kv_transfer.remote_transfers import saved_folder, with_remote
 from engine.worker.layer_groups import choose_groups
 from engine.worker.loading.loader import LoadedModel, load_model
 from engine.worker.loading.model_folder import choose_device
@@ -70,8 +70,7 @@ class UniProcExecutor:
         drafter, spec = beside_drafter(config, loaded, spec)
         step_bytes = _measure_steps(loaded, attention, spec, config, group)
         room = loaded.max_model_len, loaded.device, step_bytes, group
-        state_blocks = blocks_of_state(states, spec)
-        max_writes = max_disk_writes(state_blocks)
+        max_writes = max_disk_writes(state_blocks := blocks_of_state(states, spec))
         num_blocks, num_states, num_host_blocks = _choose_sizes(config, spec, state_blocks, room)
         num_all = num_blocks + num_states * state_blocks
         everything = open_pool(spec, None if drafter is None else drafter.spec, num_all, loaded.device)
@@ -96,6 +95,7 @@ class UniProcExecutor:
             kv_cache_groups=with_state_group(spec.groups, states, spec),
             num_states=num_states,
             routed_experts=routed_experts,
+            saved_kv=saved_folder(config, everything.blocks, group),
         )
         host_pool = select_host_pool(
             everything.blocks,

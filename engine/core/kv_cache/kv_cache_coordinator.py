@@ -100,6 +100,11 @@ class KVCacheCoordinator(Protocol):
         """Names and ids of the blocks that another tier should have, of the request's blocks [start, end) of
         tokens: all before ``end`` are computed."""
 
+    def computed_blocks(
+        self, request_id: str, block_hashes: Sequence[BlockHash], start: int, end: int
+    ) -> tuple[Sequence[BlockHash], list[int]]:
+        """Names and ids of all the blocks that the request holds of its blocks [start, end) of tokens."""
+
     def passed(
         self, request_id: str, block_hashes: Sequence[BlockHash], start: int, end: int
     ) -> list[BlockHash]:
@@ -179,10 +184,28 @@ class KVCacheCoordinatorNoPrefixCache:
     def worth_storing(
         self, request_id: str, block_hashes: Sequence[BlockHash], start: int, end: int
     ) -> tuple[Sequence[BlockHash], list[int]]:
+        managers = self.single_type_managers
+        return self._held(
+            request_id, block_hashes, [(m, m.to_store(request_id, start, end)) for m in managers]
+        )
+
+    def computed_blocks(
+        self, request_id: str, block_hashes: Sequence[BlockHash], start: int, end: int
+    ) -> tuple[Sequence[BlockHash], list[int]]:
+        blocks = range(start, end)
+        return self._held(request_id, block_hashes, [(m, blocks) for m in self.single_type_managers])
+
+    def _held(
+        self,
+        request_id: str,
+        block_hashes: Sequence[BlockHash],
+        wanted: Iterable[tuple[FullAttentionManager | LocalAttentionManager, Iterable[int]]],
+    ) -> tuple[Sequence[BlockHash], list[int]]:
+        """Names and ids of those blocks of these numbers, group by group, that the request holds."""
         keys, block_ids = list[BlockHash](), list[int]()
-        for manager in self.single_type_managers:
+        for manager, indices in wanted:
             table = manager.req_to_blocks[request_id]
-            for index in manager.to_store(request_id, start, end):
+            for index in indices:
                 if table[index] is not self._null:
                     keys.append(manager.key_of(block_hashes[index]))
                     block_ids.append(table[index].block_id)

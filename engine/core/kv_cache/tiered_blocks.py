@@ -12,7 +12,7 @@ from engine.core.kv_cache.block_pool import TO_LOAD, BlockPool, KVCacheBlock
 from engine.core.kv_cache.kv_cache_coordinator import KVCacheCoordinator
 from engine.core.kv_cache.state_manager import StateManager
 from engine.core.request import Request
-from engine.kv_transfer.messages import RemotePrefix
+from engine.kv_transfer.messages import PrefixSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class LoadablePrefix:
     """Names of the blocks to load, in the table's order, and behind them those of a state."""
     loads_state: bool = False
     """Whether the state behind it is to be loaded; else the pool has it, or layers have none."""
-    source: RemotePrefix | None = None
-    """The other server that has it; None: it is in this one's own tier."""
+    source: PrefixSource | None = None
+    """The other server or the folder that has it; None: it is in this engine's own tier."""
 
 
 class TieredBlocks:
@@ -187,6 +187,10 @@ class TieredBlocks:
     def worth_storing(self, request: Request, start: int, end: int) -> tuple[Sequence[BlockHash], list[int]]:
         """Names and ids of blocks to copy of the request's full blocks [start, end), all computed."""
         return self._coordinator.worth_storing(request.request_id, request.block_hashes, start, end)
+
+    def computed(self, request: Request, start: int, end: int) -> tuple[Sequence[BlockHash], list[int]]:
+        """Names and ids of all blocks that the request holds of its full blocks [start, end)."""
+        return self._coordinator.computed_blocks(request.request_id, request.block_hashes, start, end)
 
     def passed(self, request: Request, start: int, end: int) -> list[BlockHash]:
         """Names of the blocks that the request's windows leave when it has computed ``end`` blocks and not

@@ -45,6 +45,8 @@ class UnitaryKVCacheCoordinator(FullAttentionManager):
         blocks = self.req_to_blocks[request_id][start:end]
         return block_hashes[start:end], [block.block_id for block in blocks]
 
+    computed_blocks = worth_storing
+
     def passed(
         self, request_id: str, block_hashes: Sequence[BlockHash], start: int, end: int
     ) -> list[BlockHash]:

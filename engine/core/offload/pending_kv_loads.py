@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from engine.core.kv_cache.block_hash import BlockHash
@@ -22,7 +22,7 @@ from engine.core.kv_cache.tiered_blocks import LoadablePrefix
 from engine.core.offload.disk_tier import DiskLevel, DiskWriteCounts
 from engine.core.offload.kv_connector import KVConnector, KVConnectorStatistics
 from engine.core.offload.remote_prefixes import RemotePrefixes
-from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
+from engine.core.outputs import KVSaves, ModelRunnerOutput, SchedulerOutput
 from engine.core.request import Request, RequestStatus
 
 NO_REQUESTS: list[Request] = []
@@ -86,6 +86,10 @@ class PendingKVLoads:
         """How many blocks of tokens of each request the other tier was offered."""
         self._to_compute: set[str] = set()
         """Requests whose load failed: what they need is computed, and not loaded once more."""
+        self.saves: list[tuple[Sequence[BlockHash], Sequence[int]]] | None = None
+        """Names and ids of the blocks to keep in the folder that servers share; None: there is no such."""
+        self._useless: list[BlockHash] = []
+        """Names of blocks that this folder should not have."""
         self._counts = LoadCounts()
 
     @property
@@ -231,8 +235,16 @@ class PendingKVLoads:
         What a request that was just admitted has hit is offered, too, as its offloaded blocks may be gone.
         """
         connector = self._connector
-        if connector.has_tier:
+        if connector.has_tier or self.saves is not None:
             self._offer(plan, requests)
+        if self.saves:
+            names = [name for some, _ in self.saves for name in some]
+            plan.kv_saves = KVSaves(names, [block_id for _, some in self.saves for block_id in some])
+            self.saves = []
+        if self._useless:
+            plan.kv_saves = replace(plan.kv_saves, useless=self._useless)
+            self._useless = []
+        if connector.has_tier:
             meta = connector.build_connector_meta()
             plan.kv_loads, plan.kv_stores, plan.kv_disk_writes = meta.loads, meta.stores, meta.disk_writes
             plan.state_stores = meta.state_stores
@@ -255,6 +267,8 @@ class PendingKVLoads:
                 if connector.recorder is not None:
                     connector.recorder.begin(request_id, start, end)
                 connector.store_blocks(*self._kv.tiered.worth_storing(request, start, end))
+                if self.saves is not None:
+                    self.saves.append(self._kv.tiered.computed(request, start, end))
             self._num_offered[request_id] = end
         for names, block_ids in self._kv.tiered.evicted_states():
             connector.store_state(names, block_ids)
@@ -262,9 +276,9 @@ class PendingKVLoads:
     def release(self, request: Request) -> None:
         """Note for the other tier that the request frees its blocks, which were in use until now."""
         self._to_compute.discard(request.request_id)
+        self._num_offered.pop(request.request_id, None)
         if not self._connector.has_tier:
             return
-        self._num_offered.pop(request.request_id, None)
         hashes = request.block_hashes[: request.num_computed_tokens // self._kv.block_size]
         self._connector.request_finished(self._kv.tiered.names_of_hit(hashes))
 
@@ -272,6 +286,8 @@ class PendingKVLoads:
         """Evict the request's offloaded blocks, whose content is of no use."""
         if self._connector.has_tier:
             self._connector.evict(self._kv.tiered.all_names_of(request.block_hashes))
+        if self.saves is not None:
+            self._useless += self._kv.tiered.all_names_of(request.block_hashes)
 
     def superseded(self, block_hashes: Sequence[BlockHash]) -> None:
         """Let these offloaded blocks, which are stale, be evicted first."""

@@ -1,6 +1,6 @@
-"""Prefixes that other servers have computed, and that are fetched from them.
+"""Prefixes that other servers have computed, and that are fetched from them or from a shared folder.
 
-A request says where its prefix lies (``RemotePrefix``). That is asked for once: when the load has ended, or
+A request says where its prefix lies (``PrefixSource``). That is asked for once: when the load has ended, or
 the request was preempted, what is missing is recomputed.
 """
 
@@ -13,11 +13,11 @@ from engine.core.kv_cache.tiered_blocks import LoadablePrefix, TieredBlocks
 from engine.core.offload.offloading_connector import MIN_LOAD_TOKENS
 from engine.core.outputs import NO_COPIES, KVLoad, RemoteReads
 from engine.core.request import Request
-from engine.kv_transfer.messages import RemotePrefix
+from engine.kv_transfer.messages import RemotePrefix, SavedPrefix
 
 
 class RemotePrefixes:
-    """Finds what of a request another server has, and plans the loads."""
+    """Finds what of a request is elsewhere, and plans the loads."""
 
     def __init__(self, tiered: TieredBlocks, block_size: int) -> None:
         """``block_size`` in tokens."""
@@ -28,9 +28,9 @@ class RemotePrefixes:
         self._lost: list[Request] = []
 
     def find(self, request: Request, num_computed_tokens: int) -> LoadablePrefix | None:
-        """The prefix that the other server has, if that is longer by enough than what is computed."""
+        """The prefix that lies there, if that is longer by enough than what is computed."""
         source = request.kv_transfer
-        if not isinstance(source, RemotePrefix):
+        if not isinstance(source, (RemotePrefix, SavedPrefix)):
             return None
         size = self._block_size
         num_blocks = min(source.num_tokens, request.num_tokens - 1) // size
@@ -60,7 +60,7 @@ class RemotePrefixes:
         if request is None:
             return False
         source, request.kv_transfer = request.kv_transfer, None
-        if not loaded and isinstance(source, RemotePrefix) and source.must_load:
+        if not loaded and isinstance(source, (RemotePrefix, SavedPrefix)) and source.must_load:
             self._lost.append(request)
         return True
 

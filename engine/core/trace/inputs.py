@@ -15,7 +15,7 @@ from engine.core.kv_leases import KVLeases
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.core.request import Request, RequestStatus
 from engine.core.trace.steps import StepTrace
-from engine.kv_transfer.messages import KVLeaseOrder, RemotePrefix
+from engine.kv_transfer.messages import KVLeaseOrder, RemotePrefix, SavedPrefix
 from engine.messages import EngineCoreOutput, JobFinished, Signal, ToolGapStarted, ToolSignal, TurnReceipt
 from engine.row_failures import NOT_NUMBERS
 from tracing.events import (
@@ -89,7 +89,10 @@ class InputTrace:
             blocks=_names(new),
         )
         match request.kv_transfer:
-            case RemotePrefix(num_tokens=num_tokens, must_load=must_load):
+            case (
+                RemotePrefix(num_tokens=num_tokens, must_load=must_load)
+                | SavedPrefix(num_tokens=num_tokens, must_load=must_load)
+            ):
                 event.remote_tokens, event.must_load = num_tokens, must_load
             case KVLeaseOrder(lease_s=lease_s):
                 event.lease_s = lease_s

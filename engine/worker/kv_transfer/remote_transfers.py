@@ -1,4 +1,4 @@
-"""A plan's transfers where KV moves between servers, with or without a host tier beside."""
+"""A plan's transfers where KV moves between servers, or to a folder, with or without a host tier beside."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ import torch
 
 from engine.config import EngineConfig
 from engine.core.outputs import SchedulerOutput
+from engine.errors import ConfigError
+from engine.kv_transfer.saved_blocks import SavedBlocks, folder_of, make_folder
 from engine.worker.kv_tiers.copy_streams import Event, copy_streams_of
 from engine.worker.kv_tiers.disk_pool import TransferReports
 from engine.worker.kv_tiers.host_pool import HostTransfers
+from engine.worker.kv_transfer.block_saver import BlockSaver
 from engine.worker.kv_transfer.lease_server import LeaseServer
+from engine.worker.kv_transfer.load_threads import BlockSource, LoadThreads
 from engine.worker.kv_transfer.remote_reader import RemoteReader
+from engine.worker.kv_transfer.saved_reader import SavedReader
 from engine.worker.parallel.group import TensorParallelGroup
 
 PROTOCOL = 1
@@ -24,19 +29,22 @@ HEAD_BYTES = 2**20
 
 
 class RemoteTransfers:
-    """HostTransfers that hand loads from other servers to a reader, and leases to a server."""
+    """HostTransfers that hand loads from elsewhere to threads, leases to a server, and saves to a saver."""
 
     def __init__(
         self,
         base: HostTransfers | None,
         device: torch.device,
-        server: LeaseServer | None,
-        reader: RemoteReader | None,
+        *,
+        server: LeaseServer | None = None,
+        reader: LoadThreads | None = None,
+        saver: BlockSaver | None = None,
     ) -> None:
-        """``base``: the host tier's; ``server`` and ``reader`` by the role of this engine."""
+        """``base``: the host tier's; the others by the connector and the role of this engine."""
         self._base = base
         self._server = server
         self._reader = reader
+        self._saver = saver
         self._streams = copy_streams_of(device)
 
     def begin_step(self, plan: SchedulerOutput) -> None:
@@ -58,6 +66,8 @@ class RemoteTransfers:
     def end_step(self, plan: SchedulerOutput) -> None:
         if self._base is not None:
             self._base.end_step(plan)
+        if self._saver is not None and plan.kv_saves:
+            self._saver.save(plan.kv_saves)
 
     def take_reports(self) -> TransferReports:
         reports = TransferReports() if self._base is None else self._base.take_reports()
@@ -83,34 +93,66 @@ class RemoteTransfers:
             self._server.close()
         if self._reader is not None:
             self._reader.close()
+        if self._saver is not None:
+            self._saver.close()
 
 
 def with_remote(
     base: HostTransfers | None, device_pool: torch.Tensor, config: EngineConfig, group: TensorParallelGroup
 ) -> HostTransfers | None:
-    """The transfers of an engine whose KV moves between servers; ``base`` where it does not.
+    """The transfers of an engine whose KV moves between servers, or to a folder; ``base`` of another one.
 
-    ConfigError if the port of this rank is taken.
+    ConfigError if the port of this rank is taken, or the folder cannot be written to.
     """
     transfer = config.kv_transfer
-    if transfer is None or not transfer.is_remote:
+    if transfer is None or not (transfer.leases_out or transfer.fetches or transfer.storage_path):
         return base
     fingerprint = fingerprint_of(config, device_pool, group)
-    server, reader = None, None
+    server, saver = None, None
+    source: BlockSource | None = None
     if transfer.leases_out:
         port = config.kv_transfer_port + group.rank
         server = LeaseServer(device_pool, transfer.kv_ip, port, fingerprint)
     if transfer.fetches:
-        reader = RemoteReader(device_pool, group.rank, fingerprint)
-    return RemoteTransfers(base, device_pool.device, server, reader)
+        source = RemoteReader(group.rank, fingerprint)
+    if transfer.storage_path is not None:
+        saved = _open_saved(transfer.storage_path, config, device_pool, group)
+        source = SavedReader(saved) if transfer.loads_saved else None
+        max_bytes = transfer.kv_connector_extra_config.shared_storage_max_bytes
+        max_bytes = None if max_bytes is None else max(1, max_bytes // group.size)
+        saver = BlockSaver(device_pool, saved, max_bytes) if transfer.saves else None
+    reader = None if source is None else LoadThreads(device_pool, source)
+    return RemoteTransfers(base, device_pool.device, server=server, reader=reader, saver=saver)
+
+
+def saved_folder(config: EngineConfig, device_pool: torch.Tensor, group: TensorParallelGroup) -> Path | None:
+    """The folder of a rank's saved KV; None if this engine reads none."""
+    if config.kv_transfer is None or config.kv_transfer.storage_path is None:
+        return None
+    layout = layout_of(config, device_pool)
+    return folder_of(config.kv_transfer.storage_path, layout, group.rank, group.size)
+
+
+def _open_saved(
+    shared: str, config: EngineConfig, device_pool: torch.Tensor, group: TensorParallelGroup
+) -> SavedBlocks:
+    try:
+        folder = make_folder(shared, layout_of(config, device_pool), group.rank, group.size)
+    except OSError as error:
+        raise ConfigError(f"shared_storage_path: {shared} cannot be written to: {error}.") from error
+    return SavedBlocks(folder, device_pool[0].nbytes)
 
 
 def fingerprint_of(config: EngineConfig, device_pool: torch.Tensor, group: TensorParallelGroup) -> str:
-    """What two servers must have in common for one to read the other's KV, as a short text."""
+    """What two ranks must have in common for one to read the other's KV, as a short text."""
+    return f"protocol {PROTOCOL}, {layout_of(config, device_pool)}, rank {group.rank} of {group.size}"
+
+
+def layout_of(config: EngineConfig, device_pool: torch.Tensor) -> str:
+    """The model and the layout of its KV, as a short text."""
     shape = "x".join(map(str, device_pool.shape[1:]))
     kv = f"{shape} {str(device_pool.dtype).removeprefix('torch.')} scale {config.cache.kv_cache_scale}"
-    rank = f"rank {group.rank} of {group.size}"
-    return f"protocol {PROTOCOL}, weights {_weights_of(config)}, KV {kv}, {rank}"
+    return f"weights {_weights_of(config)}, KV {kv}"
 
 
 def _weights_of(config: EngineConfig) -> str:

@@ -1,0 +1,156 @@
+"""Files in which servers keep KV blocks for each other and for their next start, named by the blocks' hashes.
+
+``SHARED/DIGEST/rank0-of-1/3f/3f9a…``: the digest tells the model and the layout of its KV, so that what does
+not fit is not found. A file is complete as soon as it has its name. Its head says what is behind it: a block
+that was cut or changed is not read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import struct
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+MAGIC = b"KVB1"
+_HEAD = struct.Struct("<4sIQ")
+"""The magic, the CRC-32 of the block, its length in bytes."""
+ABOUT = "about.txt"
+TMP_SUFFIX = ".tmp"
+TMP_LIFE_S = 3600.0
+"""A file that was begun, and not completed for so long, was left by a process that has died."""
+
+
+class DamagedBlockError(OSError):
+    """A file is not the block that its name says."""
+
+
+def folder_of(shared: str | Path, fingerprint: str, rank: int, size: int) -> Path:
+    """Where a rank of such a model keeps its part of the blocks."""
+    return _model_folder(shared, fingerprint) / f"rank{rank}-of-{size}"
+
+
+def _model_folder(shared: str | Path, fingerprint: str) -> Path:
+    return Path(shared).expanduser() / hashlib.sha256(fingerprint.encode()).hexdigest()[:16]
+
+
+def make_folder(shared: str | Path, fingerprint: str, rank: int, size: int) -> Path:
+    """Make this folder, and a note beside it that says what the digest stands for; OSError if it cannot be
+    written to."""
+    folder = folder_of(shared, fingerprint, rank, size)
+    folder.mkdir(parents=True, exist_ok=True)
+    probe = folder / f"{os.getpid()}{TMP_SUFFIX}"
+    probe.write_text(fingerprint + "\n", encoding="utf-8")
+    os.replace(probe, _model_folder(shared, fingerprint) / ABOUT)
+    return folder
+
+
+class SavedBlocks:
+    """The blocks of one rank in such a folder. Thread-safe; several processes may use one folder."""
+
+    def __init__(self, folder: Path, block_bytes: int = 0) -> None:
+        """``block_bytes``: the length of each block, for those who read and write them."""
+        self.folder = folder
+        self._block_bytes = block_bytes
+        self._numbers = itertools.count()
+
+    def has(self, name: bytes) -> bool:
+        """Whether there is a file of this name."""
+        return os.path.exists(self._path(name))
+
+    def read(self, name: bytes, buffer: memoryview) -> None:
+        """Fill a buffer of ``block_bytes`` with a block, and note its use.
+
+        FileNotFoundError if it is gone. DamagedBlockError if it is another content: then it is deleted.
+        """
+        path = self._path(name)
+        try:
+            _read(path, buffer)
+        except DamagedBlockError:
+            self.delete(name)
+            raise
+        with suppress(OSError):
+            os.utime(path)
+
+    def write(self, name: bytes, content: memoryview) -> int:
+        """Keep a block, unless it is here already. Returns the bytes written; OSError if it cannot be."""
+        path = self._path(name)
+        if os.path.exists(path):
+            os.utime(path)
+            return 0
+        begun = f"{path}.{os.getpid()}-{next(self._numbers)}{TMP_SUFFIX}"
+        head = _HEAD.pack(MAGIC, zlib.crc32(content), len(content))
+        try:
+            _write(begun, head, content)
+            os.replace(begun, path)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(begun)
+            raise
+        return len(head) + len(content)
+
+    def delete(self, name: bytes) -> None:
+        """Delete a block, if it is here."""
+        with suppress(OSError):
+            os.unlink(self._path(name))
+
+    def shrink(self, max_bytes: int) -> int:
+        """Delete what was not used for longest, until nine tenths of this remain; returns the bytes left."""
+        files = sorted(self._files())
+        num_bytes = sum(size for _, size, _ in files)
+        if num_bytes <= max_bytes:
+            return num_bytes
+        for _, size, path in files:
+            if num_bytes <= max_bytes * 9 // 10:
+                break
+            with suppress(OSError):
+                os.unlink(path)
+            num_bytes -= size
+        return num_bytes
+
+    def _files(self) -> Iterator[tuple[float, int, str]]:
+        """When each block was used last, its size and its path. Deletes what others began and left."""
+        now = time.time()
+        for shard in _listed(self.folder):
+            for entry in _listed(shard.path) if shard.is_dir() else ():
+                with suppress(OSError):
+                    seen = entry.stat()
+                    if not entry.name.endswith(TMP_SUFFIX):
+                        yield seen.st_mtime, seen.st_size, entry.path
+                    elif now - seen.st_mtime > TMP_LIFE_S:
+                        os.unlink(entry.path)
+
+    def _path(self, name: bytes) -> str:
+        text = name.hex()
+        return os.path.join(self.folder, text[:2], text)
+
+
+def _listed(folder: str | Path) -> list[os.DirEntry[str]]:
+    """What is in a folder; nothing if that is gone."""
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:
+        return []
+
+
+def _read(path: str, buffer: memoryview) -> None:
+    with open(path, "rb", buffering=0) as file:
+        head, num_read = file.read(_HEAD.size), 0
+        while num_read < len(buffer) and (count := file.readinto(buffer[num_read:])):
+            num_read += count
+    if head != _HEAD.pack(MAGIC, zlib.crc32(buffer[:num_read]), len(buffer)) or num_read < len(buffer):
+        raise DamagedBlockError(f"{path} is damaged")
+
+
+def _write(path: str, head: bytes, content: memoryview) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb", buffering=0) as file:
+        for part in (memoryview(head), content):
+            while part:
+                part = part[file.write(part) :]

@@ -1,0 +1,126 @@
+"""Writes blocks to the folder that servers share, on a thread beside the steps."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+
+from engine.core.outputs import KVSaves
+from engine.kv_transfer.saved_blocks import SavedBlocks
+from engine.worker.kv_tiers.copy_streams import Event, copy_streams_of
+
+logger = logging.getLogger(__name__)
+
+MAX_PENDING_BYTES = 512 * 2**20
+"""What may wait to be written. Beyond it blocks are left out: a slow folder must not delay the steps."""
+MAX_KNOWN = 1_000_000
+"""Names that are known to be in the folder: 16 million tokens in blocks of 16."""
+SCANS_PER_LIMIT = 16
+"""The folder is measured again after this part of its limit has been written."""
+
+
+class BlockSaver:
+    """Copies blocks as a step has computed them, and writes each to the folder, once."""
+
+    def __init__(self, device_pool: torch.Tensor, saved: SavedBlocks, max_bytes: int | None) -> None:
+        """``device_pool``: [num_blocks, ...], block-major. ``max_bytes``: of all files; None for no limit."""
+        self._rows = device_pool.view(len(device_pool), -1).view(torch.uint8)
+        self._block_bytes = self._rows.shape[1]
+        self._streams = copy_streams_of(device_pool.device)
+        self._saved = saved
+        self._max_bytes = max_bytes
+        self._num_unmeasured = max_bytes or 0
+        """Bytes written since the folder was measured: at first it is measured at once."""
+        self._lock = threading.Lock()
+        self._num_pending = 0
+        self._known: OrderedDict[bytes, None] = OrderedDict()
+        self._has_logged: set[str] = set()
+        self._thread = ThreadPoolExecutor(1, "kv-saves")
+
+    def save(self, saves: KVSaves) -> None:
+        """Keep blocks of the step that was queued last. Does not wait for the folder."""
+        if saves.useless:
+            self._thread.submit(self._delete, saves.useless)
+        names, block_ids = self._take(saves)
+        if names:
+            content = self._copy(block_ids)
+            self._thread.submit(self._write, names, content, self._streams.steps.record_event())
+
+    def close(self) -> None:
+        """Write what waits, and stop. Repeatable."""
+        self._thread.shutdown(wait=True)
+
+    def _take(self, saves: KVSaves) -> tuple[list[bytes], list[int]]:
+        """Names and ids of the blocks that are not known to be in the folder, as far as there is room."""
+        names, block_ids = list[bytes](), list[int]()
+        with self._lock:
+            num_left, is_full = (MAX_PENDING_BYTES - self._num_pending) // self._block_bytes, False
+            for name, block_id in zip(saves.names, saves.block_ids, strict=True):
+                if name in self._known:
+                    self._known.move_to_end(name)
+                elif len(names) == num_left:
+                    is_full = True
+                    break
+                else:
+                    self._known[name] = None
+                    names.append(name)
+                    block_ids.append(block_id)
+            while len(self._known) > MAX_KNOWN:
+                self._known.popitem(last=False)
+            self._num_pending += len(names) * self._block_bytes
+        if is_full:
+            self._log("It is too slow for what is computed: blocks are left out")
+        return names, block_ids
+
+    def _copy(self, block_ids: Sequence[int]) -> torch.Tensor:
+        """[len(block_ids), block_bytes]: what these blocks are when the step is done."""
+        if self._rows.device.type == "cpu":
+            # Not by torch, whose threads are the model's.
+            return torch.from_numpy(np.take(self._rows.numpy(), block_ids, axis=0))
+        return self._rows[torch.tensor(block_ids, device=self._rows.device)]
+
+    # ---- the thread ----
+
+    def _write(self, names: Sequence[bytes], content: torch.Tensor, computed: Event) -> None:
+        num_done = 0
+        try:
+            computed.synchronize()
+            blocks = content.cpu().numpy()
+            for name, block in zip(names, blocks, strict=True):
+                self._num_unmeasured += self._saved.write(name, block.data)
+                num_done += 1
+            self._shrink()
+        except Exception as error:
+            self._log(str(error) if isinstance(error, OSError) else repr(error))
+        with self._lock:
+            self._num_pending -= len(names) * self._block_bytes
+            for name in names[num_done:]:
+                self._known.pop(name, None)
+
+    def _shrink(self) -> None:
+        """Keep to the limit. What was deleted may be saved again."""
+        if self._max_bytes is None or self._num_unmeasured < self._max_bytes // SCANS_PER_LIMIT:
+            return
+        self._saved.shrink(self._max_bytes)
+        self._num_unmeasured = 0
+        with self._lock:
+            self._known.clear()
+
+    def _delete(self, names: Sequence[bytes]) -> None:
+        with self._lock:
+            for name in names:
+                self._known.pop(name, None)
+        for name in names:
+            self._saved.delete(name)
+
+    def _log(self, reason: str) -> None:
+        """A failure costs no more than recomputing; the first of each kind is logged."""
+        if reason not in self._has_logged and len(self._has_logged) < 100:
+            self._has_logged.add(reason)
+            logger.warning("KV could not be saved in %s: %s.", self._saved.folder, reason)
