@@ -48,13 +48,14 @@ class StepLengths:
 def warm_up_steps(
     limits: SchedulerConfig, max_model_len: int, verified_len: int = 1
 ) -> Iterator[StepLengths]:
-    """Decode batches and prompts, alone and together, in contexts from short to long; with drafts, steps that
-    verify them, too; then prompts of more and more tokens, at most twice as many as before, up to the
-    most."""
+    """A step of one token, whose linears have kernels of their own; decode batches and prompts, alone and
+    together, in contexts from short to long; with drafts, steps that verify them, too; then prompts of more
+    and more tokens, at most twice as many as before, up to the most."""
     budget = limits.max_num_batched_tokens
     short, long = min(_SHORT_PROMPT, budget, max_model_len), min(budget, max_model_len)
     num_decodes = min(limits.max_num_seqs, budget)
     num_beside = min(limits.max_num_seqs - 1, budget - short)
+    yield _equal(1, 1, 1)
     for context in _doublings(_SHORT_CONTEXT, max_model_len):
         prompt = _equal(1, short, max(short, context))
         yield _equal(num_decodes, 1, context)
@@ -86,15 +87,16 @@ def run_warm_up(
     max_model_len: int,
     verified_len: int = 1,
 ) -> None:
-    """Run all warm-up steps; sample the most tokens with the usual and the most expensive parameters.
+    """Run all warm-up steps, with logits of one token; sample the most tokens with the usual and the most
+    expensive parameters.
 
     ``verified_len``: 1 and the most drafts of a request.
     """
     num_samples = most_samples(limits, verified_len)
-    none = torch.empty(0, dtype=torch.int64, device=batch.token_ids.device)
+    first = torch.zeros(1, dtype=torch.int64, device=batch.token_ids.device)
     for lengths in warm_up_steps(limits, max_model_len, verified_len):
         arrays = batch.send_idle(lengths.query_lens, lengths.seq_lens, lengths.uniform_len)
-        forward.run(arrays, none)
+        forward.run(arrays, first)
     ones = [1] * min(limits.max_num_seqs, limits.max_num_batched_tokens)
     tokens = torch.arange(num_samples, device=batch.token_ids.device) % len(ones)
     for params in (LISTED, SEARCHED, EXPENSIVE):

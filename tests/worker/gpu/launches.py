@@ -96,6 +96,7 @@ def main(folder: str, drafts: dict[str, Any] | None) -> None:
     for module in KERNELS:
         import_module(f"engine.worker.gpu.{module}")
     os.environ["TRITON_INTERPRET"] = "1"  # kernels are chosen; they are interpreted no more
+    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]  # linears stay as on a GPU
     options: dict[str, Any] = {"model": folder, "device": "cpu", "attention_backend": "triton"}
     options |= {"load_format": "dummy"} | ({} if drafts is None else {"speculative_config": drafts})
     limits = {"max_model_len": 2000, "max_num_seqs": 37, "max_num_batched_tokens": 512}
