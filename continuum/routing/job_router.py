@@ -18,12 +18,21 @@ MOVE_MARGIN = 1.5
 """A job moves if its home costs so many times as much as the best other core, and ``MOVE_TOKENS`` more."""
 MOVE_TOKENS = 2048
 """Moves are not free: what is at home stays there, unused, until it is evicted."""
-ACTIVE_S = 600.0
-"""A job that has had no turn for so long is not expected back soon."""
-MAX_JOBS = 16_384
+RETURN_SHARE = 0.95
+"""A job is expected back for as long as this share of all returns take, from turn to turn. Few clients tell
+that a job has ended, and what it leaves is evicted before the KV of those who return."""
+FIRST_RETURN_S, SHORTEST_RETURN_S, LONGEST_RETURN_S = 60.0, 10.0, 600.0
+RETURN_STEP = 0.02
+"""How far one return moves that time, as a share of it."""
+MAX_JOBS = 65_536
 """Jobs of which a router knows how large they are."""
 NEW_TOKENS_SMOOTHING = 0.05
-LIKE_SHARE = 0.02
+OPEN_TOKENS = 16_384
+"""What a request that runs or waits counts for, where a new job is placed: it slows the steps of all beside
+it. From 15,000 to 50,000 are alike (docs/lab/measurements.md); 5,000 are too few."""
+_END = 0x9E3779B97F4A7C15
+"""Makes of a prompt's last key that of an unnamed job which had a turn with this prompt."""
+LIKE_SHARE = 0.005
 """Cores whose loads differ by less than this share of a pool are equally good homes for a new job."""
 
 
@@ -49,6 +58,8 @@ class _Home:
 
     engine: int
     num_tokens: int
+    job_key: int | None
+    """Key of the turn's own job, as far as this router knows; None if another's prompt begins alike there."""
 
 
 class JobRouter:
@@ -60,24 +71,29 @@ class JobRouter:
         self._block_size = context.block_size
         self._homes = HomeTable(context.shared_words)
         self._jobs: OrderedDict[int, _Job] = OrderedDict()
+        """Jobs by their keys, the one whose last turn is longest ago first."""
+        self._active: OrderedDict[int, _Job] = OrderedDict()
+        """Jobs that are expected back, in the same order."""
+        self._return_s = FIRST_RETURN_S
         self._expected = [0] * context.num_engines
-        """Tokens of jobs that are at home there and active, those of this router."""
+        """Tokens of jobs that are at home there and expected back, those of this router."""
         self._mean_new_tokens = float(CHUNK_TOKENS)
         """What turns have to compute of their prompts, on average."""
 
     def place(self, turn: RoutedTurn, loads: Sequence[EngineLoad | None], now: float) -> int:
-        self._drop_idle(now)
+        self._expect_no_longer(now)
         root = key_of(turn.owner, turn.cache_salt)
         job_key = None if turn.job_id is None else key_of(turn.job_id)
         keys = self._keys(turn, root, job_key)
         home = self._home(turn, keys, job_key)
-        if home is None or loads[home.engine] is None:
+        if home is None or loads[home.engine] is None or self._is_crowded(home, loads):
             engine = self._new_home(keys[0] if keys else job_key, turn, loads)
-            num_cached = 0
         else:
             engine = self._stay_or_move(home, turn, loads)
-            num_cached = home.num_tokens if engine == home.engine else 0
+        if home is not None and home.job_key is not None:
+            self._learn_return(home.job_key, now)
         self._learn(turn, keys, job_key, engine, now)
+        num_cached = home.num_tokens if home is not None and engine == home.engine else 0
         new_tokens = len(turn.prompt_token_ids) - num_cached
         self._mean_new_tokens += NEW_TOKENS_SMOOTHING * (new_tokens - self._mean_new_tokens)
         return engine
@@ -104,23 +120,39 @@ class JobRouter:
         return [job.last_key, *new]
 
     def _home(self, turn: RoutedTurn, keys: list[int], job_key: int | None) -> _Home | None:
-        prefix = self._longest_prefix(turn, keys)
-        if job_key is None or (engine := self._homes[job_key]) is None:
+        prefix = self._longest_prefix(keys, len(turn.prompt_token_ids) // CHUNK_TOKENS)
+        job = None if job_key is None else self._jobs.get(job_key)
+        engine = None if job_key is None else self._homes[job_key]
+        if engine is None and job is not None:
+            engine = job.engine  # other keys have taken its place in the table
+        if engine is None:
             return prefix
         if prefix is not None and prefix.engine == engine:
-            return prefix
-        job = self._jobs.get(job_key)
+            return _Home(engine, prefix.num_tokens, job_key)
         known = 0 if job is None else job.num_tokens
-        return _Home(engine, min(known, len(turn.prompt_token_ids)))
+        return _Home(engine, min(known, len(turn.prompt_token_ids)), job_key)
 
-    def _longest_prefix(self, turn: RoutedTurn, keys: list[int]) -> _Home | None:
-        num_all = len(turn.prompt_token_ids) // CHUNK_TOKENS
+    def _longest_prefix(self, keys: list[int], num_chunks: int) -> _Home | None:
+        """``num_chunks``: how many the prompt has; the last of the keys is that of all of them."""
         for back, key in enumerate(reversed(keys)):
+            num_tokens = (num_chunks - back) * CHUNK_TOKENS
+            if (job := self._jobs.get(key)) is not None:
+                return _Home(job.engine, num_tokens, key)
+            if (engine := self._homes[key ^ _END]) is not None:
+                return _Home(engine, num_tokens, key)
             if (engine := self._homes[key]) is not None:
-                return _Home(engine, (num_all - back) * CHUNK_TOKENS)
+                return _Home(engine, num_tokens, None)
         return None
 
     # ---- where it goes ----
+
+    def _is_crowded(self, home: _Home, loads: Sequence[EngineLoad | None]) -> bool:
+        """Whether a new job does better without what another has at home: agents of one kind begin alike,
+        all of them, and one core cannot hold them all. What it shares is neither computed nor held twice."""
+        if home.job_key is not None:
+            return False
+        weights = self._weights(loads)
+        return weights[home.engine] - min(weights.values()) > 2 * home.num_tokens
 
     def _stay_or_move(self, home: _Home, turn: RoutedTurn, loads: Sequence[EngineLoad | None]) -> int:
         own = loads[home.engine]
@@ -150,19 +182,21 @@ class JobRouter:
     def _new_home(self, key: int | None, turn: RoutedTurn, loads: Sequence[EngineLoad | None]) -> int:
         """For who has nothing anywhere: the core that has least to hold and to do. Of those that are alike,
         the key chooses (rendezvous hashing), so that several processes choose the same."""
-        weights = {
-            engine: self._weight(engine, load) for engine, load in enumerate(loads) if load is not None
-        }
+        weights = self._weights(loads)
         pool = max((load.num_blocks for load in loads if load is not None), default=0)
         limit = min(weights.values()) + LIKE_SHARE * pool * self._block_size
         alike = [engine for engine, weight in weights.items() if weight <= limit]
         name = str(key) if key is not None else turn.request_id
         return max(alike, key=lambda engine: key_of(name, str(engine)))
 
+    def _weights(self, loads: Sequence[EngineLoad | None]) -> dict[int, float]:
+        return {engine: self._weight(engine, load) for engine, load in enumerate(loads) if load is not None}
+
     def _weight(self, engine: int, load: EngineLoad) -> float:
-        """Tokens that the core holds, or will when its jobs come back, and those that wait."""
+        """Tokens that the core holds, or will when its jobs come back, and what its requests count for."""
         held = (load.num_blocks - load.num_free_blocks) * self._block_size
-        return max(held, self._expected[engine]) + self._queued_tokens(load)
+        num_open = max(load.num_open, load.num_running + load.num_waiting)
+        return max(held, self._expected[engine]) + num_open * OPEN_TOKENS
 
     # ---- what is remembered ----
 
@@ -172,25 +206,41 @@ class JobRouter:
         if job_key is None:
             # An unnamed job is known by its first turn's prompt: its size only counts while it is active.
             job_key = keys[-1] if keys else key_of(turn.request_id)
+            self._homes[job_key ^ _END] = engine
         else:
             self._homes[job_key] = engine
         if job_key in self._jobs:
             self._drop(job_key)
         num_tokens = len(turn.prompt_token_ids)
         num_chunks = num_tokens // CHUNK_TOKENS
-        self._jobs[job_key] = _Job(engine, num_tokens, now, num_chunks, keys[-1] if keys else None)
+        job = _Job(engine, num_tokens, now, num_chunks, keys[-1] if keys else None)
+        self._jobs[job_key] = self._active[job_key] = job
         self._expected[engine] += num_tokens
         if len(self._jobs) > MAX_JOBS:
             self._drop(next(iter(self._jobs)))
 
-    def _drop_idle(self, now: float) -> None:
-        """Forget the size of jobs that are not expected back. Their homes stay known."""
-        while self._jobs:
-            key = next(iter(self._jobs))
-            if now - self._jobs[key].seen_s < ACTIVE_S:
+    def _learn_return(self, key: int, now: float) -> None:
+        """A job is back: the time that returns take moves to their quantile, by stochastic approximation of
+        its logarithm (Robbins and Monro, 1951)."""
+        if (job := self._jobs.get(key)) is None:
+            return
+        is_late = now - job.seen_s > self._return_s
+        moved_s = self._return_s * (1 + RETURN_STEP * (is_late - (1 - RETURN_SHARE)))
+        self._return_s = min(max(moved_s, SHORTEST_RETURN_S), LONGEST_RETURN_S)
+        self._drop(key)
+
+    def _expect_no_longer(self, now: float) -> None:
+        """Do not count jobs that have been away for longer than most. Their homes stay known."""
+        while self._active:
+            key, job = next(iter(self._active.items()))
+            if now - job.seen_s < self._return_s:
                 return
-            self._drop(key)
+            self._forget_active(key)
+
+    def _forget_active(self, key: int) -> None:
+        if (job := self._active.pop(key, None)) is not None:
+            self._expected[job.engine] -= job.num_tokens
 
     def _drop(self, key: int) -> None:
-        job = self._jobs.pop(key)
-        self._expected[job.engine] -= job.num_tokens
+        del self._jobs[key]
+        self._forget_active(key)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from array import array
+from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from continuum.routing.home_table import CHUNK_TOKENS, HomeTable, beginnings, key_of
-from continuum.routing.job_router import ACTIVE_S, MAX_JOBS, JobRouter
+from continuum.routing.job_router import LONGEST_RETURN_S, MAX_JOBS, JobRouter
 from engine.routing import EngineLoad, LeastLoadedRouter, RoutedTurn, RouterContext
 
 BLOCK_SIZE = 16
@@ -42,6 +43,14 @@ def test_a_named_job_stays_at_home() -> None:
     assert len(set(homes.values())) == 4
     for name, home in homes.items():
         assert jobs.place(turn(text(name, 1500), f"job-{name}"), idle(), 1.0) == home
+
+
+def test_a_named_job_stays_at_home_though_others_fill_the_table() -> None:
+    """A table of 4,096 words before jobs of 62 chunks each: a fleet's jobs in what a server shares."""
+    jobs = router(words=table(4096))
+    homes = {name: jobs.place(turn(text(name, 4000), f"job-{name}"), idle(), 0.0) for name in range(300)}
+    for name, home in homes.items():
+        assert jobs.place(turn(text(name, 4100), f"job-{name}"), idle(), 1.0) == home
 
 
 def test_an_unnamed_job_is_known_by_its_prompt() -> None:
@@ -145,9 +154,41 @@ def test_memory_is_bounded() -> None:
     for name in range(MAX_JOBS + 100):
         jobs.place(turn([name], f"job-{name}"), idle(2), 0.0)
     assert len(jobs._jobs) == MAX_JOBS
-    jobs.place(turn([1], "later"), idle(2), ACTIVE_S + 1)
-    assert len(jobs._jobs) == 1
-    assert sum(jobs._expected) == 1
+    jobs.place(turn([1], "later"), idle(2), LONGEST_RETURN_S + 1)
+    assert len(jobs._jobs) == MAX_JOBS
+    assert sum(jobs._expected) == len(jobs._active) == 1
+
+
+def test_jobs_that_all_begin_alike_are_spread() -> None:
+    """Agents of one kind share a long system prompt: each core has it soon, and as many jobs as others."""
+    jobs, system = router(), text(0, 2000)
+    homes = Counter(
+        jobs.place(turn(system + text(name, 4000), f"job-{name}"), idle(), 0.0) for name in range(200)
+    )
+    assert max(homes.values()) <= min(homes.values()) + 2
+
+
+def test_turns_of_an_unnamed_job_count_once() -> None:
+    jobs, prompt = router(), text(1, 3000)
+    for number in range(5):
+        jobs.place(turn(prompt), idle(), float(number))
+        assert sum(jobs._expected) == len(prompt)
+        prompt = prompt + text(number + 5, 700)
+
+
+def test_who_stays_away_for_longer_than_most_is_no_longer_counted() -> None:
+    """As soon as it is learned how soon jobs return, and no sooner."""
+    jobs = router()
+    for number in range(400):
+        jobs.place(turn(text(1, 640 + number), "busy"), idle(), 200.0 * number)
+        if number == 0:
+            jobs.place(turn(text(2, 640), "gone"), idle(), 1.0)
+    now = 200.0 * 399
+    jobs.place(turn(text(3, 640), "away"), idle(), now + 1)
+    jobs.place(turn(text(1, 1200), "busy"), idle(), now + 150)
+    assert sum(jobs._expected) == 640 + 1200
+    jobs.place(turn(text(1, 1300), "busy"), idle(), now + LONGEST_RETURN_S + 2)
+    assert sum(jobs._expected) == 1300
 
 
 @settings(max_examples=60, deadline=None)
