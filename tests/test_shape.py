@@ -57,7 +57,6 @@ LONGER_FUNCTIONS = {
     "tests/worker/attention_reference.py:make_case": (55, "A batch of attention, made array by array."),
 }
 LARGER_ROOMS = {
-    "eval/sim": (26, "A part of what is simulated a file."),
     "engine/api": (30, "What several of the protocols share."),
     "engine/worker/gpu": (36, "A kernel or a runner a file."),
 }

@@ -19,7 +19,8 @@ from eval.report.tables import render
 from eval.sim.drafts import read_draft_counts
 from eval.sim.hardware import GPUS
 from eval.sim.models import MODELS
-from eval.sim.router import ROUTERS
+from eval.sim.replicas.make import EXACT, REPLICA_MODELS
+from eval.sim.replicas.router import ROUTERS
 from eval.sim.simulate import Hardware, SimulationPlan, grid, simulate
 from eval.workloads.arrivals import ArrivalKind
 from eval.workloads.catalog import files_of, short_name
@@ -163,6 +164,13 @@ def _add_engine_flags(group: argparse._ArgumentGroup) -> None:
     )
     add("--replicas", type=count, default=1, metavar="N", help="Number of engine replicas behind a router")
     add(
+        "--replica-model",
+        choices=REPLICA_MODELS,
+        default=EXACT,
+        help="Simulation of a replica; exact: by the server's scheduler, step by step, coarse: by some "
+        "events a turn, for fleets of hundreds, with the policy fcfs and a model with full attention",
+    )
+    add(
         "--router",
         choices=ROUTERS,
         default="jobs",
@@ -232,6 +240,7 @@ def _plan(arguments: argparse.Namespace) -> SimulationPlan:
             max_num_seqs=arguments.max_num_seqs, max_num_batched_tokens=arguments.max_num_batched_tokens
         ),
         num_replicas=arguments.replicas,
+        replica_model=arguments.replica_model,
         router=arguments.router,
         tell_last_step=arguments.tell_last_step,
         share_prefixes=arguments.share_prefixes,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.core.scheduler import Scheduler
-from engine.core.traced_scheduler import TracedScheduler
 from eval.load.records import Occupancy
+from eval.sim.replicas.replica import SimReplica
 
 MAX_SAMPLES = 240
 FIRST_PERIOD_S = 0.5
@@ -15,8 +14,8 @@ FIRST_PERIOD_S = 0.5
 class OccupancySampler:
     """Samples at a steady pace; when there are too many, every other one goes and the pace is halved."""
 
-    def __init__(self, schedulers: Sequence[Scheduler | TracedScheduler]) -> None:
-        self._schedulers = schedulers
+    def __init__(self, replicas: Sequence[SimReplica]) -> None:
+        self._replicas = replicas
         self._period_s = FIRST_PERIOD_S
         self._next_s = 0.0
         self.occupancy = Occupancy()
@@ -33,24 +32,12 @@ class OccupancySampler:
         self._next_s = now + self._period_s
 
     def _sample(self, now: float) -> None:
-        running = pinned = cached = free = num_running = num_waiting = 0
-        for scheduler in self._schedulers:
-            kv = scheduler.kv
-            active = [*scheduler.running, *scheduler.loads.requests]
-            tables = (kv.blocks_of_request(request.request_id) for request in active)
-            held = {block.block_id for table in tables for block in table}
-            free_empty = kv.pool.num_free_empty_blocks
-            running += len(held)
-            pinned += kv.pool.num_usable_blocks - kv.num_free_blocks - len(held)
-            cached += kv.num_free_blocks - free_empty
-            free += free_empty
-            num_running += len(scheduler.running)
-            num_waiting += len(scheduler.waiting) + scheduler.loads.num_requests
         samples = self.occupancy
+        uses = [replica.pool_use() for replica in self._replicas]
         samples.time_s.append(now)
-        samples.running.append(running)
-        samples.pinned.append(pinned)
-        samples.cached.append(cached)
-        samples.free.append(free)
-        samples.num_running.append(num_running)
-        samples.num_waiting.append(num_waiting)
+        samples.running.append(sum(use.running for use in uses))
+        samples.pinned.append(sum(use.pinned for use in uses))
+        samples.cached.append(sum(use.cached for use in uses))
+        samples.free.append(sum(use.free for use in uses))
+        samples.num_running.append(sum(use.num_running for use in uses))
+        samples.num_waiting.append(sum(use.num_waiting for use in uses))

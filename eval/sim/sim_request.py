@@ -16,8 +16,10 @@ TOKEN_IDS = [0]
 class SimRequest(Request):
     """Counts tokens instead of holding them; its block hashes are given, not computed."""
 
-    __slots__ = ("_block_size", "_chain", "num_tokens")
+    __slots__ = ("_block_size", "chain", "num_tokens")
 
+    chain: list[BlockHash]
+    """Hashes of all full blocks of prompt and output."""
     num_tokens: int
     """A slot in the place of a property: it is read in every step."""
 
@@ -33,7 +35,6 @@ class SimRequest(Request):
         job: JobRef | None,
         priority: int = 0,
     ) -> None:
-        """``chain``: hashes of all full blocks of prompt and output."""
         params = SamplingParams(max_tokens=num_output_tokens, ignore_eos=True)
         super().__init__(request_id, [], params, arrival_time, priority=priority, job=job)
         # As long as the request will get: slices of the prompt are found in it, the rest is not read.
@@ -41,7 +42,7 @@ class SimRequest(Request):
         self.num_prompt_tokens = num_prompt_tokens
         self.num_tokens = num_prompt_tokens
         self._block_size = block_size
-        self._chain = chain
+        self.chain = chain
         self.block_hashes = chain[: num_prompt_tokens // block_size]
 
     @property
@@ -51,4 +52,4 @@ class SimRequest(Request):
     def append_output_token(self, token_id: int) -> None:
         self.num_tokens += 1
         if not self.num_tokens % self._block_size:
-            self.block_hashes.append(self._chain[self.num_tokens // self._block_size - 1])
+            self.block_hashes.append(self.chain[self.num_tokens // self._block_size - 1])

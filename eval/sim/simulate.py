@@ -28,6 +28,7 @@ from eval.sim.drafts import DraftCounts
 from eval.sim.fitted import read_profile
 from eval.sim.hardware import NVME
 from eval.sim.models import find_model
+from eval.sim.replicas.make import COARSE, EXACT
 from eval.sim.roofline import make_cost
 from eval.sim.simulator import SimConfig, Simulator
 from eval.sim.trace import open_trace
@@ -132,6 +133,7 @@ class SimulationPlan:
     block_size: int = 16
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     num_replicas: int = 1
+    replica_model: str = EXACT
     router: str = "jobs"
     tell_last_step: bool = False
     share_prefixes: bool = False
@@ -152,6 +154,7 @@ class SimulationPlan:
             block_size=self.block_size,
             scheduler=self.scheduler,
             num_replicas=self.num_replicas,
+            replica_model=self.replica_model,
             router=self.router,
             tell_last_step=self.tell_last_step,
             share_prefixes=self.share_prefixes,
@@ -250,6 +253,8 @@ def _notes(plan: SimulationPlan, config: SimConfig) -> list[str]:
             f"drafts as {config.drafts.drafter!r} had them on recorded texts, "
             f"{config.drafts.tokens_per_step:.2f} tokens per step; ASSUMED: alike under any load"
         )
+    if config.replica_model == COARSE:
+        notes.append("engines are simulated COARSELY: by some events a turn, none of which preempts another")
     if config.num_replicas > 1:
         notes.append(f"{config.num_replicas} replicas behind a {config.router} router")
     return notes

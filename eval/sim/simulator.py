@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -12,7 +12,15 @@ from engine.kv_cache_groups import (
     ONE_FULL_GROUP,
     KVCacheGroup,
 )
-from engine.messages import EngineCoreOutput, FinishReason, JobFinished, JobRef, ToolCall, ToolGapStarted
+from engine.messages import (
+    EngineCoreOutput,
+    FinishReason,
+    JobFinished,
+    JobRef,
+    Signal,
+    ToolCall,
+    ToolGapStarted,
+)
 from eval.baselines.knowledge import NamedPolicy
 from eval.errors import UsageError
 from eval.load.records import (
@@ -20,7 +28,6 @@ from eval.load.records import (
     JobRecord,
     Occupancy,
     TurnRecord,
-    VerifiedDrafts,
     recomputed_tokens,
 )
 from eval.sim.block_chains import BlockNames, JobChain
@@ -31,8 +38,10 @@ from eval.sim.foresight import Foresight
 from eval.sim.kv_sizes import KvSizes
 from eval.sim.occupancy import OccupancySampler
 from eval.sim.pool_checks import check_fit, check_pool
-from eval.sim.replica import Replica, ReplicaConfig
-from eval.sim.router import make_router
+from eval.sim.replicas.counters import engine_counters
+from eval.sim.replicas.make import EXACT, check_replica_model, make_replicas
+from eval.sim.replicas.replica import ReplicaConfig, SimReplica
+from eval.sim.replicas.router import make_router
 from eval.sim.sim_request import SimRequest
 from eval.workloads.families import roots
 from eval.workloads.job import GapKind, Job, Turn
@@ -57,12 +66,14 @@ class SimConfig:
     block_size: int = 16
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     num_replicas: int = 1
+    replica_model: str = EXACT
+    """How an engine is simulated: one of ``REPLICA_MODELS``."""
     router: str = "jobs"
     tell_last_step: bool = False
     """Whether the client says which turn is a job's last."""
     share_prefixes: bool = False
-    drafts: DraftCounts | None = None
     """Whether jobs with the same system prompt and tools begin with the same blocks."""
+    drafts: DraftCounts | None = None
 
     def __post_init__(self) -> None:
         check_pool("--kv-tokens", self.kv_tokens, self)
@@ -140,6 +151,7 @@ class Simulator:
         """``jobs``: with the sub-agents that they start. ``tracer``: for a single replica. WorkloadError if a
         job can never fit."""
         check_fit(config, jobs)
+        check_replica_model(config, policy)
         self._config = config
         self._jobs = {job.job_id: job for job in jobs}
         self._events = EventHeap()
@@ -168,13 +180,15 @@ class Simulator:
             tracer=tracer,
             drafts=config.drafts,
         )
-        self._replicas = [
-            Replica(replica, policy.make(context, self._foresight), self._events, self._on_outputs)
-            for _ in range(config.num_replicas)
-        ]
-        if tracer is not None:
-            tracer.emit(self._replicas[0].begin_trace())
-        self._sampler = OccupancySampler([replica.scheduler for replica in self._replicas])
+        self._replicas = make_replicas(
+            config.num_replicas,
+            config.replica_model,
+            replica,
+            lambda: policy.make(context, self._foresight),
+            self._events,
+            self._on_outputs,
+        )
+        self._sampler = OccupancySampler(self._replicas)
         self._open: dict[str, _OpenTurn] = {}
         self._turn_records: list[TurnRecord] = []
         self._job_records: list[JobRecord] = []
@@ -287,7 +301,7 @@ class Simulator:
     def _signal(self, answered: _OpenTurn, turn: Turn) -> None:
         """The API server has parsed the response and tells the core which tools run."""
         replica = self._replicas[answered.record.replica]
-        if not replica.policy.wants_signals or not turn.tells_calls or not answered.agent.job.is_known:
+        if not replica.wants_signals or not turn.tells_calls or not answered.agent.job.is_known:
             return
         calls = [ToolCall(call.tool, call.command or "") for call in turn.calls]
         if not calls and turn.gap_kind is GapKind.TOOL:
@@ -297,10 +311,10 @@ class Simulator:
 
     def _tell_finished(self, job: Job, number: int) -> None:
         replica = self._replicas[number]
-        if job.finished_s is not None and replica.policy.wants_signals:
+        if job.finished_s is not None and replica.wants_signals:
             self._events.at(
                 self._events.now + job.finished_s,
-                lambda: replica.tell(JobFinished(job.job_id)),
+                lambda: _tell(replica, JobFinished(job.job_id)),
             )
 
     def _on_tools_done(self, agent: _Agent) -> None:
@@ -340,48 +354,23 @@ class Simulator:
 
     # ---- the end ----
 
-    def _verified_drafts(self) -> VerifiedDrafts:
-        output_tokens = sum(turn.output_tokens for turn in self._turn_records)
-        return VerifiedDrafts.of((replica.drafts for replica in self._replicas), output_tokens)
-
     def _finished_run(self) -> SimRun:
-        pins_ended: Counter[str] = Counter()
-        pin_block_s: Counter[str] = Counter()
-        used = 0
-        for replica in self._replicas:
-            replica.close()
-            pins_ended.update(replica.pins_ended)
-            pin_block_s.update(replica.pin_block_s)
-            used += replica.scheduler.kv.pool.num_usable_blocks - replica.scheduler.kv.num_free_blocks
-        config, num_blocks = self._config, self._config.num_blocks * len(self._replicas)
-        counters = EngineCounters(
-            block_size=config.kv_tokens / config.num_blocks if config.has_windows else config.block_size,
-            num_blocks=num_blocks,
-            num_preemptions=sum(replica.num_preemptions for replica in self._replicas),
-            computed_prefill_tokens=sum(replica.executor.num_computed_tokens for replica in self._replicas),
-            pins_ended=dict(sorted(pins_ended.items())),
-            pin_block_s={cause: round(held, 3) for cause, held in sorted(pin_block_s.items())},
-            host_tokens_loaded=(
-                sum(replica.num_loaded_tokens for replica in self._replicas)
-                if self._config.host_kv_tokens
-                else None
-            ),
-            disk_tokens_loaded=(
-                sum(replica.num_disk_tokens for replica in self._replicas)
-                if self._config.disk_kv_tokens
-                else None
-            ),
-            kv_usage_at_end=used / num_blocks,
-            drafts=self._verified_drafts() if self._config.drafts is not None else None,
-        )
+        counts = [replica.close() for replica in self._replicas]
         return SimRun(
             jobs=sorted(self._job_records, key=lambda job: job.start_s),
             turns=sorted(self._turn_records, key=lambda turn: turn.start_s),
-            counters=counters,
+            counters=engine_counters(
+                self._config, counts, sum(turn.output_tokens for turn in self._turn_records)
+            ),
             occupancy=self._sampler.occupancy,
-            num_steps=sum(replica.num_steps for replica in self._replicas),
+            num_steps=sum(each.num_steps for each in counts),
             simulated_s=self._events.now,
         )
+
+
+def _tell(replica: SimReplica, signal: Signal) -> None:
+    """A signal whose answer is not awaited."""
+    replica.signal(signal)
 
 
 def request_id(job: Job, index: int) -> str:

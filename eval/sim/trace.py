@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eval.errors import EvalError, UsageError
+from eval.sim.replicas.make import COARSE
 from eval.sim.simulator import SimConfig
 from tracing.tracer import Tracer
 from tracing.writer import TraceWriter
@@ -40,6 +41,8 @@ def open_trace(path: Path | None, config: SimConfig) -> SimTrace:
     written."""
     if path is None:
         return SimTrace(None)
+    if config.replica_model == COARSE:
+        raise UsageError("--trace records a scheduler's decisions: leave out --replica-model coarse.")
     if config.num_replicas > 1:
         raise UsageError("--trace records a single engine: leave --replicas at 1.")
     try:

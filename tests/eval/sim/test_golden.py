@@ -14,9 +14,10 @@ from engine.core.kv_cache.block_hash import BlockHasher
 from engine.core.outputs import SchedulerOutput
 from engine.core.step import Step
 from engine.messages import EngineCoreOutput
-from eval.sim import replica
 from eval.sim.event_heap import EventHeap
-from eval.sim.replica import Replica, ReplicaConfig
+from eval.sim.replicas import exact
+from eval.sim.replicas.exact import ExactReplica
+from eval.sim.replicas.replica import ReplicaConfig
 from eval.sim.sim_request import SimRequest
 from tests.conformance.golden import (
     POLICIES,
@@ -45,7 +46,7 @@ class _PausingScheduler(V1Scheduler):
         return plan
 
 
-class _PunctualReplica(Replica):
+class _PunctualReplica(ExactReplica):
     """Takes in what is ready just before each step, as the recording did."""
 
     before_step: Callable[[], None]
@@ -161,7 +162,7 @@ class _GoldenRun:
 @pytest.mark.skipif(not GOLDEN.exists(), reason="the recorded decisions are not beside the repository")
 def test_the_simulator_decides_as_the_recorded_scheduler_did(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is new, resumed, running and preempted, how many tokens each gets, what is hit, what stays free."""
-    monkeypatch.setattr(replica, "Scheduler", _PausingScheduler)
+    monkeypatch.setattr(exact, "Scheduler", _PausingScheduler)
     cases = list(read_cases(GOLDEN))
     assert len(cases) == NUM_CASES
     for number, case in enumerate(cases, start=1):

@@ -13,7 +13,7 @@ from engine.messages import ToolCall
 from eval.cli.main import main
 from eval.report.metrics import RunResult
 from eval.report.results import read_results
-from eval.sim.router import ROUTERS
+from eval.sim.replicas.router import ROUTERS
 from eval.trace.analysis.pinned_tokens import pinned_tokens
 from eval.workloads.job import GapKind, Job, ToolRun, Turn
 from eval.workloads.recorded import write_jobs

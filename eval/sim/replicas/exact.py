@@ -2,62 +2,30 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
-from engine.config import SchedulerConfig
 from engine.core.offload.offloading_connector import OffloadingConnector
 from engine.core.outputs import CachedRequestData, ModelRunnerOutput, SchedulerOutput
 from engine.core.policy import SchedulingPolicy
 from engine.core.scheduler import Scheduler
 from engine.core.traced_scheduler import TracedScheduler
-from engine.core_process.engine_core import STALLED_RETRY_S
-from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
 from engine.messages import EngineCoreOutput, Signal, TurnReceipt
-from engine.reported_stats import SpecDecodingStats
 from engine.routing import EngineLoad
-from eval.sim.cost_model import StepCost
 from eval.sim.disk_drive import DiskDrive, disk_level
-from eval.sim.drafts import DraftCounts, SimDrafts
+from eval.sim.drafts import SimDrafts
 from eval.sim.event_heap import EventHeap
 from eval.sim.host_link import HostLink
 from eval.sim.kv_sizes import KvSizes
+from eval.sim.replicas.replica import PoolUse, ReplicaConfig, ReplicaCounts
 from eval.sim.sim_executor import SimExecutor
 from eval.sim.sim_request import SimRequest
 from tracing.events import TraceHeader
-from tracing.tracer import Tracer
 
 NO_PLAN = SchedulerOutput([], CachedRequestData(), {}, 0, set(), set())
 """The plan of a step that only waits for offloaded blocks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaConfig:
-    """Sizes of one engine."""
-
-    cost: StepCost
-    scheduler: SchedulerConfig
-    block_size: int
-    num_blocks: int
-    """Usable blocks."""
-    num_host_blocks: int = 0
-    """Copies that fit in host memory; 0: there is no second tier."""
-    num_disk_blocks: int = 0
-    """Copies that fit on the disk behind it; 0: there is none."""
-    kv_cache_groups: tuple[KVCacheGroup, ...] = ONE_FULL_GROUP
-    num_states: int = 0
-    """Usable state slots, for a model that has layers with states."""
-    max_model_len: int
-    enable_prefix_caching: bool = True
-    stalled_retry_s: float = STALLED_RETRY_S
-    """When requests wait and nothing can be scheduled, the scheduler is asked again after so long."""
-    tracer: Tracer | None = None
-    drafts: DraftCounts | None = None
-    """What drafts bring; None: there are none."""
-
-
-class Replica:
+class ExactReplica:
     """Steps while there is work, as ``EngineCore`` does; sleeps otherwise."""
 
     def __init__(
@@ -89,19 +57,12 @@ class Replica:
             num_states=config.num_states + 1 if config.num_states else 0,
         )
         self.scheduler = scheduler if config.tracer is None else TracedScheduler(scheduler, config.tracer)
-        self.policy = policy
+        self._policy = policy
         self._drafts = None if config.drafts is None else SimDrafts(config.drafts)
-        self.executor = SimExecutor(config.cost, self._drafts)
+        self._executor = SimExecutor(config.cost, self._drafts)
         self._drive = DiskDrive(config.cost, sizes)
         self._link = HostLink(config.cost, sizes, self._drive)
-        self.pins_ended: Counter[str] = Counter()
-        self.pin_block_s: Counter[str] = Counter()
-        self.num_preemptions = 0
-        self.num_loaded_tokens = 0
-        self.num_disk_tokens = 0
-        """How many of these were read from disk."""
-        self.drafts = SpecDecodingStats()
-        self.num_steps = 0
+        self._counts = ReplicaCounts()
         self._stalled_retry_s = config.stalled_retry_s
         self._events = events
         self._on_outputs = on_outputs
@@ -115,12 +76,15 @@ class Replica:
         return self.scheduler.begin_trace(0.0, self._events.now, from_start=True)
 
     @property
+    def wants_signals(self) -> bool:
+        return self._policy.wants_signals
+
+    @property
     def num_unfinished(self) -> int:
         return len(self.scheduler.requests)
 
     @property
     def load(self) -> EngineLoad:
-        """What the engine would report of itself."""
         scheduler, pool = self.scheduler, self.scheduler.kv.pool
         num_open, num_running = len(scheduler.requests), len(scheduler.running)
         return EngineLoad(
@@ -137,19 +101,32 @@ class Replica:
         self._wake()
 
     def signal(self, signal: Signal) -> TurnReceipt | None:
-        """The policy's new decision about the turn."""
         receipt = self.scheduler.signal(signal, self._events.now)
         self._wake()
         return receipt
 
-    def tell(self, signal: Signal) -> None:
-        """A signal whose answer is not awaited."""
-        self.signal(signal)
+    def pool_use(self) -> PoolUse:
+        scheduler, kv = self.scheduler, self.scheduler.kv
+        active = [*scheduler.running, *scheduler.loads.requests]
+        tables = (kv.blocks_of_request(request.request_id) for request in active)
+        num_held = len({block.block_id for table in tables for block in table})
+        num_empty = kv.pool.num_free_empty_blocks
+        return PoolUse(
+            running=num_held,
+            pinned=kv.pool.num_usable_blocks - kv.num_free_blocks - num_held,
+            cached=kv.num_free_blocks - num_empty,
+            free=num_empty,
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting) + scheduler.loads.num_requests,
+        )
 
-    def close(self) -> None:
-        """End all pins and count them."""
+    def close(self) -> ReplicaCounts:
         self.scheduler.close(self._events.now)
         self._count()
+        counts, kv = self._counts, self.scheduler.kv
+        counts.num_computed_tokens = self._executor.num_computed_tokens
+        counts.num_used_blocks = kv.pool.num_usable_blocks - kv.num_free_blocks
+        return counts
 
     def _wake(self) -> None:
         if not self._stepping:
@@ -173,9 +150,9 @@ class Replica:
             retry_s = 0.0 if self.scheduler.replan_at_once else self._stalled_retry_s
             self._sleep_until(min(now + retry_s, self._link.next_done_s))
             return
-        result, seconds = self.executor.execute(plan)
+        result, seconds = self._executor.execute(plan)
         self._stepping = True
-        self.num_steps += 1
+        self._counts.num_steps += 1
         self._events.at(now + seconds, lambda: self._end_step(plan, result))
 
     def _report_loads(self, now: float) -> None:
@@ -201,11 +178,11 @@ class Replica:
         self._events.at(max(time_s, self._events.now), lambda: self._wake() if nap == self._nap else None)
 
     def _count(self) -> None:
-        stats = self.scheduler.make_stats()
-        self.pins_ended.update(stats.pins_ended)
-        self.pin_block_s.update(stats.pin_block_s)
-        self.num_preemptions += stats.num_preemptions
-        self.num_loaded_tokens += stats.loaded_tokens
-        self.num_disk_tokens += stats.disk_loaded_tokens
+        stats, counts = self.scheduler.make_stats(), self._counts
+        counts.pins_ended.update(stats.pins_ended)
+        counts.pin_block_s.update(stats.pin_block_s)
+        counts.num_preemptions += stats.num_preemptions
+        counts.num_loaded_tokens += stats.loaded_tokens
+        counts.num_disk_tokens += stats.disk_loaded_tokens
         if stats.spec_decoding is not None:
-            self.drafts.add(stats.spec_decoding)
+            counts.drafts.add(stats.spec_decoding)

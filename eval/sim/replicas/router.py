@@ -12,7 +12,7 @@ from continuum.routing.job_router import JobRouter
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.routing import SHARED_WORDS, EngineLoad, RoutedTurn, RouterContext
 from eval.errors import UsageError
-from eval.sim.replica import Replica
+from eval.sim.replicas.replica import SimReplica
 from eval.sim.sim_request import SimRequest
 
 ROUTERS = ("jobs", "session", "prefix", "least-loaded", "round-robin")
@@ -23,7 +23,7 @@ PREFIX_BLOCKS = 64
 class Router(Protocol):
     """Answers for one simulation."""
 
-    def choose(self, request: SimRequest, job_id: str, replicas: Sequence[Replica], now: float) -> int:
+    def choose(self, request: SimRequest, job_id: str, replicas: Sequence[SimReplica], now: float) -> int:
         """Index of the replica that serves the next turn of this job."""
 
 
@@ -33,7 +33,7 @@ class RoundRobinRouter:
     def __init__(self) -> None:
         self._next = -1
 
-    def choose(self, request: SimRequest, job_id: str, replicas: Sequence[Replica], now: float) -> int:
+    def choose(self, request: SimRequest, job_id: str, replicas: Sequence[SimReplica], now: float) -> int:
         self._next = (self._next + 1) % len(replicas)
         return self._next
 
@@ -44,7 +44,7 @@ class LeastLoadedRouter:
     def __init__(self) -> None:
         self._next = 0
 
-    def choose(self, request: SimRequest, job_id: str, replicas: Sequence[Replica], now: float) -> int:
+    def choose(self, request: SimRequest, job_id: str, replicas: Sequence[SimReplica], now: float) -> int:
         count = len(replicas)
         order = ((self._next + step) % count for step in range(count))
         chosen = min(order, key=lambda index: replicas[index].num_unfinished)
@@ -59,7 +59,7 @@ class SessionRouter:
         self._home: dict[str, int] = {}
         self._num_jobs: list[int] = []
 
-    def choose(self, request: SimRequest, job_id: str, replicas: Sequence[Replica], now: float) -> int:
+    def choose(self, request: SimRequest, job_id: str, replicas: Sequence[SimReplica], now: float) -> int:
         self._num_jobs += [0] * (len(replicas) - len(self._num_jobs))
         home = self._home.get(job_id)
         if home is None:
@@ -74,7 +74,7 @@ class SessionRouter:
 class PrefixRouter:
     """The beginning of the prompt is hashed, and nothing else counts."""
 
-    def choose(self, request: SimRequest, job_id: str, replicas: Sequence[Replica], now: float) -> int:
+    def choose(self, request: SimRequest, job_id: str, replicas: Sequence[SimReplica], now: float) -> int:
         beginning = b"".join(request.block_hashes[:PREFIX_BLOCKS])
         digest = blake2b(beginning, digest_size=8).digest()
         return int.from_bytes(digest, "little") % len(replicas)
@@ -88,7 +88,7 @@ class EngineRouter:
         self._router = JobRouter(RouterContext(num_replicas, block_size, words))
         self._block_size = block_size
 
-    def choose(self, request: SimRequest, job_id: str, replicas: Sequence[Replica], now: float) -> int:
+    def choose(self, request: SimRequest, job_id: str, replicas: Sequence[SimReplica], now: float) -> int:
         turn = RoutedTurn(
             request.request_id,
             _Prompt(request.block_hashes, request.num_prompt_tokens, self._block_size),
@@ -121,7 +121,7 @@ class _Prompt(Sequence[int]):
 class _Loads(Sequence[EngineLoad | None]):
     """The replicas' loads, looked at when they are asked for."""
 
-    def __init__(self, replicas: Sequence[Replica]) -> None:
+    def __init__(self, replicas: Sequence[SimReplica]) -> None:
         self._replicas = replicas
 
     def __len__(self) -> int:

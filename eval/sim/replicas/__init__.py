@@ -1,0 +1,1 @@
+"""The engines of a simulation, and the routers before them."""

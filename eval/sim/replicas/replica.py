@@ -1,0 +1,99 @@
+"""The contract of a simulation's engines: what they are made of, are asked for, and leave."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from engine.config import SchedulerConfig
+from engine.core_process.engine_core import STALLED_RETRY_S
+from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
+from engine.messages import Signal, TurnReceipt
+from engine.reported_stats import SpecDecodingStats
+from engine.routing import EngineLoad
+from eval.sim.cost_model import StepCost
+from eval.sim.drafts import DraftCounts
+from eval.sim.sim_request import SimRequest
+from tracing.tracer import Tracer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaConfig:
+    """Sizes of one engine."""
+
+    cost: StepCost
+    scheduler: SchedulerConfig
+    block_size: int
+    num_blocks: int
+    """Usable blocks."""
+    num_host_blocks: int = 0
+    """Copies that fit in host memory; 0: there is no second tier."""
+    num_disk_blocks: int = 0
+    """Copies that fit on the disk behind it; 0: there is none."""
+    kv_cache_groups: tuple[KVCacheGroup, ...] = ONE_FULL_GROUP
+    num_states: int = 0
+    """Usable state slots, for a model that has layers with states."""
+    max_model_len: int
+    enable_prefix_caching: bool = True
+    stalled_retry_s: float = STALLED_RETRY_S
+    """When requests wait and nothing can be scheduled, the scheduler is asked again after so long."""
+    tracer: Tracer | None = None
+    drafts: DraftCounts | None = None
+    """What drafts bring; None: there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolUse:
+    """Blocks of a pool by what they are for, and requests, at one time."""
+
+    running: int
+    pinned: int
+    cached: int
+    free: int
+    num_running: int
+    num_waiting: int
+
+
+@dataclass(slots=True)
+class ReplicaCounts:
+    """What a replica has counted until it was closed."""
+
+    num_steps: int = 0
+    num_computed_tokens: int = 0
+    """Prefill tokens, recomputed ones included."""
+    num_preemptions: int = 0
+    num_loaded_tokens: int = 0
+    """Tokens whose KV came from host memory or disk."""
+    num_disk_tokens: int = 0
+    """How many of these were read from disk."""
+    num_used_blocks: int = 0
+    """Blocks that are still held."""
+    pins_ended: Counter[str] = field(default_factory=Counter)
+    pin_block_s: Counter[str] = field(default_factory=Counter)
+    drafts: SpecDecodingStats = field(default_factory=SpecDecodingStats)
+
+
+class SimReplica(Protocol):
+    """One engine of a simulation."""
+
+    @property
+    def num_unfinished(self) -> int: ...
+
+    @property
+    def load(self) -> EngineLoad:
+        """What the engine would report of itself."""
+
+    @property
+    def wants_signals(self) -> bool:
+        """Whether it is told of tool calls and of the ends of jobs."""
+
+    def add_request(self, request: SimRequest) -> None: ...
+
+    def signal(self, signal: Signal) -> TurnReceipt | None:
+        """The policy's new decision about the turn."""
+
+    def pool_use(self) -> PoolUse: ...
+
+    def close(self) -> ReplicaCounts:
+        """End all pins, and tell what was counted."""
