@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from engine.errors import ConfigError
 
 MAX_ENGINES = 1024
+DATA_PARALLEL_BACKENDS = ("mp", "ray")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,13 +18,15 @@ class ParallelConfig:
     data_parallel_size: int = 1
     """Number of engine cores, each with its own copy of the weights and its own KV cache."""
     data_parallel_size_local: int | None = None
-    """How many of them run on this machine; None: all."""
+    """How many of them run on this machine; None: all, or none of them where Ray places them."""
     data_parallel_start_rank: int = 0
     """Number of the first core on this machine; those of the head begin with 0."""
     data_parallel_address: str = "127.0.0.1"
     """Address at which the group's head listens for nodes."""
     data_parallel_rpc_port: int = 29550
     """Port at which it does."""
+    data_parallel_backend: str = "mp"
+    """Who brings the cores that do not run here: ``mp``: nodes that join, ``ray``: actors of Ray."""
     headless: bool = False
     """Run cores of a group whose API servers are on another machine."""
     data_parallel_rank: int = 0
@@ -42,6 +45,7 @@ class ParallelConfig:
                 f"data_parallel_rpc_port must be from 1 to 65535, got {self.data_parallel_rpc_port}."
             )
         self._check_local()
+        self._check_backend()
 
     def _check_local(self) -> None:
         first, local = self.data_parallel_start_rank, self.data_parallel_size_local
@@ -63,11 +67,25 @@ class ParallelConfig:
         if local == 0 and self.data_parallel_size == 1:
             raise ConfigError("data_parallel_size_local 0 needs data_parallel_size above 1.")
 
+    def _check_backend(self) -> None:
+        if self.data_parallel_backend not in DATA_PARALLEL_BACKENDS:
+            raise ConfigError(
+                f"data_parallel_backend must be one of {', '.join(DATA_PARALLEL_BACKENDS)}, got "
+                f"{self.data_parallel_backend!r}."
+            )
+        if self.data_parallel_backend != "ray":
+            return
+        if self.headless:
+            raise ConfigError("data_parallel_backend ray starts the nodes: it goes without headless.")
+        if self.data_parallel_size == 1:
+            raise ConfigError("data_parallel_backend ray needs data_parallel_size above 1.")
+
     @property
     def num_local(self) -> int:
         """How many cores run on this machine."""
-        local = self.data_parallel_size_local
-        return self.data_parallel_size if local is None else local
+        if self.data_parallel_size_local is not None:
+            return self.data_parallel_size_local
+        return 0 if self.data_parallel_backend == "ray" else self.data_parallel_size
 
     @property
     def local_engines(self) -> range:

@@ -29,6 +29,7 @@ REASONS: dict[str, str] = {
     "--data-parallel-address": "V1's.",
     "--data-parallel-rpc-port": "V1's.",
     "--headless": "V1's.",
+    "--data-parallel-backend": "V1's; who starts processes on other machines only their operator knows.",
     "--router": "Whoever compares with V1's balancer needs both in one server.",
 }
 """Flags beyond the cap, each with why no config record's default, nor an existing flag, would do."""

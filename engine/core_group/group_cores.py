@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from engine.core_group.engine_config import spec_of_engine
 from engine.core_process.core_start import CoreSpec
 from engine.core_process.launcher import Core, CoreProcess
+
+if TYPE_CHECKING:
+    from engine.core_group.node_listener import NodeListener
+    from engine.core_group.ray_nodes import RayNodes
 
 
 class StartableCore(Core, Protocol):
@@ -25,8 +29,14 @@ class GroupCores:
         self._spec = spec
         self.count = parallel.data_parallel_size
         remote = [index for index in range(self.count) if index not in parallel.local_engines]
-        self._listener = None
-        if remote:
+        self._listener: NodeListener | None = None
+        self._nodes: RayNodes | None = None
+        if remote and parallel.data_parallel_backend == "ray":
+            from engine.core_group.ray_nodes import RayNodes
+
+            self._nodes = RayNodes(spec, remote)
+            self._listener = self._nodes.listener
+        elif remote:
             from engine.core_group.node_listener import NodeListener  # not loaded on one machine
 
             self._listener = NodeListener(spec.config, remote)
@@ -49,3 +59,5 @@ class GroupCores:
         """Take no more nodes."""
         if self._listener is not None:
             self._listener.close()
+        if self._nodes is not None:
+            self._nodes.close()

@@ -131,7 +131,7 @@ class CoreProcess:
 
     def __init__(self, spec: CoreSpec) -> None:
         """ConfigError if the spec cannot be sent to another process."""
-        self._spec = _pickled(spec)
+        self._spec = pickled_spec(spec)
         self._model = spec.config.model.model
         self._exited = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
@@ -225,7 +225,8 @@ def start_error(failure: EngineStartFailed) -> EngineError:
     return _START_ERRORS.get(failure.error, EngineDeadError)(failure.message)
 
 
-def _pickled(spec: CoreSpec) -> bytes:
+def pickled_spec(spec: CoreSpec) -> bytes:
+    """ConfigError if it cannot be sent to another process."""
     try:
         return pickle.dumps(spec)
     except (pickle.PicklingError, AttributeError, TypeError) as error:

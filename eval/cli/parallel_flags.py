@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from continuum.routing.catalog import DEFAULT_ROUTER, ROUTERS
 from engine.config import EXECUTOR_BACKENDS
+from engine.parallel_config import DATA_PARALLEL_BACKENDS
 from eval.cli.flag_group import FlagGroup
 
 
@@ -42,7 +43,8 @@ def _add_engine_cores(group: FlagGroup) -> None:
     )
     group.add(
         "data_parallel_size_local",
-        "How many of them run on this machine; nodes started with --headless bring the others (default: all)",
+        "How many of them run on this machine; nodes started with --headless, or Ray, bring the others "
+        "(default: all, with Ray none)",
         int,
         "CORES",
         short="-dpl",
@@ -52,6 +54,12 @@ def _add_engine_cores(group: FlagGroup) -> None:
         "With --headless: number of the first core on this node",
         int,
         "RANK",
+    )
+    group.add(
+        "data_parallel_backend",
+        "Who starts the others: mp: whoever runs --headless there; ray: the Ray cluster that RAY_ADDRESS "
+        "names or that runs here; needs continuum-engine[ray]",
+        choices=DATA_PARALLEL_BACKENDS,
     )
     group.add("data_parallel_address", "Address at which the head of the group listens for nodes")
     group.add("data_parallel_rpc_port", "Port at which it does", int, "PORT")

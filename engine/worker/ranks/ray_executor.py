@@ -7,14 +7,12 @@ as they do between processes of one machine.
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import select
-import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -22,6 +20,7 @@ from typing import Any
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDeadError
 from engine.process.network import keep_alive
+from engine.process.ray_cluster import import_ray, join_cluster, resources_of, with_gpus
 from engine.worker.ranks.multiproc_executor import RankExecutor
 from engine.worker.ranks.rank_messages import CoreAddress, RankPlace, RankStart
 from engine.worker.ranks.rank_process import STOP_TIMEOUT_S, RankLink
@@ -30,7 +29,6 @@ from engine.worker.ranks.ray_actor import RankActor
 PLACE_TIMEOUT_S = 60.0
 """How long the cluster may take to find a place for all ranks."""
 CONNECT_TIMEOUT_S = 60.0
-ADDRESS_TIMEOUT_S = 5.0
 TOKEN_BYTES = 16
 
 
@@ -71,10 +69,8 @@ class RayExecutor(RankExecutor):
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        ray = _import_ray()
-        self._joined = not ray.is_initialized()
-        if self._joined:
-            _join_cluster(ray)
+        ray = import_ray("distributed_executor_backend")
+        self._joined = join_cluster(ray)
         self._group: Any = None
         try:
             self._group, actors = _place_actors(ray, config)
@@ -98,64 +94,19 @@ class RayExecutor(RankExecutor):
             ray.shutdown()
 
 
-def _import_ray() -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-        import ray.util.placement_group
-    except ImportError as error:
-        raise ConfigError(
-            "distributed_executor_backend ray needs Ray: install continuum-engine[ray]."
-        ) from error
-    return ray
-
-
-def _join_cluster(ray: Any) -> None:
-    """Join a cluster, or start one on this machine if there is none."""
-    _check_address(os.environ.get("RAY_ADDRESS", ""))
-    quiet = {"logging_level": logging.WARNING, "configure_logging": False}
-    with _own_signals():
-        try:
-            ray.init(address="auto", **quiet)
-        except ConnectionError:
-            ray.init(address="local", include_dashboard=False, **quiet)
-
-
-def _check_address(address: str) -> None:
-    """ConfigError if nobody is there, for which Ray would wait for more than a minute."""
-    host, _, port = address.rpartition(":")
-    if not port.isdecimal():
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), ADDRESS_TIMEOUT_S).close()
-    except OSError as error:
-        raise ConfigError(f"RAY_ADDRESS: no Ray cluster answers at {address}: {error}.") from error
-
-
-@contextmanager
-def _own_signals() -> Iterator[None]:
-    """Ray handles SIGTERM of its own; here that is the engine core's."""
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        with suppress(ValueError):  # not on the main thread, where Ray changes nothing
-            signal.signal(signal.SIGTERM, before)
-
-
 def _place_actors(ray: Any, config: EngineConfig) -> tuple[Any, list[Any]]:
     """A placement group with a bundle for each rank, and an actor in each, those on this node first.
 
     ConfigError if the cluster has no place for them.
     """
     size = config.model.tensor_parallel_size
-    bundle = {"CPU": 1.0, **({"GPU": 1.0} if _wants_gpus(ray, config) else {})}
+    bundle = {"CPU": 1.0, **({"GPU": 1.0} if with_gpus(ray, config.model.device, size) else {})}
     group = ray.util.placement_group([bundle] * size, strategy="PACK")
     if not group.wait(PLACE_TIMEOUT_S):
         ray.util.remove_placement_group(group)
         raise ConfigError(
             f"The Ray cluster has no place for {size} ranks (tensor_parallel_size), each with "
-            f"{' and '.join(f'1 {name}' for name in bundle)}; it has {_resources(ray)}."
+            f"{' and '.join(f'1 {name}' for name in bundle)}; it has {resources_of(ray)}."
         )
     nodes = ray.util.placement_group_table(group)["bundles_to_node_id"]
     here = ray.get_runtime_context().get_node_id()
@@ -171,18 +122,6 @@ def _place_actors(ray: Any, config: EngineConfig) -> tuple[Any, list[Any]]:
         ).remote()
         for index in order
     ]
-
-
-def _wants_gpus(ray: Any, config: EngineConfig) -> bool:
-    """Whether each rank gets a GPU: asked for, or left to choose and there are enough."""
-    if config.model.device in ("cpu", "cuda"):
-        return config.model.device == "cuda"
-    return bool(ray.cluster_resources().get("GPU", 0) >= config.model.tensor_parallel_size)
-
-
-def _resources(ray: Any) -> str:
-    found = ray.cluster_resources()
-    return f"{found.get('CPU', 0):.0f} CPU and {found.get('GPU', 0):.0f} GPU"
 
 
 def _start_ranks(ray: Any, config: EngineConfig, actors: Sequence[Any]) -> list[RankLink]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from secrets import token_hex
 from typing import Any
 
 import httpx
@@ -19,11 +17,12 @@ from engine.sampling_params import SamplingParams
 from tests.api.server import running_server
 from tests.child_processes import processes_with
 from tests.processes.support import has_gone
+from tests.ray_cluster import MARK, add_node, cluster
 from tests.worker.conftest import ModelFolders
 from tests.worker.generation import Reference, random_tokens
 
-ray = pytest.importorskip("ray", reason="Ray is not installed: continuum-engine[ray]")
 pytestmark = pytest.mark.slow
+__all__ = ["cluster"]  # a fixture
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 OPTIONS: dict[str, Any] = {
@@ -32,36 +31,13 @@ OPTIONS: dict[str, Any] = {
     "num_gpu_blocks_override": 40,
     "distributed_executor_backend": "ray",
 }
-MEMORY = 80 * 2**20
-"""Of a node's object store, which nothing of ours goes through."""
 DEATH_TIMEOUT_S = 15.0
 """Generous: beside the other tests a node takes a while to be gone. What is waited for is the error."""
-MARK = "CLUSTER_OF_A_TEST"
-
-
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A head with room for one rank."""
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setenv(MARK, token_hex(8))  # all processes of the cluster have it
-    head = {"num_cpus": 1, "object_store_memory": MEMORY, "include_dashboard": False}
-    made = pytest.importorskip("ray.cluster_utils").Cluster(initialize_head=True, head_node_args=head)
-    monkeypatch.setenv("RAY_ADDRESS", made.address)
-    try:
-        yield made
-    finally:
-        made.shutdown()
 
 
 def cluster_ranks() -> set[int]:
     """Process ids of the ranks on this test's cluster."""
     return processes_with("engine.worker.ranks.rank_proc", f"{MARK}={os.environ[MARK]}")
-
-
-def add_node(cluster: Any) -> Any:
-    node = cluster.add_node(num_cpus=1, object_store_memory=MEMORY)
-    cluster.wait_for_nodes()
-    return node
 
 
 @pytest.mark.parametrize("name", ["qwen3", "granite4", "mixtral"])

@@ -1,0 +1,113 @@
+"""Cores of a group on a Ray cluster: an actor of Ray's starts a node for each, wherever there is room.
+
+The node is that of ``--headless``: it joins the group over TCP, and all that a group knows of nodes holds.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.core_group.node_channel import TOKEN_VARIABLE
+from engine.core_group.node_listener import NodeListener
+from engine.core_group.ray_node_actor import NodeActor, NodeStart
+from engine.core_process.core_start import CoreSpec
+from engine.core_process.launcher import pickled_spec
+from engine.parallel_config import is_loopback
+from engine.process.process_log import start_log
+from engine.process.ray_cluster import import_ray, join_cluster, resources_of, with_gpus
+
+STOP_TIMEOUT_S = 10.0
+TOKEN_BYTES = 16
+
+
+class RayNodes:
+    """Owned by the process that owns the group's cores."""
+
+    def __init__(self, spec: CoreSpec, engines: Sequence[int]) -> None:
+        """``engines``: numbers of the cores that Ray places. ConfigError if there is no Ray, no cluster, or
+        the port is taken."""
+        ray = import_ray("data_parallel_backend")
+        self._joined = join_cluster(ray)
+        self._actors: list[Any] = []
+        try:
+            token = os.environ.setdefault(TOKEN_VARIABLE, secrets.token_hex(TOKEN_BYTES))
+            config = _at_our_address(spec.config, ray)
+            self.listener = NodeListener(config, engines)
+            nodes = [_node_spec(replace(spec, config=config), engine) for engine in engines]
+            starts = [NodeStart(pickled_spec(node), token, logging.getLogger().level) for node in nodes]
+            self._actors = _placed(ray, config, starts)
+        except BaseException:
+            self._leave_cluster()
+            raise
+
+    def close(self) -> None:
+        """End all nodes, orderly where they answer. Repeatable."""
+        self.listener.close()
+        self._leave_cluster()
+
+    def _leave_cluster(self) -> None:
+        import ray
+
+        actors, self._actors = self._actors, []
+        with suppress(Exception):  # the cluster may be gone
+            ray.wait(
+                [actor.stop.remote() for actor in actors], num_returns=len(actors), timeout=STOP_TIMEOUT_S
+            )
+        for actor in actors:
+            with suppress(Exception):
+                ray.kill(actor)
+        if self._joined:
+            self._joined = False
+            ray.shutdown()
+
+
+def _at_our_address(config: EngineConfig, ray: Any) -> EngineConfig:
+    """Nodes reach the head at its address in the cluster, if no other is given."""
+    if not is_loopback(config.parallel.data_parallel_address):
+        return config
+    address = ray.util.get_node_ip_address()
+    return replace(config, parallel=replace(config.parallel, data_parallel_address=address))
+
+
+def _node_spec(spec: CoreSpec, engine: int) -> CoreSpec:
+    """What a node runs: one core of the group."""
+    parallel = replace(
+        spec.config.parallel,
+        data_parallel_backend="mp",
+        headless=True,
+        data_parallel_size_local=1,
+        data_parallel_start_rank=engine,
+    )
+    return replace(spec, config=replace(spec.config, parallel=parallel))
+
+
+def _placed(ray: Any, config: EngineConfig, starts: Sequence[NodeStart]) -> list[Any]:
+    """An actor for each node, spread over the cluster. One that dies, or whose node does, Ray starts again
+    wherever there is room."""
+    num_ranks = config.model.tensor_parallel_size
+    needed = {"CPU": num_ranks * len(starts)}
+    has_gpus = with_gpus(ray, config.model.device, num_ranks * len(starts))
+    if has_gpus:
+        needed["GPU"] = num_ranks * len(starts)
+    if any(ray.cluster_resources().get(name, 0) < count for name, count in needed.items()):
+        start_log.warning(
+            "The Ray cluster has %s; %d engine cores need %s. Those without a place wait for one.",
+            resources_of(ray),
+            len(starts),
+            " and ".join(f"{count} {name}" for name, count in needed.items()),
+        )
+    make = ray.remote(NodeActor).options(
+        num_cpus=num_ranks,
+        num_gpus=num_ranks if has_gpus else 0,
+        scheduling_strategy="SPREAD",
+        max_restarts=-1,
+        max_concurrency=2,
+    )
+    return [make.remote(start) for start in starts]

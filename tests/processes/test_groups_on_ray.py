@@ -1,0 +1,150 @@
+"""A group whose cores Ray places: a real cluster of three nodes, with room for one core each."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.server import Server, is_alive, running_server
+from tests.child_processes import processes_with
+from tests.processes.event_subscriber import free_ports
+from tests.ray_cluster import MARK, add_node, cluster
+from tests.worker.generation import Reference, random_tokens
+
+__all__ = ["cluster"]  # a fixture
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc"),
+    pytest.mark.timeout(400),
+]
+
+WITHIN_S = 90.0
+LIMITS = ("--device", "cpu", "--max-model-len", "4096", "--num-gpu-blocks-override", "400")
+GROUP = ("--data-parallel-size", "3", "--data-parallel-backend", "ray")
+Body = dict[str, Any]
+
+
+def cores() -> set[int]:
+    """Process ids of the cores on this test's cluster."""
+    return processes_with("engine.core_process.core_proc", f"{MARK}={os.environ[MARK]}")
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+
+
+def states(server: Server) -> list[str]:
+    data: list[Body] = httpx.get(server.url + "/engines", timeout=60).json()["data"]
+    return [engine["state"] for engine in data]
+
+
+def complete(server: Server, prompt: list[int], **fields: Any) -> Body:
+    body = {"prompt": prompt, "temperature": 0, "ignore_eos": True, "return_token_ids": True, **fields}
+    answer = httpx.post(server.url + "/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    done: Body = answer.json()
+    return done
+
+
+def test_cores_on_three_nodes_are_one_server(model_folder: Path, cluster: Any, tmp_path: Path) -> None:
+    """Jobs come back to their cores and get transformers' tokens. A node that is killed under load costs
+    what ran there; Ray starts its core on a node that comes. None of it is left at the end."""
+    doomed = [add_node(cluster), add_node(cluster)][0]
+    folder, (port,) = model_folder, free_ports(1)
+    flags = (*LIMITS, *GROUP, "--data-parallel-rpc-port", str(port))
+    with running_server(folder, *flags, log=tmp_path / "log") as server:
+        assert states(server) == ["up", "up", "up"]
+        assert len(cores()) == 3
+        assert not server.core_pids(), "all are Ray's"
+        jobs_have_the_right_tokens(server, Reference(folder))
+        before = cores()
+        a_node_is_killed(server, cluster, doomed)
+        assert len(cores() & before) == 2
+        add_node(cluster)
+        until(lambda: states(server) == ["up", "up", "up"])
+        left = cores()
+        assert len(left) == 3
+        assert server.interrupt() == 0
+        until(lambda: not any(is_alive(core) for core in left))
+
+
+def test_processes_that_are_killed_are_started_again_or_end(
+    model_folder: Path, cluster: Any, tmp_path: Path
+) -> None:
+    """Ray starts a node's process again, and with it its core; those of a head that was killed end."""
+    add_node(cluster)
+    (port,) = free_ports(1)
+    group = ("--data-parallel-size", "2", "--data-parallel-backend", "ray")
+    flags = (*LIMITS, *group, "--data-parallel-rpc-port", str(port))
+    with running_server(model_folder, *flags, log=tmp_path / "log") as server:
+        before = cores()
+        mark = f"{MARK}={os.environ[MARK]}"
+        os.kill(min(processes_with("engine.core_group.ray_node_proc", mark)), signal.SIGKILL)
+        until(lambda: len(cores() - before) == 1)
+        until(lambda: states(server) == ["up", "up"])
+        left = cores()
+        server.process.kill()
+        until(lambda: not any(is_alive(core) for core in left))
+
+
+def jobs_have_the_right_tokens(server: Server, reference: Reference) -> None:
+    prompts = {f"job-{number}": random_tokens(200, seed=number) for number in range(9)}
+    for turn in range(2):
+        for name, prompt in prompts.items():
+            done = complete(server, prompt, max_tokens=6, job_id=name)
+            (choice,) = done["choices"]
+            assert choice["token_ids"] == reference.greedy(prompt, 6)
+            if turn:
+                assert done["usage"]["prompt_tokens_details"]["cached_tokens"] >= 192
+            prompts[name] = prompt + choice["token_ids"]
+    used = httpx.get(server.url + "/metrics", timeout=60).text
+    engines = [line for line in used.splitlines() if line.startswith("vllm:prompt_tokens_total{")]
+    assert len(engines) == 3
+    assert all(float(line.split()[-1]) > 0 for line in engines), "all cores have served"
+
+
+def a_node_is_killed(server: Server, cluster: Any, node: Any) -> None:
+    body = {"prompt": [1, 2, 3], "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        streams = [http.stream("POST", "/v1/completions", json=body) for _ in range(6)]
+        lines = [stream.__enter__().iter_lines() for stream in streams]
+        for each in lines:
+            next(each)
+        cluster.remove_node(node, allow_graceful=False)
+        until(lambda: "down" in states(server))
+        assert len(complete(server, [4, 5], max_tokens=3)["choices"]) == 1
+        said = ["\n".join(each) for each in lines]
+        for stream in streams:
+            stream.__exit__(None, None, None)
+    ended = [text for text in said if '"error"' in text]
+    assert 1 <= len(ended) <= 4, "those of the killed node only"
+    assert all("[DONE]" in text for text in said if text not in ended)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--data-parallel-backend", "ray"), "data_parallel_backend ray needs data_parallel_size above 1"),
+        ((*GROUP, "--headless", "--data-parallel-size-local", "1"), "it goes without headless"),
+        ((*GROUP, "--distributed-executor-backend", "ray"), "goes with distributed_executor_backend mp"),
+        (GROUP, "RAY_ADDRESS: no Ray cluster answers at 127.0.0.1:1"),
+    ],
+)
+def test_what_makes_no_group_is_said(model_folder: Path, flags: tuple[str, ...], sentence: str) -> None:
+    command = [sys.executable, "-m", "eval.cli", "serve", str(model_folder), *flags, "--port", "0"]
+    environment = {**os.environ, "RAY_ADDRESS": "127.0.0.1:1"}
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60, env=environment)
+    assert ended.returncode == 2
+    assert sentence in ended.stderr
