@@ -193,10 +193,10 @@ class JobRouter:
         return {engine: self._weight(engine, load) for engine, load in enumerate(loads) if load is not None}
 
     def _weight(self, engine: int, load: EngineLoad) -> float:
-        """Tokens that the core holds, or will when its jobs come back, and what its requests count for."""
+        """Tokens that the core holds, or will when its jobs come back, and what its requests count for. What
+        it says of running ones is as old as its last step."""
         held = (load.num_blocks - load.num_free_blocks) * self._block_size
-        num_open = max(load.num_open, load.num_running + load.num_waiting)
-        return max(held, self._expected[engine]) + num_open * OPEN_TOKENS
+        return max(held, self._expected[engine]) + load.num_open * OPEN_TOKENS
 
     # ---- what is remembered ----
 

@@ -118,7 +118,9 @@ def test_jobs_come_back_to_their_core(group: Server, http: httpx.Client, named: 
             if number:
                 cached = usage["prompt_tokens_details"]["cached_tokens"]
                 assert cached >= usage["prompt_tokens"] // 3, (index, number)
-    assert min(growth(http, before, 24)) >= 3, "both cores have jobs"
+    growth(http, before, 24)
+    # One that holds fewer tokens of named jobs may get all that are unnamed.
+    assert min(by_engine(http, SUCCESS)) >= 3, "both cores have jobs"
     if named:
         jobs = {job["id"] for job in http.get("/v1/jobs").json()["data"]}
         assert {f"named-{index}" for index in range(8)} <= jobs
