@@ -125,6 +125,18 @@ def test_a_job_moves_from_a_full_home_and_stays_there() -> None:
     assert jobs.place(turn(text(1, 5500), "job"), idle(2), 3.0) == away
 
 
+def test_a_job_finds_a_better_home_among_a_thousand_cores() -> None:
+    """Of which only some are looked at: most are idle, so one of them is."""
+    jobs = router(1000)
+    full = EngineLoad(num_open=60, num_running=8, num_waiting=52, num_blocks=10_000, num_free_blocks=10)
+    home = jobs.place(turn(text(1, 9000), "job"), idle(1000), 0.0)
+    loads = idle(1000)
+    loads[home] = full
+    moved = jobs.place(turn(text(1, 9100), "job"), loads, 1.0)
+    assert moved != home
+    assert jobs.place(turn(text(1, 9200), "job"), loads, 2.0) == moved
+
+
 def test_a_lost_core_is_no_home() -> None:
     jobs = router(2)
     homes = {name: jobs.place(turn(text(name, 900), f"job-{name}"), idle(2), 0.0) for name in range(20)}
