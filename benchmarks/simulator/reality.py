@@ -29,7 +29,8 @@ from eval.load.server_process import ServerProcess, unwound_by_sigterm
 from eval.sim.cost_model import StepCost
 from eval.sim.fitted import CostProfile, FittedCost, write_profile
 from eval.sim.profile import Measurement, ProfileOptions, fit_profile, from_trace, measure, render
-from eval.sim.simulator import SimConfig, SimRun, Simulator
+from eval.sim.sim_config import SimConfig
+from eval.sim.simulator import SimRun, Simulator
 from eval.workloads.arrivals import ArrivalKind, Arrivals
 from eval.workloads.bench_records import read_bench_records
 from eval.workloads.catalog import RecordedWorkload

@@ -21,6 +21,7 @@ from eval.sim.hardware import GPUS
 from eval.sim.models import MODELS
 from eval.sim.replicas.make import EXACT, REPLICA_MODELS
 from eval.sim.replicas.router import ROUTERS
+from eval.sim.sim_config import KV_TRANSFER_GB_S
 from eval.sim.simulate import Hardware, SimulationPlan, grid, simulate
 from eval.workloads.arrivals import ArrivalKind
 from eval.workloads.catalog import files_of, short_name
@@ -31,6 +32,7 @@ HELP_WIDTH = 98
 _NOT_ASKED = ("--json", "--html", "--trace", "--processes")
 _OF_PRESETS = ("--model", "--gpu", "--tensor-parallel", "--dtype", "--gpu-memory-utilization")
 """Flags that say nothing where a measured profile does."""
+_OF_PREFILL_REPLICAS = ("--prefill-above", "--kv-transfer-gb-s")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _policies()
     _add_workload_flags(parser.add_argument_group("workload"))
     _add_hardware_flags(parser.add_argument_group("hardware"))
-    _add_engine_flags(parser.add_argument_group("engine"))
+    engine = parser.add_argument_group("engine")
+    _add_engine_flags(engine)
+    _add_fleet_flags(engine)
     _add_output_flags(parser.add_argument_group("runs and results"))
 
 
@@ -162,6 +166,10 @@ def _add_engine_flags(group: argparse._ArgumentGroup) -> None:
         help="Speculative decoding that brings what the first drafter of this file did; written by "
         "make bench-drafts (default: none)",
     )
+
+
+def _add_fleet_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add("--replicas", type=count, default=1, metavar="N", help="Number of engine replicas behind a router")
     add(
         "--replica-model",
@@ -169,6 +177,29 @@ def _add_engine_flags(group: argparse._ArgumentGroup) -> None:
         default=EXACT,
         help="Simulation of a replica; exact: by the server's scheduler, step by step, coarse: by some "
         "events a turn, for fleets of hundreds, with the policy fcfs and a model with full attention",
+    )
+    add(
+        "--prefill-replicas",
+        type=whole,
+        default=0,
+        metavar="N",
+        help="So many more replicas compute prompts, whose KV the others fetch and then decode; needs "
+        "--replica-model coarse",
+    )
+    add(
+        "--prefill-above",
+        type=whole,
+        default=0,
+        metavar="N",
+        help="They compute those prompts only of which more than N tokens are not cached where they are "
+        "decoded; 0: all",
+    )
+    add(
+        "--kv-transfer-gb-s",
+        type=positive,
+        default=KV_TRANSFER_GB_S,
+        metavar="X",
+        help="Bandwidth of these transfers, in GB/s of each replica",
     )
     add(
         "--router",
@@ -241,6 +272,9 @@ def _plan(arguments: argparse.Namespace) -> SimulationPlan:
         ),
         num_replicas=arguments.replicas,
         replica_model=arguments.replica_model,
+        num_prefill_replicas=arguments.prefill_replicas,
+        prefill_above=arguments.prefill_above,
+        kv_transfer_gb_s=arguments.kv_transfer_gb_s,
         router=arguments.router,
         tell_last_step=arguments.tell_last_step,
         share_prefixes=arguments.share_prefixes,
@@ -258,7 +292,10 @@ def _refuse_ignored(arguments: argparse.Namespace) -> None:
         raise UsageError(f"{ignored} has no effect with --profile, which determines the hardware.")
     if arguments.kv_tokens is not None and "--gpu-memory-utilization" in given:
         raise UsageError("--gpu-memory-utilization has no effect with --kv-tokens, which sizes the KV pool.")
-    if arguments.replicas == 1 and "--router" in given:
+    ignored = next((flag for flag in _OF_PREFILL_REPLICAS if flag in given), None)
+    if not arguments.prefill_replicas and ignored is not None:
+        raise UsageError(f"{ignored} has no effect without --prefill-replicas.")
+    if arguments.replicas + arguments.prefill_replicas == 1 and "--router" in given:
         raise UsageError("--router has no effect with one replica: set --replicas.")
 
 

@@ -10,7 +10,7 @@ from eval.errors import UsageError, WorkloadError
 from eval.workloads.job import Job
 
 if TYPE_CHECKING:
-    from eval.sim.simulator import SimConfig
+    from eval.sim.sim_config import SimConfig
 
 MAX_BLOCKS = 10_000_000
 """Most blocks on each tier, of all replicas together: about 1 GB of our own memory."""

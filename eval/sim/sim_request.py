@@ -16,10 +16,12 @@ TOKEN_IDS = [0]
 class SimRequest(Request):
     """Counts tokens instead of holding them; its block hashes are given, not computed."""
 
-    __slots__ = ("_block_size", "chain", "num_tokens")
+    __slots__ = ("_block_size", "chain", "is_prefilled", "num_tokens")
 
     chain: list[BlockHash]
     """Hashes of all full blocks of prompt and output."""
+    is_prefilled: bool
+    """Whether the KV of its prompt is fetched from a replica that has computed it."""
     num_tokens: int
     """A slot in the place of a property: it is read in every step."""
 
@@ -41,9 +43,23 @@ class SimRequest(Request):
         self.all_token_ids = cast(list[int], range(num_prompt_tokens + num_output_tokens))
         self.num_prompt_tokens = num_prompt_tokens
         self.num_tokens = num_prompt_tokens
+        self.is_prefilled = False
         self._block_size = block_size
         self.chain = chain
         self.block_hashes = chain[: num_prompt_tokens // block_size]
+
+    def prompt_only(self) -> SimRequest:
+        """The same prompt with one token of output."""
+        return SimRequest(
+            self.request_id,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_output_tokens=1,
+            chain=self.chain,
+            block_size=self._block_size,
+            arrival_time=self.arrival_time,
+            job=self.job,
+            priority=self.priority,
+        )
 
     @property
     def num_output_tokens(self) -> int:

@@ -30,7 +30,8 @@ from eval.sim.hardware import NVME
 from eval.sim.models import find_model
 from eval.sim.replicas.make import COARSE, EXACT
 from eval.sim.roofline import make_cost
-from eval.sim.simulator import SimConfig, Simulator
+from eval.sim.sim_config import KV_TRANSFER_GB_S, SimConfig
+from eval.sim.simulator import Simulator
 from eval.sim.trace import open_trace
 from eval.workloads.arrivals import ArrivalKind, Arrivals
 from eval.workloads.catalog import Workload, describe, open_workload, short_name
@@ -134,6 +135,9 @@ class SimulationPlan:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     num_replicas: int = 1
     replica_model: str = EXACT
+    num_prefill_replicas: int = 0
+    prefill_above: int = 0
+    kv_transfer_gb_s: float = KV_TRANSFER_GB_S
     router: str = "jobs"
     tell_last_step: bool = False
     share_prefixes: bool = False
@@ -155,6 +159,9 @@ class SimulationPlan:
             scheduler=self.scheduler,
             num_replicas=self.num_replicas,
             replica_model=self.replica_model,
+            num_prefill_replicas=self.num_prefill_replicas,
+            prefill_above=self.prefill_above,
+            kv_transfer_gb_s=self.kv_transfer_gb_s,
             router=self.router,
             tell_last_step=self.tell_last_step,
             share_prefixes=self.share_prefixes,
@@ -198,7 +205,7 @@ def simulate_one(plan: SimulationPlan, run: SimulationRun, policy: NamedPolicy |
         jobs_per_s=run.rate_per_s,
         arrivals=arrivals.pattern,
         concurrency=plan.concurrency,
-        num_replicas=plan.num_replicas,
+        num_replicas=plan.num_replicas + plan.num_prefill_replicas,
         hardware=hardware,
     )
     return summarize(
@@ -255,6 +262,13 @@ def _notes(plan: SimulationPlan, config: SimConfig) -> list[str]:
         )
     if config.replica_model == COARSE:
         notes.append("engines are simulated COARSELY: by some events a turn, none of which preempts another")
+    if config.num_prefill_replicas:
+        above = config.prefill_above
+        which = f"with more than {above:,} new tokens" if above else "of all turns"
+        notes.append(
+            f"{config.num_prefill_replicas} more replicas compute prompts {which}; ASSUMED: their KV comes "
+            f"at {config.kv_transfer_gb_s:g} GB/s a replica, one prompt after another, when all is computed"
+        )
     if config.num_replicas > 1:
         notes.append(f"{config.num_replicas} replicas behind a {config.router} router")
     return notes

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
-from engine.config import SchedulerConfig
-from engine.core.policy import PolicyContext
-from engine.kv_cache_groups import (
-    ONE_FULL_GROUP,
-    KVCacheGroup,
-)
 from engine.messages import (
     EngineCoreOutput,
     FinishReason,
@@ -22,7 +17,6 @@ from engine.messages import (
     ToolGapStarted,
 )
 from eval.baselines.knowledge import NamedPolicy
-from eval.errors import UsageError
 from eval.load.records import (
     EngineCounters,
     JobRecord,
@@ -31,77 +25,20 @@ from eval.load.records import (
     recomputed_tokens,
 )
 from eval.sim.block_chains import BlockNames, JobChain
-from eval.sim.cost_model import StepCost
-from eval.sim.drafts import DraftCounts
 from eval.sim.event_heap import EventHeap
 from eval.sim.foresight import Foresight
-from eval.sim.kv_sizes import KvSizes
-from eval.sim.occupancy import OccupancySampler
-from eval.sim.pool_checks import check_fit, check_pool
+from eval.sim.pool_checks import check_fit
 from eval.sim.replicas.counters import engine_counters
-from eval.sim.replicas.make import EXACT, check_replica_model, make_replicas
-from eval.sim.replicas.replica import ReplicaConfig, SimReplica
+from eval.sim.replicas.make import check_replica_model, make_replicas
+from eval.sim.replicas.occupancy import OccupancySampler
+from eval.sim.replicas.prefillers import Prefillers
+from eval.sim.replicas.replica import SimReplica
 from eval.sim.replicas.router import make_router
+from eval.sim.sim_config import SimConfig
 from eval.sim.sim_request import SimRequest
 from eval.workloads.families import roots
 from eval.workloads.job import GapKind, Job, Turn
 from tracing.tracer import Tracer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimConfig:
-    """What the jobs meet. UsageError if a pool holds no block, or more than a simulation can."""
-
-    cost: StepCost
-    kv_tokens: int
-    """Size of one replica's KV pool, in tokens for which it has the KV of every layer."""
-    host_kv_tokens: int = 0
-    """Host memory of one replica for offloaded KV, in tokens; 0: no offloading."""
-    disk_kv_tokens: int = 0
-    """Disk of one replica for KV evicted from host memory, in tokens; 0: no disk tier."""
-    kv_cache_groups: tuple[KVCacheGroup, ...] = ONE_FULL_GROUP
-    """Layers of the model that share a block table, or have states."""
-    num_states: int = 0
-    """State slots of one replica's pool, for a model that has layers with states."""
-    block_size: int = 16
-    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    num_replicas: int = 1
-    replica_model: str = EXACT
-    """How an engine is simulated: one of ``REPLICA_MODELS``."""
-    router: str = "jobs"
-    tell_last_step: bool = False
-    """Whether the client says which turn is a job's last."""
-    share_prefixes: bool = False
-    """Whether jobs with the same system prompt and tools begin with the same blocks."""
-    drafts: DraftCounts | None = None
-
-    def __post_init__(self) -> None:
-        check_pool("--kv-tokens", self.kv_tokens, self)
-        if self.host_kv_tokens:
-            check_pool("--host-kv-tokens", self.host_kv_tokens, self)
-            if any(group.is_state for group in self.kv_cache_groups):
-                raise UsageError("--host-kv-tokens needs a model without states: no tier holds them.")
-        if self.disk_kv_tokens:
-            check_pool("--disk-kv-tokens", self.disk_kv_tokens, self)
-            if not self.host_kv_tokens:
-                raise UsageError(
-                    "--disk-kv-tokens needs --host-kv-tokens: the disk takes what host memory evicts."
-                )
-
-    @property
-    def has_windows(self) -> bool:
-        """Whether any layers have a sliding window."""
-        return not all(group.is_full for group in self.kv_cache_groups)
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of one replica's pool, each of which has the KV of one group's layers."""
-        return self.sizes.num_blocks(self.kv_tokens)
-
-    @property
-    def sizes(self) -> KvSizes:
-        """What a block of the pool or of a tier holds."""
-        return KvSizes(self.block_size, self.kv_cache_groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,35 +96,15 @@ class Simulator:
         self._router = make_router(config.router, config.num_replicas, config.block_size)
         host_sizes = config.sizes if config.host_kv_tokens else None
         self._foresight = Foresight(self._jobs, config.cost, host_sizes)
-        context = PolicyContext(
-            config.block_size,
-            config.num_blocks,
-            tracer,
-            num_host_blocks=config.sizes.num_blocks(config.host_kv_tokens),
-            kv_cache_groups=config.kv_cache_groups,
-            num_states=config.num_states,
+        self._make = partial(
+            make_replicas,
+            model=config.replica_model,
+            config=config.replica(max(job.max_context_tokens for job in jobs) + 1, tracer),
+            make_policy=lambda: policy.make(config.policy_context(tracer), self._foresight),
+            events=self._events,
         )
-        replica = ReplicaConfig(
-            cost=config.cost,
-            scheduler=config.scheduler,
-            block_size=config.block_size,
-            num_blocks=config.num_blocks,
-            num_host_blocks=config.sizes.num_blocks(config.host_kv_tokens),
-            num_disk_blocks=config.sizes.num_blocks(config.disk_kv_tokens),
-            kv_cache_groups=config.kv_cache_groups,
-            num_states=config.num_states,
-            max_model_len=max(job.max_context_tokens for job in jobs) + 1,
-            tracer=tracer,
-            drafts=config.drafts,
-        )
-        self._replicas = make_replicas(
-            config.num_replicas,
-            config.replica_model,
-            replica,
-            lambda: policy.make(context, self._foresight),
-            self._events,
-            self._on_outputs,
-        )
+        self._replicas = self._make(config.num_replicas, on_outputs=self._on_outputs)
+        self._prefillers = self._make_prefillers(config) if config.num_prefill_replicas else None
         self._sampler = OccupancySampler(self._replicas)
         self._open: dict[str, _OpenTurn] = {}
         self._turn_records: list[TurnRecord] = []
@@ -195,6 +112,13 @@ class Simulator:
         self._num_places = len(jobs)
         """Places for root jobs that may start now."""
         self._without_place: deque[Job] = deque()
+
+    def _make_prefillers(self, config: SimConfig) -> Prefillers:
+        router = make_router(config.router, config.num_prefill_replicas, config.block_size)
+        hop_s = config.cost.reply_overhead_s + config.cost.arrival_overhead_s
+        prefillers = Prefillers(router, self._events, hop_s)
+        prefillers.replicas = self._make(config.num_prefill_replicas, on_outputs=prefillers.on_outputs)
+        return prefillers
 
     def run(self, arrivals_s: Sequence[float], concurrency: int | None = None) -> SimRun:
         """Play the root jobs, in order, from their arrivals on to their ends.
@@ -252,7 +176,12 @@ class Simulator:
             replica=replica,
         )
         self._open[request.request_id] = _OpenTurn(agent, request, record, now)
-        self._events.at(queued_s, lambda: self._replicas[replica].add_request(request))
+        home = self._replicas[replica]
+        if self._prefillers is not None:
+            above = self._config.prefill_above
+            self._prefillers.send(request, agent.job.job_id, queued_s, home, above=above)
+        else:
+            self._events.at(queued_s, lambda: home.add_request(request))
 
     def _on_outputs(self, outputs: Iterable[EngineCoreOutput]) -> None:
         """Turns ended in a step: their clients get the responses a little later."""
@@ -356,6 +285,7 @@ class Simulator:
 
     def _finished_run(self) -> SimRun:
         counts = [replica.close() for replica in self._replicas]
+        counts += self._prefillers.close() if self._prefillers is not None else []
         return SimRun(
             jobs=sorted(self._job_records, key=lambda job: job.start_s),
             turns=sorted(self._turn_records, key=lambda turn: turn.start_s),

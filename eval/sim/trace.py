@@ -8,7 +8,7 @@ from pathlib import Path
 
 from eval.errors import EvalError, UsageError
 from eval.sim.replicas.make import COARSE
-from eval.sim.simulator import SimConfig
+from eval.sim.sim_config import SimConfig
 from tracing.tracer import Tracer
 from tracing.writer import TraceWriter
 

@@ -79,6 +79,10 @@ class CoarseReplica:
         self._cache = PrefixTree(config.num_blocks)
         self._waiting: deque[SimRequest] = deque()
         self._prefilling: list[_Turn] = []
+        self._num_fetching = 0
+        """Turns whose KV is on its way."""
+        self._fetched_s = 0.0
+        """When all that has been asked for will have come."""
         self._decoding: list[tuple[int, int, _Turn]] = []
         """A heap by the number of the step in which a turn ends."""
         self._order = count()
@@ -110,6 +114,11 @@ class CoarseReplica:
         elif len(self._waiting) == 1 and self._steps.number > 1 and self._fits(request):
             self._cut_short(self._steps)
 
+    def num_new_tokens(self, request: SimRequest) -> int:
+        """Tokens of its prompt whose KV is not cached here now."""
+        _, depth = self._cache.match(request.block_hashes)
+        return request.num_prompt_tokens - depth * self._config.block_size
+
     def signal(self, signal: Signal) -> TurnReceipt | None:
         raise AssertionError("it wants no signals")
 
@@ -133,7 +142,7 @@ class CoarseReplica:
 
     @property
     def _num_running(self) -> int:
-        return len(self._prefilling) + len(self._decoding)
+        return len(self._prefilling) + len(self._decoding) + self._num_fetching
 
     @property
     def _num_free_blocks(self) -> int:
@@ -159,13 +168,32 @@ class CoarseReplica:
             return None
         self._waiting.popleft()
         self._cache.hold(node)
-        request.first_scheduled_time = self._events.now
-        request.num_cached_tokens = depth * size
         end = self._cache.append(node, prompt[depth:])
         num_left = request.num_prompt_tokens - depth * size
         turn = _Turn(request, end, len(prompt), depth + num_new - len(prompt), depth * size, num_left)
         self._num_reserved += turn.num_reserved
+        if not request.is_prefilled:
+            request.first_scheduled_time = self._events.now
+            request.num_cached_tokens = depth * size
         return turn
+
+    def _fetch(self, turn: _Turn) -> None:
+        """Another replica has the KV, which comes after what was asked for before. The last token of the
+        prompt is computed here."""
+        cost, num_fetched = self._config.cost, turn.num_left - 1
+        turn.num_computed, turn.num_left = turn.num_computed + num_fetched, 1
+        takes_s = num_fetched * cost.kv_bytes_per_token / self._config.kv_transfer_bandwidth
+        self._fetched_s = max(self._fetched_s, self._events.now) + takes_s
+        self._num_fetching += 1
+        self._events.at(self._fetched_s, lambda: self._have(turn))
+
+    def _have(self, turn: _Turn) -> None:
+        self._num_fetching -= 1
+        self._prefilling.append(turn)
+        if self._steps is None:
+            self._begin()
+        elif self._steps.number > 1:
+            self._cut_short(self._steps)
 
     # ---- steps ----
 
@@ -193,6 +221,9 @@ class CoarseReplica:
         while budget > 0 and self._waiting and self._num_running < limits.max_num_seqs:
             if (admitted := self._admit()) is None:
                 break
+            if admitted.request.is_prefilled:
+                self._fetch(admitted)
+                continue
             self._prefilling.append(admitted)
             budget -= _compute(admitted, budget, work)
         self._counts.num_computed_tokens += sum(num_tokens for num_tokens, _ in work.prefills)

@@ -10,7 +10,7 @@ from eval.load.records import EngineCounters, VerifiedDrafts
 from eval.sim.replicas.replica import ReplicaCounts
 
 if TYPE_CHECKING:
-    from eval.sim.simulator import SimConfig
+    from eval.sim.sim_config import SimConfig
 
 
 def engine_counters(config: SimConfig, counts: Sequence[ReplicaCounts], output_tokens: int) -> EngineCounters:

@@ -100,6 +100,9 @@ class ExactReplica:
         self.scheduler.add_request(request, self._events.now)
         self._wake()
 
+    def num_new_tokens(self, request: SimRequest) -> int:
+        raise NotImplementedError("prompts are computed elsewhere for coarse replicas only")
+
     def signal(self, signal: Signal) -> TurnReceipt | None:
         receipt = self.scheduler.signal(signal, self._events.now)
         self._wake()

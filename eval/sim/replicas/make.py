@@ -15,7 +15,7 @@ from eval.sim.replicas.exact import ExactReplica
 from eval.sim.replicas.replica import ReplicaConfig, SimReplica
 
 if TYPE_CHECKING:
-    from eval.sim.simulator import SimConfig
+    from eval.sim.sim_config import SimConfig
 
 EXACT, COARSE = "exact", "coarse"
 REPLICA_MODELS = (EXACT, COARSE)
@@ -27,6 +27,8 @@ def check_replica_model(config: SimConfig, policy: NamedPolicy) -> None:
         choices = ", ".join(REPLICA_MODELS)
         raise UsageError(f"--replica-model must be one of {choices}, got {config.replica_model!r}.")
     if config.replica_model == EXACT:
+        if config.num_prefill_replicas:
+            raise UsageError("--prefill-replicas needs --replica-model coarse.")
         return
     if policy.name != "fcfs":
         raise UsageError(f"--replica-model coarse knows the policy fcfs only, not {policy.name}.")

@@ -41,6 +41,8 @@ class ReplicaConfig:
     tracer: Tracer | None = None
     drafts: DraftCounts | None = None
     """What drafts bring; None: there are none."""
+    kv_transfer_bandwidth: float = 0.0
+    """Bytes per second at which KV is fetched from other replicas; 0: none is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,9 @@ class SimReplica(Protocol):
         """Whether it is told of tool calls and of the ends of jobs."""
 
     def add_request(self, request: SimRequest) -> None: ...
+
+    def num_new_tokens(self, request: SimRequest) -> int:
+        """Tokens of its prompt whose KV is not cached there now."""
 
     def signal(self, signal: Signal) -> TurnReceipt | None:
         """The policy's new decision about the turn."""

@@ -19,8 +19,9 @@ from eval.report.metrics import RunResult, RunSetting, summarize
 from eval.sim.cost_model import StepCost
 from eval.sim.fitted import FittedCost, fit_steps
 from eval.sim.kv_sizes import KvSizes
+from eval.sim.sim_config import SimConfig
 from eval.sim.simulate import Hardware
-from eval.sim.simulator import SimConfig, Simulator
+from eval.sim.simulator import Simulator
 from eval.sim.step_samples import step_samples
 from eval.trace.recorded_groups import recorded_groups
 from eval.trace.replay.errors import NotReplayableError, check_tells_engine

@@ -19,7 +19,8 @@ from eval.report.metrics import RunResult
 from eval.report.results import read_results
 from eval.sim.replicas.make import REPLICA_MODELS
 from eval.sim.replicas.prefix_tree import Node, PrefixTree
-from eval.sim.simulator import SimConfig, SimRun, Simulator
+from eval.sim.sim_config import SimConfig
+from eval.sim.simulator import SimRun, Simulator
 from eval.workloads.job import GapKind, Job, Turn
 from eval.workloads.recorded import write_jobs
 from tests.eval.sim.plain_cost import PlainCost
@@ -125,6 +126,8 @@ def test_one_that_arrives_while_another_decodes_waits_for_a_step_only() -> None:
         (["--host-kv-tokens", "90000"], "leave out --host-kv-tokens"),
         (["--model", "gpt-oss-20b"], "every layer keeps the KV of all tokens"),
         (["--trace", "t.jsonl"], "leave out --replica-model coarse"),
+        (["--replica-model", "exact", "--prefill-replicas", "2"], "--prefill-replicas needs --replica-model"),
+        (["--kv-transfer-gb-s", "9"], "--kv-transfer-gb-s has no effect without --prefill-replicas"),
     ],
 )
 def test_what_it_leaves_out_is_refused(
@@ -196,3 +199,60 @@ def test_a_request_is_told_what_it_was_told_by_the_scheduler() -> None:
     (turn,) = _run("coarse", _job(0, 1)).turns
     assert (turn.cached_tokens, turn.output_tokens, turn.queued_s) == (0, 60, 0.0)
     assert turn.finish_reason == "length"
+
+
+def test_a_prompt_is_computed_on_one_side_and_decoded_on_the_other() -> None:
+    """Worked out by hand: 1 s a step and 1 ms a token; KV at 100 tokens a second; 0.25 s to the queue and
+    0.5 s back. The second turn fetches what the first has not left."""
+    config = SimConfig(
+        cost=PlainCost(step_overhead_s=1.0, token_s=0.001, arrival_overhead_s=0.25, reply_overhead_s=0.5),
+        kv_tokens=4000,
+        scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=2048),
+        replica_model="coarse",
+        num_prefill_replicas=1,
+        kv_transfer_gb_s=100e-9,
+    )
+    turns = (
+        Turn(input_tokens=401, prefix_tokens=0, output_tokens=3, gap_kind=GapKind.TOOL, gap_s=2.0),
+        Turn(input_tokens=801, prefix_tokens=400, output_tokens=2),
+    )
+    run = Simulator(config, FCFS, [Job(job_id="job", source="by hand", turns=turns)]).run([0.0])
+    first, second = run.turns
+    fetched_s = 0.25 + 1.401 + 0.75 + 4.0
+    assert first.ttft_s == pytest.approx(fetched_s + 1.001 + 0.5)
+    assert first.latency_s == pytest.approx(fetched_s + 3 * 1.001 + 0.5)
+    assert (first.cached_tokens, second.cached_tokens) == (0, 400)
+    assert second.ttft_s == pytest.approx(0.25 + 1.401 + 0.75 + 4.0 + 1.001 + 0.5)
+    assert run.counters.computed_prefill_tokens == 401 + 401 + 2
+    assert run.counters.kv_usage_at_end == 0
+
+
+def test_what_is_new_in_few_tokens_is_computed_where_it_is_decoded(workload: Path, tmp_path: Path) -> None:
+    """So nothing goes to the other side if no prompt is that new."""
+    words = ["simulate", "--workload", str(workload), "--policies", "fcfs", "--replica-model", "coarse"]
+    words += ["--rate", "1", "--json", str(tmp_path / "out.json")]
+    results = []
+    for extra in ([], ["--prefill-replicas", "1", "--prefill-above", "90000"]):
+        assert main([*words, *extra]) == 0
+        results += read_results(tmp_path / "out.json").runs
+    whole, same = results
+    assert same.ttft_s == whole.ttft_s
+    assert same.job_completion_s == whole.job_completion_s
+    assert any("more than 90,000 new tokens" in note for note in same.notes)
+
+
+@pytest.mark.slow
+def test_splitting_a_fleet_changes_when_tokens_come_and_nothing_else(workload: Path, tmp_path: Path) -> None:
+    """A turn's first token waits for a transfer and the next ones for no prompt."""
+    flags = ["--policies", "fcfs", "--replica-model", "coarse", "--rate", "2"]
+    runs = []
+    for name, replicas in (("whole", ["--replicas", "4"]), ("split", ["--replicas", "2"])):
+        split = ["--prefill-replicas", "2"] if name == "split" else []
+        words = ["simulate", "--workload", str(workload), *flags, *replicas, *split]
+        assert main([*words, "--json", str(tmp_path / f"{name}.json")]) == 0
+        runs += read_results(tmp_path / f"{name}.json").runs
+    whole, split_run = runs
+    assert split_run.setting.num_replicas == whole.setting.num_replicas == 4
+    assert split_run.num_turns == whole.num_turns
+    assert split_run.output_tokens == whole.output_tokens
+    assert any("50 GB/s a replica" in note for note in split_run.notes)

@@ -15,7 +15,8 @@ from engine.core.policy import PolicyFactory, fcfs
 from eval.baselines.knowledge import NamedPolicy
 from eval.errors import WorkloadError
 from eval.sim.block_chains import BlockNames, JobChain
-from eval.sim.simulator import SimConfig, SimRun, Simulator
+from eval.sim.sim_config import SimConfig
+from eval.sim.simulator import SimRun, Simulator
 from eval.workloads.job import GapKind, Job, ToolRun, Turn
 from tests.eval.sim.plain_cost import PlainCost
 

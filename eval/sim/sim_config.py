@@ -1,0 +1,110 @@
+"""The settings of a simulation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.config import SchedulerConfig
+from engine.core.policy import PolicyContext
+from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
+from eval.errors import UsageError
+from eval.sim.cost_model import StepCost
+from eval.sim.drafts import DraftCounts
+from eval.sim.kv_sizes import KvSizes
+from eval.sim.pool_checks import check_pool
+from eval.sim.replicas.make import EXACT
+from eval.sim.replicas.replica import ReplicaConfig
+from tracing.tracer import Tracer
+
+KV_TRANSFER_GB_S = 50.0
+"""What one port of 400 Gb/s gives."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimConfig:
+    """What the jobs meet. UsageError if a pool holds no block, or more than a simulation can."""
+
+    cost: StepCost
+    kv_tokens: int
+    """Size of one replica's KV pool, in tokens for which it has the KV of every layer."""
+    host_kv_tokens: int = 0
+    """Host memory of one replica for offloaded KV, in tokens; 0: no offloading."""
+    disk_kv_tokens: int = 0
+    """Disk of one replica for KV evicted from host memory, in tokens; 0: no disk tier."""
+    kv_cache_groups: tuple[KVCacheGroup, ...] = ONE_FULL_GROUP
+    """Layers of the model that share a block table, or have states."""
+    num_states: int = 0
+    """State slots of one replica's pool, for a model that has layers with states."""
+    block_size: int = 16
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    num_replicas: int = 1
+    replica_model: str = EXACT
+    """How an engine is simulated: one of ``REPLICA_MODELS``."""
+    num_prefill_replicas: int = 0
+    """Replicas beside the others that compute prompts only; 0: each computes its own."""
+    prefill_above: int = 0
+    """Such a replica computes a prompt if more tokens of it are new where it is decoded; 0: every prompt."""
+    kv_transfer_gb_s: float = KV_TRANSFER_GB_S
+    """GB/s at which one replica gets their KV."""
+    router: str = "jobs"
+    tell_last_step: bool = False
+    """Whether the client says which turn is a job's last."""
+    share_prefixes: bool = False
+    """Whether jobs with the same system prompt and tools begin with the same blocks."""
+    drafts: DraftCounts | None = None
+
+    def __post_init__(self) -> None:
+        check_pool("--kv-tokens", self.kv_tokens, self)
+        if self.host_kv_tokens:
+            check_pool("--host-kv-tokens", self.host_kv_tokens, self)
+            if any(group.is_state for group in self.kv_cache_groups):
+                raise UsageError("--host-kv-tokens needs a model without states: no tier holds them.")
+        if self.disk_kv_tokens:
+            check_pool("--disk-kv-tokens", self.disk_kv_tokens, self)
+            if not self.host_kv_tokens:
+                raise UsageError(
+                    "--disk-kv-tokens needs --host-kv-tokens: the disk takes what host memory evicts."
+                )
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether any layers have a sliding window."""
+        return not all(group.is_full for group in self.kv_cache_groups)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of one replica's pool, each of which has the KV of one group's layers."""
+        return self.sizes.num_blocks(self.kv_tokens)
+
+    @property
+    def sizes(self) -> KvSizes:
+        """What a block of the pool or of a tier holds."""
+        return KvSizes(self.block_size, self.kv_cache_groups)
+
+    def replica(self, max_model_len: int, tracer: Tracer | None) -> ReplicaConfig:
+        """The sizes of each engine."""
+        return ReplicaConfig(
+            cost=self.cost,
+            scheduler=self.scheduler,
+            block_size=self.block_size,
+            num_blocks=self.num_blocks,
+            num_host_blocks=self.sizes.num_blocks(self.host_kv_tokens),
+            num_disk_blocks=self.sizes.num_blocks(self.disk_kv_tokens),
+            kv_cache_groups=self.kv_cache_groups,
+            num_states=self.num_states,
+            max_model_len=max_model_len,
+            tracer=tracer,
+            drafts=self.drafts,
+            kv_transfer_bandwidth=self.kv_transfer_gb_s * 1e9,
+        )
+
+    def policy_context(self, tracer: Tracer | None) -> PolicyContext:
+        """What each engine's policy is made for."""
+        return PolicyContext(
+            self.block_size,
+            self.num_blocks,
+            tracer,
+            num_host_blocks=self.sizes.num_blocks(self.host_kv_tokens),
+            kv_cache_groups=self.kv_cache_groups,
+            num_states=self.num_states,
+        )
