@@ -19,6 +19,9 @@ class ParallelConfig:
     """Number of engine cores, each with its own copy of the weights and its own KV cache."""
     data_parallel_size_local: int | None = None
     """How many of them run on this machine; None: all, or none of them where Ray places them."""
+    data_parallel_size_min: int | None = None
+    """The head serves when so many cores are ready, the first ones; the others join as they come. None:
+    all."""
     data_parallel_start_rank: int = 0
     """Number of the first core on this machine; those of the head begin with 0."""
     data_parallel_address: str = "127.0.0.1"
@@ -45,6 +48,7 @@ class ParallelConfig:
                 f"data_parallel_rpc_port must be from 1 to 65535, got {self.data_parallel_rpc_port}."
             )
         self._check_local()
+        self._check_least()
         self._check_backend()
 
     def _check_local(self) -> None:
@@ -67,6 +71,18 @@ class ParallelConfig:
         if local == 0 and self.data_parallel_size == 1:
             raise ConfigError("data_parallel_size_local 0 needs data_parallel_size above 1.")
 
+    def _check_least(self) -> None:
+        least = self.data_parallel_size_min
+        if least is None:
+            return
+        if not 1 <= least <= self.data_parallel_size:
+            raise ConfigError(
+                f"data_parallel_size_min must be from 1 to data_parallel_size ({self.data_parallel_size}), "
+                f"got {least}."
+            )
+        if self.headless:
+            raise ConfigError("data_parallel_size_min is for the head of a group, not for headless.")
+
     def _check_backend(self) -> None:
         if self.data_parallel_backend not in DATA_PARALLEL_BACKENDS:
             raise ConfigError(
@@ -79,6 +95,12 @@ class ParallelConfig:
             raise ConfigError("data_parallel_backend ray starts the nodes: it goes without headless.")
         if self.data_parallel_size == 1:
             raise ConfigError("data_parallel_backend ray needs data_parallel_size above 1.")
+
+    @property
+    def num_awaited(self) -> int:
+        """How many cores the head waits for before it serves: those with the lowest numbers."""
+        least = self.data_parallel_size_min
+        return self.data_parallel_size if least is None else least
 
     @property
     def num_local(self) -> int:

@@ -25,6 +25,7 @@ REASONS: dict[str, str] = {
     "--num-state-slots": "How much memory states get beside KV blocks; which is best depends on the load.",
     "--data-parallel-size": "V1's; how many cores is a matter of money.",
     "--data-parallel-size-local": "V1's; what is on which machine only its operator knows, as with the next.",
+    "--data-parallel-size-min": "Whether a server begins small or waits for all is its operator's choice.",
     "--data-parallel-start-rank": "V1's.",
     "--data-parallel-address": "V1's.",
     "--data-parallel-rpc-port": "V1's.",

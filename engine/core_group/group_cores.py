@@ -28,6 +28,8 @@ class GroupCores:
         parallel = spec.config.parallel
         self._spec = spec
         self.count = parallel.data_parallel_size
+        self.num_awaited = parallel.num_awaited
+        """How many must be ready before the group serves: those with the lowest numbers."""
         remote = [index for index in range(self.count) if index not in parallel.local_engines]
         self._listener: NodeListener | None = None
         self._nodes: RayNodes | None = None

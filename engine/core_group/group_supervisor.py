@@ -51,13 +51,13 @@ class GroupSupervisor:
     ready: EngineReady
 
     def __init__(self, group: GroupCores, on_change: Callable[[CoreChange], None]) -> None:
-        """Waits until all cores are ready; raises the reason if one cannot be."""
+        """Waits until as many cores are ready as must be; raises the reason if one cannot be."""
         self._group = group
         self._on_change = on_change
         self._cores: list[CoreSupervisor | None] = []
-        self._awaited: set[int] = set()
+        self._awaited = set(range(group.num_awaited, group.count))
         self._restarts = CoreRestarts(group, self._supervised, self._came_back, self._gave_up)
-        processes = [group.make(index) for index in range(group.count)]
+        processes = [group.make(index) for index in range(group.num_awaited)]
         for process in processes:
             process.launch()
         try:
@@ -71,6 +71,9 @@ class GroupSupervisor:
         first = self._cores[0]
         assert first is not None
         self.ready = first.ready
+        self._cores += [None for _ in self._awaited]
+        for index in self._awaited:
+            self._restarts.begin(index)
 
     @property
     def is_group(self) -> bool:

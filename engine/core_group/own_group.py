@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -9,6 +10,7 @@ from engine.core_group.group_client import CoreGroupClient
 from engine.core_group.group_cores import GroupCores, StartableCore
 from engine.core_group.restarts import CoreRestarts, report_core_died
 from engine.core_group.shared_words import shared_words
+from engine.core_process.client_protocols import Delivery
 from engine.core_process.core_client import AsyncMPClient
 from engine.routing import RouterContext, RouterFactory
 
@@ -17,14 +19,21 @@ class OwnCoreGroup(CoreGroupClient):
     """The group of a server with one API server process."""
 
     def __init__(self, group: GroupCores, make_router: RouterFactory) -> None:
-        """Starts all cores; they load their models at the same time."""
+        """Starts the cores; they load their models at the same time."""
         self._cores = group
-        cores = [group.make(index) for index in range(group.count)]
+        cores = [group.make(index) for index in range(group.num_awaited)]
         for core in cores:
             core.launch()
+        self._to_come = range(group.num_awaited, group.count)
         context = RouterContext(group.count, group.block_size, shared_words())
-        super().__init__(cores, make_router(context), on_core_died=self._restart)
+        places = [*cores, *(None for _ in self._to_come)]
+        super().__init__(places, make_router(context), on_core_died=self._restart)
         self._restarts = CoreRestarts(group, _started, self._came_back, self._gave_up)
+
+    def attach(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[Delivery], None]) -> None:
+        super().attach(loop, deliver)
+        for index in self._to_come:
+            self._restarts.begin(index)
 
     def close(self) -> None:
         self._restarts.close()

@@ -83,6 +83,7 @@ def _node_spec(spec: CoreSpec, engine: int) -> CoreSpec:
         data_parallel_backend="mp",
         headless=True,
         data_parallel_size_local=1,
+        data_parallel_size_min=None,
         data_parallel_start_rank=engine,
     )
     return replace(spec, config=replace(spec.config, parallel=parallel))

@@ -1,4 +1,4 @@
-"""Starts cores of a group again after their death, each on a thread of its own."""
+"""Starts cores of a group again after their death, and those that come later, each on a thread of its own."""
 
 from __future__ import annotations
 
@@ -51,13 +51,19 @@ class CoreRestarts(Generic[Handle]):
         self._closing = threading.Event()
         self._starting: dict[int, StartableCore] = {}
 
+    def begin(self, index: int) -> None:
+        """Start a core that the group did not wait for."""
+        self._on_thread(index, None, will=True)
+
     def restart(self, index: int, old: CoreHandle) -> bool:
         """A core has died: close its handle and start another; False if it has died too often."""
         will = self._limits[index].count() and not self._closing.is_set()
-        threading.Thread(
-            target=self._run, args=(index, old, will), name=f"core-restart-{index}", daemon=True
-        ).start()
+        self._on_thread(index, old, will=will)
         return will
+
+    def _on_thread(self, index: int, old: CoreHandle | None, *, will: bool) -> None:
+        name = f"core-restart-{index}"
+        threading.Thread(target=self._run, args=(index, old, will), name=name, daemon=True).start()
 
     def close(self) -> None:
         """Stop what is being started, and start nothing more."""
@@ -67,8 +73,9 @@ class CoreRestarts(Generic[Handle]):
         for core in starting:
             core.stop()
 
-    def _run(self, index: int, old: CoreHandle, will: bool) -> None:
-        old.close()
+    def _run(self, index: int, old: CoreHandle | None, will: bool) -> None:
+        if old is not None:
+            old.close()
         delay_s = FIRST_DELAY_S
         while will and not self._closing.is_set():
             try:
@@ -76,12 +83,12 @@ class CoreRestarts(Generic[Handle]):
             except EngineError as error:
                 if self._closing.is_set():
                     return
-                logger.error("Engine core %d could not be started again: %s", index, error)
+                logger.error("Engine core %d could not be started: %s", index, error)
                 will = self._limits[index].count()
                 self._closing.wait(delay_s)
                 delay_s = min(2 * delay_s, LONGEST_DELAY_S)
             else:
-                start_log.info("Engine core %d is back, as process %d.", index, handle.pid)
+                start_log.info("Engine core %d is there, as process %d.", index, handle.pid)
                 self._on_back(index, handle)
                 return
         if not self._closing.is_set():

@@ -28,6 +28,7 @@ def add_parallelism_flags(group: FlagGroup) -> None:
         "Give each rank some whole experts of a mixture of experts, instead of a part of each",
     )
     _add_engine_cores(group)
+    _add_nodes(group)
     group.add("api_server_count", "Number of API server processes in front of the engine core", int, "N")
 
 
@@ -50,6 +51,24 @@ def _add_engine_cores(group: FlagGroup) -> None:
         short="-dpl",
     )
     group.add(
+        "data_parallel_size_min",
+        "Serve as soon as the first so many of them are ready; the others join meanwhile (default: all)",
+        int,
+        "CORES",
+    )
+    group.flags.add_argument(
+        "--router",
+        choices=tuple(ROUTERS),
+        default=DEFAULT_ROUTER,
+        help="Which engine core a request goes to; jobs: to its job's, or where most of its "
+        "prompt is cached; "
+        f"least-loaded: V1's balancer (default: {DEFAULT_ROUTER})",
+    )
+
+
+def _add_nodes(group: FlagGroup) -> None:
+    """Machines that run some of the cores."""
+    group.add(
         "data_parallel_start_rank",
         "With --headless: number of the first core on this node",
         int,
@@ -67,12 +86,4 @@ def _add_engine_cores(group: FlagGroup) -> None:
         "--headless",
         action="store_true",
         help="Start no API server, only this node's cores, which join the group at --data-parallel-address",
-    )
-    group.flags.add_argument(
-        "--router",
-        choices=tuple(ROUTERS),
-        default=DEFAULT_ROUTER,
-        help="Which engine core a request goes to; jobs: to its job's, or where most of its "
-        "prompt is cached; "
-        f"least-loaded: V1's balancer (default: {DEFAULT_ROUTER})",
     )

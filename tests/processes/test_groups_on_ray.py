@@ -83,12 +83,16 @@ def test_cores_on_three_nodes_are_one_server(model_folder: Path, cluster: Any, t
 def test_processes_that_are_killed_are_started_again_or_end(
     model_folder: Path, cluster: Any, tmp_path: Path
 ) -> None:
-    """Ray starts a node's process again, and with it its core; those of a head that was killed end."""
-    add_node(cluster)
+    """A server begins with the core for which there is room, and has the other when a machine comes. Ray
+    starts a node's process again, and with it its core; those of a head that was killed end."""
     (port,) = free_ports(1)
-    group = ("--data-parallel-size", "2", "--data-parallel-backend", "ray")
+    group = ("--data-parallel-size", "2", "--data-parallel-size-min", "1", "--data-parallel-backend", "ray")
     flags = (*LIMITS, *group, "--data-parallel-rpc-port", str(port))
     with running_server(model_folder, *flags, log=tmp_path / "log") as server:
+        assert sorted(states(server)) == ["down", "up"]
+        assert "has 1 CPU and 0 GPU; 2 engine cores need 2 CPU" in (tmp_path / "log").read_text()
+        add_node(cluster)
+        until(lambda: states(server) == ["up", "up"])
         before = cores()
         mark = f"{MARK}={os.environ[MARK]}"
         os.kill(min(processes_with("engine.core_group.ray_node_proc", mark)), signal.SIGKILL)

@@ -171,6 +171,34 @@ def a_node_is_killed(server: Server, node: Node) -> None:
         assert turn(server, [], "still there?")["completion_tokens"] == 4
 
 
+@pytest.mark.parametrize("front_ends", ["1", "2"])
+def test_a_core_is_added_while_the_server_serves(long_model: Path, tmp_path: Path, front_ends: str) -> None:
+    """The head begins with its own. A node that comes takes new jobs and leaves the others at home; drained
+    and stopped it is gone, and nobody has noticed."""
+    (port,) = free_ports(1)
+    flags = (*head_flags(port), "--data-parallel-size-min", "1", "--api-server-count", front_ends)
+    with running_server(long_model, *flags) as server:
+        assert states(server) == ["up", "down"]
+        first: list[Body] = []
+        turn(server, first, SENTENCE * 8, job_id="first")
+        with running_node(long_model, port, tmp_path / "node") as node:
+            until(lambda: states(server) == ["up", "up"])
+            usage = turn(server, first, SENTENCE, job_id="first")
+            assert usage["prompt_tokens_details"]["cached_tokens"] > 100
+            for number in range(8):
+                turn(server, [], f"{number} " + SENTENCE * 8, job_id=f"later-{number}")
+            until(lambda: sum(served_by(server)) == 10)
+            assert served_by(server)[1] >= 3
+            assert httpx.post(server.url + "/drain?engine=1", timeout=60).status_code == 200
+            for number in range(4):
+                turn(server, [], f"{number} more " + SENTENCE * 8)
+            node.process.send_signal(signal.SIGTERM)
+            assert node.process.wait(20) == 0
+        until(lambda: states(server) == ["up", "down"])
+        assert turn(server, first, SENTENCE, job_id="first")["completion_tokens"] == 4
+        until(lambda: served_by(server)[0] >= 7)
+
+
 def test_a_head_without_cores(long_model: Path, tmp_path: Path) -> None:
     """It waits for its nodes, in whichever order they come, and serves when all are there."""
     (port,) = free_ports(1)
@@ -207,6 +235,10 @@ def test_who_does_not_belong_is_refused(long_model: Path, tmp_path: Path) -> Non
         (("--headless",), "headless needs data_parallel_size_local"),
         (("--data-parallel-size-local", "3"), "data_parallel_size_local must be from 0 to"),
         (("--data-parallel-start-rank", "1"), "data_parallel_start_rank is for headless"),
+        (
+            ("--data-parallel-size-min", "3"),
+            "data_parallel_size_min must be from 1 to",
+        ),
         (("--data-parallel-size-local", "1", "--data-parallel-address", "10.1.2.3"), "CONTINUUM_GROUP_TOKEN"),
     ],
 )
