@@ -54,6 +54,8 @@ class GroupCores:
             return CoreProcess(spec_of_engine(self._spec, index))
         from engine.core_group.remote_core import RemoteCore
 
+        if self._nodes is not None:
+            self._nodes.start(index)
         assert self._listener is not None
         return RemoteCore(index, self._listener)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -35,17 +36,28 @@ class RayNodes:
         the port is taken."""
         ray = import_ray("data_parallel_backend")
         self._joined = join_cluster(ray)
-        self._actors: list[Any] = []
+        self._lock = threading.Lock()
+        self._actors: dict[int, Any] = {}
         try:
             token = os.environ.setdefault(TOKEN_VARIABLE, secrets.token_hex(TOKEN_BYTES))
             config = _at_our_address(spec.config, ray)
             self.listener = NodeListener(config, engines)
-            nodes = [_node_spec(replace(spec, config=config), engine) for engine in engines]
-            starts = [NodeStart(pickled_spec(node), token, logging.getLogger().level) for node in nodes]
-            self._actors = _placed(ray, config, starts)
+            self._make = _node_maker(ray, config, len(engines))
+            specs = {engine: _node_spec(replace(spec, config=config), engine) for engine in engines}
+            level = logging.getLogger().level
+            self._starts = {
+                engine: NodeStart(pickled_spec(node), token, level) for engine, node in specs.items()
+            }
         except BaseException:
             self._leave_cluster()
             raise
+
+    def start(self, engine: int) -> None:
+        """Have a node started for this core, unless it was. Those that the head waits for come first, and so
+        have a place first. Thread-safe."""
+        with self._lock:
+            if engine not in self._actors:
+                self._actors[engine] = self._make(self._starts[engine])
 
     def close(self) -> None:
         """End all nodes, orderly where they answer. Repeatable."""
@@ -55,7 +67,8 @@ class RayNodes:
     def _leave_cluster(self) -> None:
         import ray
 
-        actors, self._actors = self._actors, []
+        with self._lock:
+            actors, self._actors = list(self._actors.values()), {}
         with suppress(Exception):  # the cluster may be gone
             ray.wait(
                 [actor.stop.remote() for actor in actors], num_returns=len(actors), timeout=STOP_TIMEOUT_S
@@ -89,19 +102,19 @@ def _node_spec(spec: CoreSpec, engine: int) -> CoreSpec:
     return replace(spec, config=replace(spec.config, parallel=parallel))
 
 
-def _placed(ray: Any, config: EngineConfig, starts: Sequence[NodeStart]) -> list[Any]:
-    """An actor for each node, spread over the cluster. One that dies, or whose node does, Ray starts again
-    wherever there is room."""
+def _node_maker(ray: Any, config: EngineConfig, num_nodes: int) -> Callable[[NodeStart], Any]:
+    """Makes an actor for a node, wherever there is room. One that dies, or whose node does, Ray starts
+    again."""
     num_ranks = config.model.tensor_parallel_size
-    needed = {"CPU": num_ranks * len(starts)}
-    has_gpus = with_gpus(ray, config.model.device, num_ranks * len(starts))
+    needed = {"CPU": num_ranks * num_nodes}
+    has_gpus = with_gpus(ray, config.model.device, num_ranks * num_nodes)
     if has_gpus:
-        needed["GPU"] = num_ranks * len(starts)
+        needed["GPU"] = num_ranks * num_nodes
     if any(ray.cluster_resources().get(name, 0) < count for name, count in needed.items()):
         start_log.warning(
             "The Ray cluster has %s; %d engine cores need %s. Those without a place wait for one.",
             resources_of(ray),
-            len(starts),
+            num_nodes,
             " and ".join(f"{count} {name}" for name, count in needed.items()),
         )
     make = ray.remote(NodeActor).options(
@@ -111,4 +124,5 @@ def _placed(ray: Any, config: EngineConfig, starts: Sequence[NodeStart]) -> list
         max_restarts=-1,
         max_concurrency=2,
     )
-    return [make.remote(start) for start in starts]
+    started: Callable[[NodeStart], Any] = make.remote
+    return started
