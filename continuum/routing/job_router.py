@@ -32,11 +32,11 @@ MAX_CANDIDATES = 64
 NEW_TOKENS_SMOOTHING = 0.05
 OPEN_TOKENS = 16_384
 """What a request that runs or waits counts for, where a new job is placed: it slows the steps of all beside
-it. From 15,000 to 50,000 are alike (docs/lab/measurements.md); 5,000 are too few."""
-_END = 0x9E3779B97F4A7C15
-"""Makes of a prompt's last key that of an unnamed job which had a turn with this prompt."""
+it. From 15,000 to 50,000 are alike (docs/decisions/0075); 5,000 are too few."""
 LIKE_SHARE = 0.005
 """Cores whose loads differ by less than this share of a pool are equally good homes for a new job."""
+_END = 0x9E3779B97F4A7C15
+"""Makes of a prompt's last key that of an unnamed job which had a turn with this prompt."""
 
 
 @dataclass(slots=True)
@@ -49,19 +49,6 @@ class _Job:
     num_chunks: int
     last_key: int | None
     """Key of its prompt's beginning of ``num_chunks`` chunks."""
-
-
-def _some(num_engines: int, request_id: str) -> Iterable[int]:
-    """Cores to look at: all of them, or some, others for each request. The best of some is nearly as good as
-    the best (Mitzenmacher, 2001: the power of two choices)."""
-    if num_engines <= MAX_CANDIDATES:
-        return range(num_engines)
-    first = crc32(request_id.encode("utf-8", "surrogatepass"))
-    return ((first + step) % num_engines for step in range(MAX_CANDIDATES))
-
-
-def _is_worth_a_move(at_home: float, elsewhere: float) -> bool:
-    return at_home > MOVE_MARGIN * elsewhere and at_home - elsewhere > MOVE_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,3 +243,16 @@ class JobRouter:
     def _drop(self, key: int) -> None:
         del self._jobs[key]
         self._forget_active(key)
+
+
+def _some(num_engines: int, request_id: str) -> Iterable[int]:
+    """Cores to look at: all of them, or some, others for each request. The best of some is nearly as good as
+    the best (Mitzenmacher, 2001: the power of two choices)."""
+    if num_engines <= MAX_CANDIDATES:
+        return range(num_engines)
+    first = crc32(request_id.encode("utf-8", "surrogatepass"))
+    return ((first + step) % num_engines for step in range(MAX_CANDIDATES))
+
+
+def _is_worth_a_move(at_home: float, elsewhere: float) -> bool:
+    return at_home > MOVE_MARGIN * elsewhere and at_home - elsewhere > MOVE_TOKENS
