@@ -390,11 +390,11 @@ class EngineConfig:
             raise ConfigError("kv_events_config needs prefix caching: events tell what is cached.")
         if self.speculative is not None and self.model.enable_return_routed_experts:
             raise ConfigError("speculative_config and enable_return_routed_experts cannot be combined.")
-        # A core and its ranks are on one node.
-        if self.parallel.data_parallel_backend == self.model.distributed_executor_backend == "ray":
-            raise ConfigError("data_parallel_backend ray goes with distributed_executor_backend mp.")
+        self.parallel.check_executor(self.model.distributed_executor_backend)
         if self.model.tensor_parallel_size > 1 and self.cache.has_disk_tier:
             raise ConfigError("kv_offloading_disk_size and tensor_parallel_size > 1 cannot be combined.")
         if self.model.enable_return_routed_experts and self.cache.has_host_tier:
-            # The experts of a token are kept beside its KV on the device.
-            raise ConfigError("enable_return_routed_experts and kv_offloading_size cannot be combined.")
+            raise ConfigError(
+                "enable_return_routed_experts and kv_offloading_size cannot be combined: the experts of a "
+                "token are kept beside its KV on the device."
+            )

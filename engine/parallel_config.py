@@ -96,6 +96,14 @@ class ParallelConfig:
         if self.data_parallel_size == 1:
             raise ConfigError("data_parallel_backend ray needs data_parallel_size above 1.")
 
+    def check_executor(self, backend: str) -> None:
+        """ConfigError if ranks that this backend starts would be on other nodes than Ray's cores."""
+        if self.data_parallel_backend == backend == "ray":
+            raise ConfigError(
+                "data_parallel_backend ray goes with distributed_executor_backend mp: a core and its ranks "
+                "are on one node."
+            )
+
     @property
     def num_awaited(self) -> int:
         """How many cores the head waits for before it serves: those with the lowest numbers."""

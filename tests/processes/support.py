@@ -6,9 +6,11 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import httpx
 
 from engine.config import CacheConfig, EngineConfig, ModelConfig, TraceConfig
 from engine.core.policy import FcfsPolicy, Pin, PinEnd, PolicyContext, SchedulingPolicy
@@ -18,6 +20,20 @@ from engine.sampling_params import SamplingParams
 
 GONE_WITHIN_S = 2.0
 """The promise: this long after the other side died."""
+WITHIN_S = 90.0
+"""Generous: what does not happen in this time does not happen."""
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+
+
+def engine_states(url: str) -> list[str]:
+    """How the cores of a server are, by number."""
+    data = httpx.get(f"{url}/engines", timeout=60).json()["data"]
+    return [engine["state"] for engine in data]
 
 
 def config(trace_path: str | None = None) -> EngineConfig:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,7 +20,8 @@ from engine.api.openai_responses.sqlite_store import SqliteStore
 from engine.api.openai_responses.store import StoreLimits
 from engine.process.private_folder import make_private_folder, remove_if_left, remove_private_folder
 from engine.worker.loading.tiny_models import make_model_folder
-from tests.processes.crowd import WITHIN_S, Crowd, running_crowd
+from tests.processes.crowd import Crowd, running_crowd
+from tests.processes.support import until
 
 FLAGS = ("--num-gpu-blocks-override", "8200", "--max-model-len", "32768", "--core-silence-s", "1")
 ENDLESS = {"prompt": "a", "max_tokens": 30_000, "ignore_eos": True, "stream": True}
@@ -37,12 +38,6 @@ def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crowd]:
     model = make_model_folder(tmp_path_factory.mktemp("models") / "long", max_position_embeddings=32768)
     with running_crowd(model, *FLAGS) as running:
         yield running
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WITHIN_S
-    while not condition():
-        assert time.monotonic() < deadline
 
 
 def health(crowd: Crowd) -> int:

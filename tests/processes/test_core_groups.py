@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -21,8 +21,8 @@ import pytest
 from engine.worker.loading.tiny_models import make_model_folder
 from tests.api.server import Server, is_alive, running_server
 from tests.child_processes import children_of
+from tests.processes.support import until
 
-WITHIN_S = 60.0
 ENDLESS = {"prompt": "a", "max_tokens": 30_000, "ignore_eos": True, "stream": True}
 FLAGS = ("--num-gpu-blocks-override", "8200", "--max-model-len", "32768", "--data-parallel-size", "2")
 SENTENCE = "the quick brown fox jumps over the lazy dog "
@@ -59,12 +59,6 @@ def group(
 def http(group: Server) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=group.url, timeout=60) as client:
         yield client
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WITHIN_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
 
 
 def engines(http: httpx.Client) -> list[Body]:

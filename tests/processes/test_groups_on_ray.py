@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import pytest
 from tests.api.server import Server, is_alive, running_server
 from tests.child_processes import processes_with
 from tests.processes.event_subscriber import free_ports
+from tests.processes.support import engine_states, until
 from tests.ray_cluster import MARK, add_node, cluster
 from tests.worker.generation import Reference, random_tokens
 
@@ -28,7 +27,6 @@ pytestmark = [
     pytest.mark.timeout(400),
 ]
 
-WITHIN_S = 90.0
 LIMITS = ("--device", "cpu", "--max-model-len", "4096", "--num-gpu-blocks-override", "400")
 GROUP = ("--data-parallel-size", "3", "--data-parallel-backend", "ray")
 Body = dict[str, Any]
@@ -37,17 +35,6 @@ Body = dict[str, Any]
 def cores() -> set[int]:
     """Process ids of the cores on this test's cluster."""
     return processes_with("engine.core_process.core_proc", f"{MARK}={os.environ[MARK]}")
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WITHIN_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-
-
-def states(server: Server) -> list[str]:
-    data: list[Body] = httpx.get(server.url + "/engines", timeout=60).json()["data"]
-    return [engine["state"] for engine in data]
 
 
 def complete(server: Server, prompt: list[int], **fields: Any) -> Body:
@@ -65,7 +52,7 @@ def test_cores_on_three_nodes_are_one_server(model_folder: Path, cluster: Any, t
     folder, (port,) = model_folder, free_ports(1)
     flags = (*LIMITS, *GROUP, "--data-parallel-rpc-port", str(port))
     with running_server(folder, *flags, log=tmp_path / "log") as server:
-        assert states(server) == ["up", "up", "up"]
+        assert engine_states(server.url) == ["up", "up", "up"]
         assert len(cores()) == 3
         assert not server.core_pids(), "all are Ray's"
         jobs_have_the_right_tokens(server, Reference(folder))
@@ -73,7 +60,7 @@ def test_cores_on_three_nodes_are_one_server(model_folder: Path, cluster: Any, t
         a_node_is_killed(server, cluster, doomed)
         assert len(cores() & before) == 2
         add_node(cluster)
-        until(lambda: states(server) == ["up", "up", "up"])
+        until(lambda: engine_states(server.url) == ["up", "up", "up"])
         left = cores()
         assert len(left) == 3
         assert server.interrupt() == 0
@@ -89,15 +76,15 @@ def test_processes_that_are_killed_are_started_again_or_end(
     group = ("--data-parallel-size", "2", "--data-parallel-size-min", "1", "--data-parallel-backend", "ray")
     flags = (*LIMITS, *group, "--data-parallel-rpc-port", str(port))
     with running_server(model_folder, *flags, log=tmp_path / "log") as server:
-        assert sorted(states(server)) == ["down", "up"]
+        assert sorted(engine_states(server.url)) == ["down", "up"]
         assert "has 1 CPU and 0 GPU; 2 engine cores need 2 CPU" in (tmp_path / "log").read_text()
         add_node(cluster)
-        until(lambda: states(server) == ["up", "up"])
+        until(lambda: engine_states(server.url) == ["up", "up"])
         before = cores()
         mark = f"{MARK}={os.environ[MARK]}"
         os.kill(min(processes_with("engine.core_group.ray_node_proc", mark)), signal.SIGKILL)
         until(lambda: len(cores() - before) == 1)
-        until(lambda: states(server) == ["up", "up"])
+        until(lambda: engine_states(server.url) == ["up", "up"])
         left = cores()
         server.process.kill()
         until(lambda: not any(is_alive(core) for core in left))
@@ -127,7 +114,7 @@ def a_node_is_killed(server: Server, cluster: Any, node: Any) -> None:
         for each in lines:
             next(each)
         cluster.remove_node(node, allow_graceful=False)
-        until(lambda: "down" in states(server))
+        until(lambda: "down" in engine_states(server.url))
         assert len(complete(server, [4, 5], max_tokens=3)["choices"]) == 1
         said = ["\n".join(each) for each in lines]
         for stream in streams:

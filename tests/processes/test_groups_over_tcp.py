@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from engine.worker.loading.tiny_models import make_model_folder
 from tests.api.server import Server, is_alive, running_server
 from tests.child_processes import children_of
 from tests.processes.event_subscriber import free_ports
+from tests.processes.support import WITHIN_S, engine_states, until
 
-WITHIN_S = 60.0
 ENDLESS = {"prompt": "a", "max_tokens": 30_000, "ignore_eos": True, "stream": True}
 LIMITS = ("--num-gpu-blocks-override", "8200", "--max-model-len", "32768")
 SENTENCE = "the quick brown fox jumps over the lazy dog "
@@ -79,17 +79,6 @@ def head_flags(port: int, *, num_local: int = 1) -> tuple[str, ...]:
     return (*LIMITS, *group, "--data-parallel-rpc-port", str(port))
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WITHIN_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-
-
-def states(server: Server) -> list[str]:
-    data: list[Body] = httpx.get(server.url + "/engines", timeout=60).json()["data"]
-    return [engine["state"] for engine in data]
-
-
 def turn(server: Server, said: list[Body], text: str, **fields: Any) -> Body:
     """One more turn of a conversation, which grows by it; its usage."""
     said.append({"role": "user", "content": text})
@@ -136,10 +125,10 @@ def test_cores_of_two_nodes_are_one_server(long_model: Path, tmp_path: Path, fro
         jobs_stay_at_home(server)
         a_node_is_killed(server, node)
         again = stack.enter_context(running_node(long_model, port, tmp_path / "again"))
-        until(lambda: states(server) == ["up", "up"])
+        until(lambda: engine_states(server.url) == ["up", "up"])
         os.kill(again.core() or 0, signal.SIGKILL)
-        until(lambda: states(server) == ["up", "down"])
-        until(lambda: states(server) == ["up", "up"])
+        until(lambda: engine_states(server.url) == ["up", "down"])
+        until(lambda: engine_states(server.url) == ["up", "up"])
         assert server.interrupt() == 0
         until(lambda: again.core() is None)
         assert again.process.poll() is None, "it waits for the head to come back"
@@ -148,7 +137,7 @@ def test_cores_of_two_nodes_are_one_server(long_model: Path, tmp_path: Path, fro
 
 
 def jobs_stay_at_home(server: Server) -> None:
-    assert states(server) == ["up", "up"]
+    assert engine_states(server.url) == ["up", "up"]
     jobs: dict[str, list[Body]] = {f"job-{number}": [] for number in range(6)}
     for _ in range(3):
         for name, said in jobs.items():
@@ -165,7 +154,7 @@ def a_node_is_killed(server: Server, node: Node) -> None:
     with endless_streams(server, 6):
         killed_at = time.monotonic()
         node.kill()
-        until(lambda: "down" in states(server))
+        until(lambda: "down" in engine_states(server.url))
         assert time.monotonic() - killed_at < 15.0
         until(lambda: not is_alive(core))
         assert turn(server, [], "still there?")["completion_tokens"] == 4
@@ -178,11 +167,11 @@ def test_a_core_is_added_while_the_server_serves(long_model: Path, tmp_path: Pat
     (port,) = free_ports(1)
     flags = (*head_flags(port), "--data-parallel-size-min", "1", "--api-server-count", front_ends)
     with running_server(long_model, *flags) as server:
-        assert states(server) == ["up", "down"]
+        assert engine_states(server.url) == ["up", "down"]
         first: list[Body] = []
         turn(server, first, SENTENCE * 8, job_id="first")
         with running_node(long_model, port, tmp_path / "node") as node:
-            until(lambda: states(server) == ["up", "up"])
+            until(lambda: engine_states(server.url) == ["up", "up"])
             usage = turn(server, first, SENTENCE, job_id="first")
             assert usage["prompt_tokens_details"]["cached_tokens"] > 100
             for number in range(8):
@@ -194,7 +183,7 @@ def test_a_core_is_added_while_the_server_serves(long_model: Path, tmp_path: Pat
                 turn(server, [], f"{number} more " + SENTENCE * 8)
             node.process.send_signal(signal.SIGTERM)
             assert node.process.wait(20) == 0
-        until(lambda: states(server) == ["up", "down"])
+        until(lambda: engine_states(server.url) == ["up", "down"])
         assert turn(server, first, SENTENCE, job_id="first")["completion_tokens"] == 4
         until(lambda: served_by(server)[0] >= 7)
 
@@ -207,7 +196,7 @@ def test_a_head_without_cores(long_model: Path, tmp_path: Path) -> None:
         running_node(long_model, port, tmp_path / "1", rank=1),
         running_server(long_model, *head_flags(port, num_local=0)) as server,
     ):
-        assert states(server) == ["up", "up"]
+        assert engine_states(server.url) == ["up", "up"]
         assert turn(server, [], "hello")["completion_tokens"] == 4
 
 
@@ -220,7 +209,7 @@ def test_who_does_not_belong_is_refused(long_model: Path, tmp_path: Path) -> Non
         running_node(long_model, port, tmp_path / "good"),
         running_server(long_model, *head_flags(port), log=tmp_path / "head") as server,
     ):
-        assert states(server) == ["up", "up"]
+        assert engine_states(server.url) == ["up", "up"]
         assert other.process.wait(WITHIN_S) == 2
         assert taken.process.wait(WITHIN_S) == 2
         sentence = "max_model_len is '32768' on the head, but '512' on the node"
