@@ -289,14 +289,22 @@ class EngineCore:
 
     @property
     def is_draining(self) -> bool:
-        """Whether only steps whose requests have all ended are in flight."""
-        return bool(self._submitted) and not self._has_plans_to_make()
+        """Whether only steps whose requests have all ended are in flight, and writes to disk."""
+        in_flight = bool(self._submitted) or self._writes_to_disk()
+        return in_flight and not self._has_requests()
 
     def _has_plans_to_make(self) -> bool:
+        """A write to disk counts: whoever comes after a pause is to find what it wrote."""
+        return self._has_requests() or self._writes_to_disk()
+
+    def _has_requests(self) -> bool:
         """The load of an aborted request counts, too: it holds blocks until the executor reports it."""
         scheduler = self.scheduler
-        has_work = scheduler.has_unfinished_requests() or scheduler.num_pending_loads > 0
-        return has_work or scheduler.leases.has_news or self._asks_readers
+        has_requests = scheduler.has_unfinished_requests() or scheduler.num_pending_loads > 0
+        return has_requests or scheduler.leases.has_news or self._asks_readers
+
+    def _writes_to_disk(self) -> bool:
+        return self.scheduler.loads.num_disk_writes > 0
 
     def _idle_timeout_s(self) -> float | None:
         due_s = self.scheduler.next_due_s()
@@ -416,6 +424,7 @@ class EngineCore:
             or plan.finished_req_ids
             or plan.preempted_req_ids
             or self.scheduler.num_pending_loads
+            or self._writes_to_disk()
             or plan.ended_kv_leases
             or self.scheduler.leases
         ):

@@ -49,6 +49,7 @@ class InprocClient:
 
     def call_utility(self, method: str, *args: object) -> Any:
         while self.core.is_draining:  # in a process of its own the core does this by itself
+            self.core.wait_for_work()
             outputs = self.core.step()
             self._early += outputs.outputs if outputs is not None else []
         return msgspec.to_builtins(self.core.call_utility(method, list(args)))

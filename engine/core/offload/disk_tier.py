@@ -87,6 +87,11 @@ class DiskTier:
         self._contents_written.add(block_hash)
         self._new.append((host_slot, slot))
 
+    @property
+    def num_writes(self) -> int:
+        """Writes that the worker has not reported yet."""
+        return len(self._writing)
+
     def take_writes(self) -> DiskWrites:
         """Take the writes that go with the plan being made."""
         if not self._new:

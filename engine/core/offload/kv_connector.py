@@ -97,6 +97,10 @@ class KVConnector(Protocol):
     def take_write_counts(self) -> DiskWriteCounts:
         """Counts of writes to disk since the last call."""
 
+    @property
+    def num_disk_writes(self) -> int:
+        """Writes to disk that the worker has not reported yet; what they write is not found before."""
+
     def request_finished(self, keys: Sequence[BlockHash]) -> None:
         """Note that a request, ended or preempted, frees what its return would hit: it counts as used just
         now."""
@@ -156,6 +160,10 @@ class NoConnector:
 
     def take_write_counts(self) -> DiskWriteCounts:
         return NO_DISK_COUNTS
+
+    @property
+    def num_disk_writes(self) -> int:
+        return 0
 
     def request_finished(self, keys: Sequence[BlockHash]) -> None:
         pass

@@ -180,6 +180,10 @@ class OffloadingConnector:
     def take_write_counts(self) -> DiskWriteCounts:
         return NO_DISK_COUNTS if self.disk is None else self.disk.take_counts()
 
+    @property
+    def num_disk_writes(self) -> int:
+        return 0 if self.disk is None else self.disk.num_writes
+
     def request_finished(self, keys: Sequence[BlockHash]) -> None:
         self.tier.touch(keys)
         if self.disk is not None:

@@ -103,6 +103,11 @@ class PendingKVLoads:
         return len(self._in_flight)
 
     @property
+    def num_disk_writes(self) -> int:
+        """Writes to disk that the worker has not reported yet."""
+        return self._connector.num_disk_writes
+
+    @property
     def loads_remote(self) -> bool:
         """Whether requests may name a prefix that another server has."""
         return self._remote is not None

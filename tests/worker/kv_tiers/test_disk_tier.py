@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -74,6 +75,7 @@ class Jobs:
             answer = output.outputs[0].token_ids
             assert answer == self._reference.greedy(history, 12)
             num_cached += output.num_cached_tokens
+            self._llm.statistics()  # the writes to disk have ended when it returns
             self._histories[place] = [*history, *answer, *random_tokens(12, seed=place)]
         return num_cached
 
@@ -97,6 +99,26 @@ def test_turns_read_from_disk_give_the_same_tokens(
         assert not list(tmp_path.iterdir())
     with pytest.raises(AssertionError, match="no file is open"):
         file_in(tmp_path)
+
+
+def test_a_slow_disk_has_what_was_evicted_before_a_pause(
+    model_folders: ModelFolders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writes that end when no request is left are reported, too: the next turns find all of it."""
+    goes_on, keep = threading.Event(), DiskPool._keep
+
+    def keep_later(pool: DiskPool, *args: Any) -> None:
+        assert goes_on.wait(60)
+        keep(pool, *args)
+
+    monkeypatch.setattr(DiskPool, "_keep", keep_later)
+    with small_llm(model_folders("llama"), tmp_path) as llm:
+        for job in range(3):
+            llm.generate([random_tokens(150 + 10 * job, seed=job)], GREEDY, use_tqdm=False)
+        goes_on.set()
+        assert llm.statistics().num_used_disk_blocks > 16
+        (output,) = llm.generate([random_tokens(150, seed=0)], GREEDY, use_tqdm=False)
+        assert output.num_cached_tokens == 144
 
 
 @pytest.mark.parametrize("damage", ["other bytes", "shorter"])
