@@ -6,6 +6,7 @@ Names and defaults are vLLM's where vLLM has the option.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -20,6 +21,11 @@ ATTENTION_BACKENDS = ("auto", "torch", "triton")
 KV_CACHE_DTYPES = ("auto", "fp8_e4m3")
 EXECUTOR_BACKENDS = ("mp", "ray")
 QUANTIZATIONS = ("int8", "int4")
+
+
+def _one_of(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}.")
 
 
 def _at_least(name: str, value: float, limit: float) -> None:
@@ -83,36 +89,26 @@ class ModelConfig:
     tensor_parallel_size: int = 1
     """Number of tensor-parallel ranks: each is a process with its part of every weight, and a GPU or a
     share of the CPU's cores."""
+    pipeline_parallel_size: int = 1
+    """Number of stages of ``tensor_parallel_size`` ranks each: some of the layers in each."""
     distributed_executor_backend: str = "mp"
-    """Who starts the ranks: ``mp`` (processes of this machine) | ``ray`` (actors on the nodes of a Ray
-    cluster)."""
+    """Who starts the ranks: ``mp`` (processes of this machine) | ``ray`` (actors of a Ray cluster)."""
     enable_expert_parallel: bool = False
     """Divide a mixture of experts by rank, some whole experts for each, instead of dividing each expert."""
     enable_return_routed_experts: bool = False
     """Return the experts of each token with the answer that a request ends with."""
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}.")
-        if self.device not in DEVICES:
-            raise ConfigError(f"device must be one of {', '.join(DEVICES)}, got {self.device!r}.")
-        if self.attention_backend not in ATTENTION_BACKENDS:
-            raise ConfigError(
-                f"attention_backend must be one of {', '.join(ATTENTION_BACKENDS)}, "
-                f"got {self.attention_backend!r}."
-            )
-        if self.quantization is not None and self.quantization not in QUANTIZATIONS:
-            raise ConfigError(
-                f"quantization must be one of {', '.join(QUANTIZATIONS)}, got {self.quantization!r}."
-            )
+        _one_of("dtype", self.dtype, DTYPES)
+        _one_of("device", self.device, DEVICES)
+        _one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        if self.quantization is not None:
+            _one_of("quantization", self.quantization, QUANTIZATIONS)
         if self.max_model_len is not None:
             _at_least("max_model_len", self.max_model_len, 1)
         _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
-        if self.distributed_executor_backend not in EXECUTOR_BACKENDS:
-            raise ConfigError(
-                f"distributed_executor_backend must be one of {', '.join(EXECUTOR_BACKENDS)}, got "
-                f"{self.distributed_executor_backend!r}."
-            )
+        _at_least("pipeline_parallel_size", self.pipeline_parallel_size, 1)
+        _one_of("distributed_executor_backend", self.distributed_executor_backend, EXECUTOR_BACKENDS)
         if self.tensor_parallel_size > 1 and self.quantization is not None:
             raise ConfigError("quantization and tensor_parallel_size > 1 cannot be combined.")
 
@@ -390,7 +386,7 @@ class EngineConfig:
             raise ConfigError("kv_events_config needs prefix caching: events tell what is cached.")
         if self.speculative is not None and self.model.enable_return_routed_experts:
             raise ConfigError("speculative_config and enable_return_routed_experts cannot be combined.")
-        self.parallel.check_executor(self.model.distributed_executor_backend)
+        self.parallel.check_beside(self)
         if self.model.tensor_parallel_size > 1 and self.cache.has_disk_tier:
             raise ConfigError("kv_offloading_disk_size and tensor_parallel_size > 1 cannot be combined.")
         if self.model.enable_return_routed_experts and self.cache.has_host_tier:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine.config import EngineConfig
 from engine.executor import Executor
+from engine.parallel_config import ranks_per_core
 
 
 def model_executor(config: EngineConfig) -> Executor:
@@ -16,7 +17,7 @@ def model_executor(config: EngineConfig) -> Executor:
         from engine.worker.ranks.ray_executor import RayExecutor
 
         return RayExecutor(config)
-    if config.model.tensor_parallel_size > 1:
+    if ranks_per_core(config) > 1:
         from engine.worker.ranks.multiproc_executor import MultiprocExecutor
 
         return MultiprocExecutor(config)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from engine.config import EngineConfig
 
 MAX_ENGINES = 1024
 DATA_PARALLEL_BACKENDS = ("mp", "ray")
@@ -96,13 +100,17 @@ class ParallelConfig:
         if self.data_parallel_size == 1:
             raise ConfigError("data_parallel_backend ray needs data_parallel_size above 1.")
 
-    def check_executor(self, backend: str) -> None:
-        """ConfigError if ranks that this backend starts would be on other nodes than Ray's cores."""
-        if self.data_parallel_backend == backend == "ray":
+    def check_beside(self, config: EngineConfig) -> None:
+        """ConfigError if the other options do not go with these."""
+        if self.data_parallel_backend == config.model.distributed_executor_backend == "ray":
             raise ConfigError(
                 "data_parallel_backend ray goes with distributed_executor_backend mp: a core and its ranks "
                 "are on one node."
             )
+        if config.model.pipeline_parallel_size > 1:
+            for option, is_set in _not_in_stages(config).items():
+                if is_set:
+                    raise ConfigError(f"{option} and pipeline_parallel_size > 1 cannot be combined.")
 
     @property
     def num_awaited(self) -> int:
@@ -126,6 +134,23 @@ class ParallelConfig:
     def local_rank(self) -> int:
         """The number of the core that has this configuration among those of its machine."""
         return self.data_parallel_rank - self.data_parallel_start_rank
+
+
+def ranks_per_core(config: EngineConfig) -> int:
+    """How many ranks run the model of one engine core."""
+    return config.model.tensor_parallel_size * config.model.pipeline_parallel_size
+
+
+def _not_in_stages(config: EngineConfig) -> dict[str, bool]:
+    """What a pipeline does not do so far, and whether it is wanted."""
+    return {
+        "async_scheduling": bool(config.scheduler.async_scheduling),
+        "speculative_config": config.speculative is not None,
+        "quantization": config.model.quantization is not None,
+        "enable_return_routed_experts": config.model.enable_return_routed_experts,
+        "kv_offloading_disk_size": config.cache.has_disk_tier,
+        "kv_transfer_config": config.kv_transfer is not None,
+    }
 
 
 def is_loopback(host: str) -> bool:

@@ -82,6 +82,9 @@ class TraceHeader(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """Whether a request is admitted only if its whole sequence fits in the free blocks."""
     async_scheduling: bool = False
     """Whether a step is decided while the previous one runs."""
+    num_stages: int = 1
+    """Stages of the pipeline: so many steps run at once, and no request in two that need each other's
+    tokens."""
     num_lookahead_tokens: int = 0
     """Places behind a request's tokens for the KV of a drafter with weights; 0: there is none."""
     loads_remote: bool = False
@@ -260,7 +263,8 @@ class StepOutput(msgspec.Struct, tag_field="type", tag="step_output", kw_only=Tr
     """Input: a step's result came back. Requests that ended meanwhile may be among those it names."""
 
     step: int
-    """Step that this is the result of: the last one decided, or with ``async_scheduling`` the one before it.
+    """Step that this is the result of: the last one decided, or with ``async_scheduling`` the one before it,
+    in a pipeline one of the last ``num_stages``.
     Transfers may be reported in between."""
     now: float
     sampled: list[str] | None = None

@@ -40,6 +40,9 @@ class CachedRequestData:
     resumed_token_ids: dict[str, list[int]] = field(default_factory=dict)
     new_block_ids: list[list[int]] = field(default_factory=list)
     num_computed_tokens: list[int] = field(default_factory=list)
+    new_token_ids: list[Sequence[int]] = field(default_factory=list)
+    """The tokens of the step behind the prompt, for stages of a pipeline that did not sample them; of one
+    stage none."""
 
 
 @dataclass(frozen=True, slots=True)

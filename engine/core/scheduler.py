@@ -71,25 +71,25 @@ class Scheduler:
         loads_remote: bool = False,
         kv_cache_groups: Sequence[KVCacheGroup] = ONE_FULL_GROUP,
         num_states: int = 0,
+        num_stages: int = 1,
         on_request_ended: Callable[[Request, float], None] | None = None,
     ) -> None:
         """Make one over a pool of ``num_blocks`` blocks of any group, the null block counted.
 
         ``kv_connector`` is a second tier of KV, which needs prefix caching. ``loads_remote``: requests may
         name a prefix of another server. ``num_states``: state slots of a model whose last group has states,
-        slot 0 counted. ``on_request_ended`` is called once for each request, and must not raise.
+        slot 0 counted. ``num_stages``: of a pipeline. ``on_request_ended``: once for each; must not raise.
         """
         self.config, self.policy, self.max_model_len = config, policy, max_model_len
-        limits = (max_model_len, enable_prefix_caching, kv_cache_groups, max_tokens_under_way(config))
-        self.kv = KVCacheManager(num_blocks, block_size, *limits, num_states)
+        limits = (kv_cache_groups, max_tokens_under_way(config, num_stages), num_states)
+        self.kv = KVCacheManager(num_blocks, block_size, max_model_len, enable_prefix_caching, *limits)
         self.loads = PendingKVLoads(self.kv, kv_connector or NoConnector(), loads_remote=loads_remote)
         self.leases = KVLeases(policy, self.kv)
         self.pins = PinManager(self.kv, self.loads, self.leases)
         self.request_block_hasher = BlockHasher(block_size) if enable_prefix_caching else None
         self.requests: dict[str, Request] = {}
-        self.steps = StepsInFlight(
-            self.kv, self.requests, max_model_len, overlap=bool(config.async_scheduling)
-        )
+        overlap = bool(config.async_scheduling)
+        self.steps = StepsInFlight(self.kv, self.requests, max_model_len, num_stages, overlap=overlap)
         self.drafts = DraftTokens(self.kv, max_model_len)
         self.slots = TenantSlots()
         self._fairness = FairPreemption(self.kv, self.slots, policy)
@@ -211,7 +211,8 @@ class Scheduler:
         index = 0
         running = self.running
         most_tokens = self._prefill_limit(self.max_model_len)
-        while index < len(running) and step.budget > 0:
+        most_running = self.steps.most_running(len(running))
+        while index < len(running) and step.budget > 0 and len(step.running) < most_running:
             request = running[index]
             num_tokens = request.num_tokens + request.num_output_placeholders
             num_computed = request.num_computed_tokens
@@ -293,7 +294,7 @@ class Scheduler:
 
     def _make_plan(self, step: Step) -> SchedulerOutput:
         """Make the plan of a step that is decided, and count its tokens as computed."""
-        plan = step.to_output(self.kv, self._finished_req_ids)
+        plan = step.to_output(self.kv, self._finished_req_ids, tells_tokens=self.steps.num_stages > 1)
         self._finished_req_ids = set()
         if self.kv.states is not None:
             plan.state_slots = self.kv.states.plan_step(plan.num_scheduled_tokens, self.requests)
@@ -312,7 +313,7 @@ class Scheduler:
 
     def _admit(self, request: Request, step: Step) -> bool:
         """Start the head of the queue if it fits, or load it first if another tier has more of its prefix."""
-        if self._cannot_fit_yet(request, step.now):
+        if self._cannot_fit_yet(request, step.now) or self.steps.awaits_token(request):
             return False
         hit, num_hit_tokens = self.kv.get_computed_blocks(request)
         prefix = self.loads.find_loadable(request, num_hit_tokens)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.core.kv_cache.block_pool import KVCacheBlock
@@ -73,8 +73,13 @@ class Step:
         self.budget += num_tokens
         return True
 
-    def to_output(self, kv: KVCacheManager, finished_req_ids: set[str]) -> SchedulerOutput:
-        """The plan, which also lists the requests that have ended since the last one."""
+    def to_output(
+        self, kv: KVCacheManager, finished_req_ids: set[str], *, tells_tokens: bool = False
+    ) -> SchedulerOutput:
+        """The plan, which also lists the requests that have ended since the last one.
+
+        ``tells_tokens``: the worker that computes tokens does not know what another one has sampled.
+        """
         return SchedulerOutput(
             scheduled_new_reqs=[
                 NewRequestData(
@@ -86,7 +91,7 @@ class Step:
                 )
                 for request in self.new
             ],
-            scheduled_cached_reqs=self._cached_requests(kv),
+            scheduled_cached_reqs=self._cached_requests(kv, tells_tokens),
             num_scheduled_tokens=self.num_scheduled,
             total_num_scheduled_tokens=sum(self.num_scheduled.values()),
             finished_req_ids=finished_req_ids,
@@ -94,7 +99,7 @@ class Step:
             scheduled_spec_decode_tokens=self.drafts,
         )
 
-    def _cached_requests(self, kv: KVCacheManager) -> CachedRequestData:
+    def _cached_requests(self, kv: KVCacheManager, tells_tokens: bool) -> CachedRequestData:
         """Requests that the worker knows; preempted ones are sent to it in full again."""
         new_blocks = self.new_blocks
         cached = CachedRequestData()
@@ -109,4 +114,14 @@ class Step:
             cached.resumed_token_ids[request.request_id] = list(request.all_token_ids)
             cached.new_block_ids.append(kv.block_ids(request.request_id))
             cached.num_computed_tokens.append(request.num_computed_tokens)
+        if tells_tokens:
+            cached.new_token_ids = [self._output_tokens(request) for request in self.running]
+            cached.new_token_ids += [()] * len(self.resumed)
         return cached
+
+    def _output_tokens(self, request: Request) -> Sequence[int]:
+        """What the step computes of the request, unless it begins within the prompt, which is known."""
+        start = request.num_computed_tokens
+        if start < request.num_prompt_tokens:
+            return ()
+        return request.all_token_ids[start : start + self.num_scheduled[request.request_id]]

@@ -1,4 +1,5 @@
-"""Steps whose output is yet to come, where the next one is planned before that (async scheduling).
+"""Steps whose output is yet to come, where the next one is planned before that: with async scheduling, or
+while other stages of a pipeline would have nothing to do.
 
 For each: which requests take part in it, and which blocks stay allocated until it is back.
 """
@@ -15,15 +16,20 @@ from engine.core.kv_cache.kv_cache_manager import KVCacheManager
 from engine.core.outputs import SchedulerOutput
 from engine.core.request import Request
 
-MAX_STEPS = 2
+MAX_STEPS_OF_ONE_STAGE = 2
 """One step runs, and the next one waits for it."""
 
 
-def max_tokens_under_way(config: SchedulerConfig) -> int:
+def max_steps(num_stages: int) -> int:
+    """The most steps under way: one in each stage, or in the only one and before it."""
+    return max(MAX_STEPS_OF_ONE_STAGE, num_stages)
+
+
+def max_tokens_under_way(config: SchedulerConfig, num_stages: int) -> int:
     """The most tokens of a request that are computed before the output of the first of them is taken."""
     threshold = config.long_prefill_token_threshold
     num_tokens = min(config.max_num_batched_tokens, threshold or config.max_num_batched_tokens)
-    return num_tokens * (MAX_STEPS if config.async_scheduling else 1)
+    return num_tokens * (max_steps(num_stages) if config.async_scheduling else 1)
 
 
 @dataclass(slots=True, eq=False)
@@ -52,12 +58,22 @@ class StepsInFlight:
     """The steps under way, in the order in which they were planned.
 
     Without ``overlap`` a step's output comes before the next is planned, and there is nothing to remember.
+    In a pipeline no place is reserved for a token before it is sampled: its request waits for that, and steps
+    in other stages are of other requests, or of other parts of a prompt.
     """
 
     def __init__(
-        self, kv: KVCacheManager, requests: Mapping[str, Request], max_model_len: int, *, overlap: bool
+        self,
+        kv: KVCacheManager,
+        requests: Mapping[str, Request],
+        max_model_len: int,
+        num_stages: int = 1,
+        *,
+        overlap: bool,
     ) -> None:
         self.overlap = overlap
+        self.num_stages = num_stages
+        self._max_steps = max_steps(num_stages)
         self._kv = kv
         self._requests = requests
         self._max_model_len = max_model_len
@@ -68,7 +84,7 @@ class StepsInFlight:
         """Add a plan whose tokens count as computed, and reserve places for the tokens it will sample."""
         if not self.overlap:
             return
-        assert len(self._steps) < MAX_STEPS, "a step's output was not taken"
+        assert len(self._steps) < self._max_steps, "a step's output was not taken"
         requests = self._requests
         step = _Step(next(self._ids), plan, {i: requests[i] for i in plan.num_scheduled_tokens})
         for request in step.requests.values():
@@ -76,7 +92,8 @@ class StepsInFlight:
             if request.num_computed_tokens - request.num_drafts_under_way == num_tokens:
                 step.sampled[request.request_id] = request
                 # The last token that it may have is never computed: it needs no place.
-                request.num_output_placeholders += num_tokens + 1 < self._max_tokens(request)
+                has_place = self.num_stages == 1 and num_tokens + 1 < self._max_tokens(request)
+                request.num_output_placeholders += has_place
         self._steps.append(step)
 
     def _max_tokens(self, request: Request) -> int:
@@ -130,6 +147,14 @@ class StepsInFlight:
             if step.requests.get(request_id) is request
         )
 
+    def most_running(self, num_running: int) -> int:
+        """How many requests of those that run a plan takes at most: an equal part for each stage."""
+        return -(-num_running // self.num_stages)
+
+    def awaits_token(self, request: Request) -> bool:
+        """Whether a step under way samples a token of the request, which may have lost its blocks since."""
+        return any(step.sampled.get(request.request_id) is request for step in self._steps)
+
     def samples(self, plan: SchedulerOutput, request: Request) -> bool:
         """Whether this plan, which is under way, samples a token of the request, which has not ended."""
         request_id = request.request_id
@@ -164,7 +189,7 @@ class StepsInFlight:
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless each reserved place is one of a token under way."""
-        assert len(self._steps) <= (MAX_STEPS if self.overlap else 0)
+        assert len(self._steps) <= (self._max_steps if self.overlap else 0)
         for request in self._requests.values():
             num_sampled = sum(s.sampled.get(request.request_id) is request for s in self._steps)
             num_places = request.num_output_placeholders

@@ -20,7 +20,7 @@ from engine.core_group.node_listener import NodeListener
 from engine.core_group.ray_node_actor import NodeActor, NodeStart
 from engine.core_process.core_start import CoreSpec
 from engine.core_process.launcher import pickled_spec
-from engine.parallel_config import is_loopback
+from engine.parallel_config import is_loopback, ranks_per_core
 from engine.process.process_log import start_log
 from engine.process.ray_cluster import import_ray, join_cluster, resources_of, with_gpus
 
@@ -105,7 +105,7 @@ def _node_spec(spec: CoreSpec, engine: int) -> CoreSpec:
 def _node_maker(ray: Any, config: EngineConfig, num_nodes: int) -> Callable[[NodeStart], Any]:
     """Makes an actor for a node, wherever there is room. One that dies, or whose node does, Ray starts
     again."""
-    num_ranks = config.model.tensor_parallel_size
+    num_ranks = ranks_per_core(config)
     needed = {"CPU": num_ranks * num_nodes}
     has_gpus = with_gpus(ray, config.model.device, num_ranks * num_nodes)
     if has_gpus:

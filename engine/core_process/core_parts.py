@@ -72,6 +72,7 @@ def make_scheduler(
         loads_remote=transfer is not None and (transfer.fetches or transfer.loads_saved),
         kv_cache_groups=info.kv_cache_groups,
         num_states=info.num_states,
+        num_stages=config.model.pipeline_parallel_size,
         on_request_ended=on_request_ended,
     )
     if config.speculative is not None:

@@ -86,10 +86,6 @@ class _Submitted:
     pending: PendingOutput
     at: float
 
-    @property
-    def has_tokens(self) -> bool:
-        return self.plan.total_num_scheduled_tokens > 0
-
     def output(self) -> ModelRunnerOutput:
         """Wait for it."""
         output = self.pending.result()
@@ -128,6 +124,7 @@ class EngineCore:
         self._persisted = threading.Event()
         self._submitted: deque[_Submitted] = deque()
         """Plans whose output has not been processed, the oldest first."""
+        self._may_have_tokens = True  # the plan to follow, as the last one had, or an output came since
         with closed_on_failure(self._kv_events):
             self._executor: Executor = executor_factory(config)
             self._max_submitted = self._executor.max_concurrent_batches
@@ -327,6 +324,7 @@ class EngineCore:
         result = submitted.output()
         with self._changed:
             self._submitted.popleft()
+            self._may_have_tokens |= self._max_submitted > 2
             outputs = self._account(submitted.plan, result)
         if self.scheduler.leases.has_news and not self.scheduler.requests and not self._submitted:
             self._submit_next()  # with nothing to run: readers find the lease as soon as they know of it
@@ -340,13 +338,14 @@ class EngineCore:
         if self._drafting is not None and self._drafting.awaits_output:
             return False
         is_full = len(submitted) >= self._max_submitted
-        return not is_full and submitted[-1].has_tokens and self._has_plans_to_make()
+        return not is_full and self._may_have_tokens and self._has_plans_to_make()
 
     def _submit_next(self) -> None:
         with self._changed:
             now = self._clock.now()
             plan = self.scheduler.schedule(now)
             self._asks_readers = False
+            self._may_have_tokens = plan.total_num_scheduled_tokens > 0
             runs_nothing = not plan.total_num_scheduled_tokens and not self._submitted
             self._stalled = runs_nothing and not self.scheduler.replan_at_once and self._has_plans_to_make()
             if self.scheduler.sampled_grammars(plan):

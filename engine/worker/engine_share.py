@@ -10,6 +10,7 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.parallel_config import ranks_per_core
 from engine.worker.cpu.cores import AFFINITY_VARIABLES, share_of_cores
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -44,11 +45,11 @@ def _visible_gpus(devices: Path) -> list[str]:
 
 
 def _gpus_of(config: EngineConfig, visible: list[str]) -> list[str]:
-    size, num_ranks = config.parallel.num_local, config.model.tensor_parallel_size
+    size, num_ranks = config.parallel.num_local, ranks_per_core(config)
     needed = size * num_ranks
     if len(visible) < needed:
         raise ConfigError(
-            f"{size} engine cores with tensor_parallel_size {num_ranks} need {needed} GPUs on this machine, "
+            f"{size} engine cores of {num_ranks} ranks each need {needed} GPUs on this machine, "
             f"but there are {len(visible)}."
         )
     first = config.parallel.local_rank * num_ranks

@@ -26,7 +26,7 @@ from engine.worker.kv_tiers.device_host_pool import select_host_pool
 from engine.worker.kv_tiers.disk_level import open_disk
 from engine.worker.kv_tiers.host_pool import HostTransfers, choose_num_host_blocks
 from engine.worker.kv_transfer.remote_transfers import saved_folder, with_remote
-from engine.worker.layer_groups import choose_groups
+from engine.worker.layer_groups import choose_groups, groups_here
 from engine.worker.loading.loader import LoadedModel, load_model
 from engine.worker.loading.model_folder import choose_device
 from engine.worker.memory import keep_freed_memory
@@ -64,9 +64,9 @@ class UniProcExecutor:
         loaded = load_model(config.model, group)
         states = state_spec_of(loaded.model, config.cache)
         attention = attention_beside_states(attention, config, states)
-        groups = choose_groups(loaded.model, config.cache)
-        routed_experts = choose_routed_experts(config.model, loaded.model, groups)
-        spec = _kv_cache_spec(loaded, groups, routed_experts, config)
+        all_groups = choose_groups(loaded.model, config.cache)
+        routed_experts = choose_routed_experts(config.model, loaded.model, all_groups)
+        spec = _kv_cache_spec(loaded, groups_here(loaded.model, all_groups), routed_experts, config)
         drafter, spec = beside_drafter(config, loaded, spec)
         step_bytes = _measure_steps(loaded, attention, spec, config, group)
         room = loaded.max_model_len, loaded.device, step_bytes, group
@@ -92,7 +92,7 @@ class UniProcExecutor:
             dtype=str(loaded.dtype).removeprefix("torch."),
             num_host_blocks=num_host_blocks,
             disk_level=disk_level,
-            kv_cache_groups=with_state_group(spec.groups, states, spec),
+            kv_cache_groups=with_state_group(all_groups, states, spec),
             num_states=num_states,
             routed_experts=routed_experts,
             saved_kv=saved_folder(config, everything.blocks, group),
@@ -107,7 +107,7 @@ class UniProcExecutor:
         )
         transfers = with_remote(host_pool, everything.blocks, config, group)
         self._runner: StepRunner | None = backend.runner(transfers)
-        self._plans_ahead = config.scheduler.plans_ahead(loaded.device.type != "cpu")
+        self._max_steps = _max_steps(config, loaded.device, group.stage.size)
         keep_freed_memory()
 
     @property
@@ -116,7 +116,7 @@ class UniProcExecutor:
 
     @property
     def max_concurrent_batches(self) -> int:
-        return 2 if self._plans_ahead else 1
+        return self._max_steps
 
     def submit(self, plan: SchedulerOutput) -> PendingOutput:
         assert self._runner is not None, "submit after shutdown"
@@ -130,6 +130,11 @@ class UniProcExecutor:
             self._runner.close()
         self._runner = None
         torch.cuda.empty_cache()
+
+
+def _max_steps(config: EngineConfig, device: torch.device, num_stages: int) -> int:
+    """The most steps under way: one in each stage, or one in the only one and another planned ahead."""
+    return num_stages if num_stages > 1 else 1 + config.scheduler.plans_ahead(device.type != "cpu")
 
 
 def _choose_attention(config: EngineConfig) -> str:

@@ -7,7 +7,7 @@ from bisect import bisect_right
 import torch
 
 from engine.config import CacheConfig, EngineConfig
-from engine.core.steps_in_flight import MAX_STEPS
+from engine.core.steps_in_flight import max_steps
 from engine.errors import ModelLoadError
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.memory import as_gib, available_bytes
@@ -33,9 +33,11 @@ def choose_num_blocks(
 ) -> int:
     """The number of blocks in the pool, null block included: the requested number, else what fits in the
     memory of each rank's device beside ``state_bytes`` of states."""
-    step_tokens = MAX_STEPS * config.scheduler.max_num_batched_tokens
+    step_tokens = _tokens_under_way(config)
     one_sequence = spec.blocks_for(max_model_len, step_tokens)
     num_blocks = _requested_blocks(config.cache, spec, state_bytes)
+    if num_blocks is not None and group.stage.size > 1:  # stages may have one layer more or less
+        num_blocks = group.smallest(num_blocks)
     available = available_bytes(device) // sharers(group, device)
     if num_blocks is None:
         budget = _budget(config, spec, max_model_len, device, activation_bytes, group)
@@ -90,8 +92,13 @@ def _budget(
         return cache.kv_cache_memory_bytes
     if device.type == "cuda":
         return _accelerator_bytes(cache, device, activation_bytes, available)
-    one_sequence = spec.blocks_for(max_model_len, MAX_STEPS * config.scheduler.max_num_batched_tokens)
-    return _host_bytes(spec, one_sequence, available, group.size)
+    one_sequence = spec.blocks_for(max_model_len, _tokens_under_way(config))
+    return _host_bytes(spec, one_sequence, available, group.size * group.stage.size)
+
+
+def _tokens_under_way(config: EngineConfig) -> int:
+    """The most tokens of a sequence in all steps under way."""
+    return max_steps(config.model.pipeline_parallel_size) * config.scheduler.max_num_batched_tokens
 
 
 def _requested_blocks(cache: CacheConfig, spec: KvCacheSpec, state_bytes: int) -> int | None:

@@ -6,23 +6,48 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from engine.config import CacheConfig
+from engine.errors import ConfigError
 from engine.kv_cache_groups import KVCacheGroup, groups_of, num_slots, one_group
 from engine.worker.models.base import CausalModel
+from engine.worker.models.decoder import Decoder
 
 logger = logging.getLogger(__name__)
 
 
 def choose_groups(model: CausalModel, cache: CacheConfig) -> tuple[KVCacheGroup, ...]:
-    """The KV cache groups of a model's layers: by their windows and chunks, or one of full attention if the
-    user wishes it."""
-    groups = groups_of(model.windows, model.chunks)
+    """The KV cache groups of a model's layers, those of all stages: by their windows and chunks, or one of
+    full attention if the user wishes it."""
+    windows, chunks = model.windows, model.chunks
+    if isinstance(model, Decoder):
+        windows, chunks = model.all_windows, model.all_chunks
+    groups = groups_of(windows, chunks)
     has_windows = not all(group.is_full for group in groups)
     if has_windows and cache.disable_hybrid_kv_cache_manager:
-        return one_group(len(model.windows))
+        return one_group(len(windows))
     if has_windows:
         logger.info("A KV block holds %d layers: %s.", num_slots(groups), _described(groups))
     return groups
+
+
+def groups_here(model: CausalModel, groups: tuple[KVCacheGroup, ...]) -> tuple[KVCacheGroup, ...]:
+    """The same groups with the layers of this stage alone, numbered from 0. ConfigError if one has none."""
+    if not isinstance(model, Decoder) or model.is_whole:
+        return groups
+    here = model.layer_numbers
+    local = tuple(
+        replace(group, layers=tuple(here.index(layer) for layer in group.layers if layer in here))
+        for group in groups
+    )
+    for group in local:
+        if not group.layers:
+            raise ConfigError(
+                "pipeline_parallel_size is too large for this model: layers "
+                f"{here.start} to {here.stop - 1} have none that attend to {_seen_by(group)}."
+            )
+    return local
 
 
 def _described(groups: Sequence[KVCacheGroup]) -> str:

@@ -61,6 +61,8 @@ class RowChanges:
 
     tokens: list[tuple[int, list[int]]] = field(default_factory=list)
     """Each entry: a row, and all its tokens."""
+    new_tokens: list[tuple[int, int, Sequence[int]]] = field(default_factory=list)
+    """Each entry: a row, how many of its tokens were known, and those behind, which another stage sampled."""
     blocks: list[tuple[int, int, list[int]]] = field(default_factory=list)
     """Each entry: a row, an index into its block table, and the block ids from there on. With several KV
     cache groups all are interleaved; see ``RequestRows.block_tables``."""
@@ -79,9 +81,18 @@ class RequestRows:
     """A row for each request that runs."""
 
     def __init__(
-        self, max_num_seqs: int, max_model_len: int, block_size: int, vocab_size: int, num_groups: int = 1
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        vocab_size: int,
+        num_groups: int = 1,
+        *,
+        samples: bool = True,
     ) -> None:
-        """``num_groups``: of the model's KV cache."""
+        """``num_groups``: of the model's KV cache. ``samples``: False in a stage of a pipeline that makes no
+        logits; it is told what the last one has sampled."""
+        self._samples = samples
         self._num_groups = num_groups
         self._block_size = block_size
         self._known: dict[str, _Known] = {}
@@ -137,7 +148,7 @@ class RequestRows:
         row_of_token = rows[seq_of_token]
         positions = np.arange(ends[-1]) + (seq_lens - ends)[seq_of_token]
         blocks, offsets = np.divmod(positions, self._block_size)
-        sample_seqs = np.flatnonzero(seq_lens >= self._num_tokens[rows])
+        sample_seqs = np.flatnonzero((seq_lens >= self._num_tokens[rows]) & self._samples)
         sample_tokens, sample_drafts = ends[sample_seqs] - 1, None
         if plan.scheduled_spec_decode_tokens:
             num_drafts = (seq_lens - self._num_tokens[rows])[sample_seqs]
@@ -233,6 +244,10 @@ class RequestRows:
             self._take_row(known, cached.resumed_token_ids[req_id], changes)
         rows = [self._row_of(req_id) for req_id in cached.req_ids]
         self._num_computed[rows] = cached.num_computed_tokens
+        for row, start, token_ids in zip(
+            rows, cached.num_computed_tokens, cached.new_token_ids, strict=bool(cached.new_token_ids)
+        ):
+            self._append_tokens(row, start, token_ids, changes)
         for row, block_ids in zip(rows, cached.new_block_ids, strict=True):
             if block_ids:
                 self._append_blocks(row, block_ids, changes)
@@ -266,6 +281,13 @@ class RequestRows:
             self._sampling.clear_row(known.row)
             self._free_rows.append(known.row)
             known.row = None
+
+    def _append_tokens(self, row: int, start: int, token_ids: Sequence[int], changes: RowChanges) -> None:
+        """Take the tokens from the place ``start`` on, unless they are known."""
+        num_known = int(self._num_tokens[row])
+        if start + len(token_ids) > num_known:
+            changes.new_tokens.append((row, num_known, token_ids[num_known - start :]))
+            self._num_tokens[row] = start + len(token_ids)
 
     def _append_blocks(self, row: int, block_ids: list[int], changes: RowChanges) -> None:
         start = int(self._num_blocks[row])

@@ -18,6 +18,14 @@ def add_parallelism_flags(group: FlagGroup) -> None:
         short="-tp",
     )
     group.add(
+        "pipeline_parallel_size",
+        "Number of stages, each with some of the model's layers and tensor_parallel_size ranks; as many "
+        "steps run at once",
+        int,
+        "STAGES",
+        short="-pp",
+    )
+    group.add(
         "distributed_executor_backend",
         "Who starts the ranks: mp: processes of this machine; ray: actors on the nodes of the Ray cluster "
         "that RAY_ADDRESS names or that runs here; needs continuum-engine[ray]",

@@ -81,7 +81,7 @@ WRONG = 5
 
 class EngineRoom:
     """Steps a real scheduler; sampled tokens are a function of request id and position. With
-    ``async_scheduling`` a plan runs only when the next one has been made."""
+    ``async_scheduling`` a plan runs only when the next one has been made, with stages so many."""
 
     draft_fate: DraftFate | None = None
     """Of what is drafted behind each output; set before the first step."""
@@ -106,9 +106,10 @@ class EngineRoom:
         async_scheduling: bool = False,
         kv_cache_groups: tuple[KVCacheGroup, ...] = ONE_FULL_GROUP,
         num_states: int = 0,
+        num_stages: int = 1,
         **limits: int | bool,
     ) -> None:
-        limits["async_scheduling"] = async_scheduling
+        limits["async_scheduling"] = async_scheduling or num_stages > 1
         config: dict[str, int | bool] = {"max_num_seqs": 4, "max_num_batched_tokens": 32} | limits
         self.clock = ManualClock()
         self.connector = (
@@ -128,6 +129,7 @@ class EngineRoom:
             kv_connector=self.connector,
             kv_cache_groups=kv_cache_groups,
             num_states=num_states,
+            num_stages=num_stages,
             on_request_ended=on_request_ended,
         )
         self._traced = TracedScheduler(self._untraced, self._tracer)
@@ -136,8 +138,8 @@ class EngineRoom:
         self.received: dict[str, list[int]] = defaultdict(list)
         """Output tokens that the client of each request got."""
         self.under_way: deque[_UnderWay] = deque()
-        self._max_under_way = 2 if async_scheduling else 1
-        self.rows = WorkerRows(token_at)
+        self._max_under_way = max(1 + async_scheduling, num_stages)
+        self.rows = WorkerRows(token_at, num_stages)
         self.finished: dict[str, EngineCoreOutput] = {}
         self.failing: set[str] = set()
         """Requests whose next logits are no numbers."""

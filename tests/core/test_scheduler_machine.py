@@ -198,6 +198,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             st.tuples(st.sampled_from([3, 0, 1, 8]), st.sampled_from([True, True, False])), min_size=1
         ),
         async_scheduling=st.booleans(),
+        num_stages=st.sampled_from([1, 1, 1, 2, 3, 4]),
         groups=st.sampled_from([(FULL,), (FULL,), *LOCAL]),
         disk=st.sampled_from([None, None, *DISKS]),
         num_states=st.sampled_from([0, 0, 0, 4, 6, 30]),
@@ -213,11 +214,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_host_blocks: int,
         load_fates: list[tuple[int, bool]],
         async_scheduling: bool,
+        num_stages: int,
         groups: tuple[KVCacheGroup, ...],
         disk: DiskLevel | None,
         num_states: int,
         draft_fates: list[tuple[int, int]],
     ) -> None:
+        if num_stages > 1:
+            num_states, draft_fates = 0, []
         fates, drafts = cycle(load_fates), cycle(draft_fates)
         num_host_blocks = num_host_blocks if caching else 0
         self.num_blocks = NUM_BLOCKS if groups == (FULL,) else 1 + 16 * len(groups)
@@ -244,6 +248,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             disk_level=disk,
             write_fate=lambda: next(fates),
             async_scheduling=async_scheduling,
+            num_stages=num_stages,
             scheduler_reserve_full_isl=reserve,
             long_prefill_token_threshold=threshold,
         )

@@ -12,9 +12,12 @@ class WorkerRows:
     """How many tokens the row of each request has, and of how many there is KV; fails on a plan that goes on
     from anywhere else."""
 
-    def __init__(self, token_at: Callable[[str, int], int]) -> None:
+    def __init__(self, token_at: Callable[[str, int], int], num_stages: int = 1) -> None:
         """``token_at``: what is sampled for a request at a position."""
         self._token_at = token_at
+        self._num_stages = num_stages
+        self._num_told: dict[str, int] = {}
+        """Tokens that the first stage of a pipeline knows of each request: it samples none itself."""
         self._num_known: dict[str, int] = {}
         """Tokens of each row, those counted that the steps taken so far will sample."""
         self._num_valid: dict[str, int] = {}
@@ -29,6 +32,7 @@ class WorkerRows:
         known.update({new.req_id: len(new.prompt_token_ids) for new in plan.scheduled_new_reqs})
         for request_id, token_ids in plan.scheduled_cached_reqs.resumed_token_ids.items():
             assert len(token_ids) == known[request_id], "an output was lost"
+        self._tell(plan)
         starts = {span.request.request_id: span.start for span in work.spans}
         self._check_starts(plan, starts)
         sampled = {}
@@ -36,12 +40,25 @@ class WorkerRows:
             drafts = plan.scheduled_spec_decode_tokens.get(request_id, ())
             end = start + plan.num_scheduled_tokens[request_id] - len(drafts)
             assert end <= known[request_id], "more was scheduled than there is"
+            assert self._num_stages == 1 or end <= self._num_told[request_id], "the first stage lacks tokens"
             self._num_valid[request_id] = end
             if end == known[request_id]:
                 sampled[request_id] = self._verify(request_id, end, drafts)
             else:
                 assert not drafts, "drafts before the last known token"
         return sampled
+
+    def _tell(self, plan: SchedulerOutput) -> None:
+        """What the plan tells the first stage."""
+        cached, told = plan.scheduled_cached_reqs, self._num_told
+        told.update({new.req_id: len(new.prompt_token_ids) for new in plan.scheduled_new_reqs})
+        told.update({req_id: len(tokens) for req_id, tokens in cached.resumed_token_ids.items()})
+        assert len(cached.new_token_ids) == (len(cached.req_ids) if self._num_stages > 1 else 0)
+        for req_id, start, tokens in zip(
+            cached.req_ids, cached.num_computed_tokens, cached.new_token_ids, strict=False
+        ):
+            assert list(tokens) == [self._token_at(req_id, start + i) for i in range(len(tokens))]
+            told[req_id] = max(told[req_id], start + len(tokens))
 
     def _check_starts(self, plan: SchedulerOutput, starts: dict[str, int]) -> None:
         cached = plan.scheduled_cached_reqs

@@ -49,6 +49,7 @@ def trace_header(scheduler: Scheduler, wall_time_s: float, now: float, *, from_s
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         scheduler_reserve_full_isl=config.scheduler_reserve_full_isl,
         async_scheduling=scheduler.steps.overlap,
+        num_stages=scheduler.steps.num_stages,
         num_lookahead_tokens=scheduler.kv.num_lookahead_tokens,
         loads_remote=scheduler.loads.loads_remote,
     )

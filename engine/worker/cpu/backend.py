@@ -54,6 +54,7 @@ class CPUBackend:
             config.cache.block_size,
             loaded.vocab_size,
             self._num_groups,
+            samples=self._group.stage.is_last,
         )
         recorder = self._recorder()
         runner = ModelRunner(
@@ -67,7 +68,7 @@ class CPUBackend:
             self._states,
             None if self._drafter is None else self._drafter.put_to_work(batch),
         )
-        ahead = config.scheduler.plans_ahead(loaded.device.type != "cpu")
+        ahead = config.scheduler.plans_ahead(loaded.device.type != "cpu") or self._group.stage.size > 1
         return ThreadedRunner(runner) if ahead else InlineRunner(runner)
 
     def _model(self, *, with_routing: bool) -> CausalModel:

@@ -163,7 +163,8 @@ def _is_known(model: Decoder) -> bool:
     sizes = (shape.hidden_size, *inner, shape.query_size, shape.kv_size)
     is_looked_up = model.lm_head is None or isinstance(model.embedding, Embedding)
     return (
-        is_looked_up
+        model.is_whole
+        and is_looked_up
         and shape.is_compiled
         and not (shape.output_norms and shape.is_sparse)
         and model.num_layers > 0
@@ -192,7 +193,9 @@ def _sparse_mlps(model: Decoder) -> list[MixtureOfExperts]:
 
 
 def _head(model: Decoder) -> nn.Module:
-    return model.embedding if model.lm_head is None else model.lm_head
+    head = model.embedding if model.lm_head is None else model.lm_head
+    assert head is not None, "a whole model has one"
+    return head
 
 
 class CompiledDecoder:

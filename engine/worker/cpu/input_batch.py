@@ -43,11 +43,19 @@ class InputBatch:
     """The rows of the requests, and their token ids."""
 
     def __init__(
-        self, max_num_seqs: int, max_model_len: int, block_size: int, vocab_size: int, num_groups: int = 1
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        vocab_size: int,
+        num_groups: int = 1,
+        *,
+        samples: bool = True,
     ) -> None:
-        """``num_groups``: of the model's KV cache."""
+        """``num_groups``: of the model's KV cache. ``samples``: see ``RequestRows``."""
         self.block_size = block_size
-        self._rows = RequestRows(max_num_seqs, max_model_len, block_size, vocab_size, num_groups)
+        sizes = max_num_seqs, max_model_len, block_size, vocab_size, num_groups
+        self._rows = RequestRows(*sizes, samples=samples)
         self.token_ids: IntArray = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int64)
         """[max_num_seqs, max_model_len + 1]"""
 
@@ -57,8 +65,11 @@ class InputBatch:
 
     def update(self, plan: SchedulerOutput) -> None:
         """Apply the deltas of a plan."""
-        for row, token_ids in self._rows.update(plan).tokens:
+        changes = self._rows.update(plan)
+        for row, token_ids in changes.tokens:
             self.token_ids[row, : len(token_ids)] = token_ids
+        for row, start, sampled in changes.new_tokens:
+            self.token_ids[row, start : start + len(sampled)] = sampled
 
     def step_inputs(self, plan: SchedulerOutput) -> StepInputs:
         """The arrays of a forward pass: single-token sequences first, shortest first."""

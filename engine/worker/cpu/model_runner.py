@@ -77,7 +77,7 @@ class ModelRunner:
             self._to_device(step.sample_tokens),
             self._attention,
         )
-        masks = plan.masks.result() if plan.masks is not None else None
+        masks = plan.masks.result() if plan.masks is not None and len(step.sample_seqs) else None
         result = self._sample(logits, step, masks)
         if self._recorder is not None:
             result.routing = self._recorder.take(step.slots)

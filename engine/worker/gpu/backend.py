@@ -66,6 +66,7 @@ class GPUBackend:
             device,
             self._streams,
             num_groups(places),
+            samples=group.stage.is_last,
         )
         model = with_fused_steps(loaded.model, self.attention, ops, max_model_len)
         self._forward = Forward(model, self.attention, self._batch, sizes, self._streams)
@@ -91,10 +92,17 @@ class GPUBackend:
 
 
 def _graph_sizes(loaded: LoadedModel, config: EngineConfig) -> GraphSizes:
-    """None on a CPU, which has no launches to save, nor for models whose steps make the host wait."""
+    """None on a CPU, which has no launches to save, nor for models whose steps make the host wait, nor for a
+    stage of a pipeline, which receives and sends between its layers and others'."""
     drafts, limits = config.speculative, config.scheduler
     verified_len = 1 if drafts is None else 1 + drafts.num_speculative_tokens
-    if config.model.enforce_eager or loaded.device.type != "cuda" or not never_waits(loaded.model):
+    is_stage = config.model.pipeline_parallel_size > 1
+    if (
+        is_stage
+        or config.model.enforce_eager
+        or loaded.device.type != "cuda"
+        or not never_waits(loaded.model)
+    ):
         return GraphSizes((), verified_len)
     max_num_seqs = min(limits.max_num_seqs, limits.max_num_batched_tokens)
     max_tokens = min(MOST_VERIFIED_TOKENS, limits.max_num_batched_tokens)

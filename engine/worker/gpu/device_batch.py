@@ -94,10 +94,13 @@ class DeviceBatch:
         device: torch.device,
         streams: DeviceStreams,
         num_groups: int = 1,
+        *,
+        samples: bool = True,
     ) -> None:
-        """``num_groups``: of the model's KV cache."""
+        """``num_groups``: of the model's KV cache. ``samples``: see ``RequestRows``."""
         max_num_seqs = limits.max_num_seqs
-        self._rows = RequestRows(max_num_seqs, max_model_len, block_size, sampler.vocab_size, num_groups)
+        sizes = max_num_seqs, max_model_len, block_size, sampler.vocab_size, num_groups
+        self._rows = RequestRows(*sizes, samples=samples)
         self._num_groups = num_groups
         self._graph_sizes = graph_sizes
         self._sampler = sampler
@@ -123,6 +126,8 @@ class DeviceBatch:
         changes = self._rows.update(plan)
         for row, token_ids in changes.tokens:
             self._write_row(self.token_ids[row], token_ids)
+        for row, start, sampled in changes.new_tokens:
+            self._write_row(self.token_ids[row, start:], list(sampled))
         appended = []
         for row, start, block_ids in changes.blocks:
             if start == 0:  # a new request

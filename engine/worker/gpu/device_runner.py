@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import RLock
 
@@ -78,7 +79,7 @@ class DeviceModelRunner:
         """Queue the sampling of a step unless that is done; waits only for its masks."""
         with self._queuing:
             if in_flight.step is not None and in_flight.logits is not None:
-                masks = in_flight.plan.masks
+                masks = in_flight.masks
                 known = None if masks is None else masks.result()
                 in_flight.fetched = self._choose(in_flight.step, in_flight.logits, known)
                 in_flight.logits = None
@@ -118,7 +119,7 @@ class DeviceModelRunner:
         if host is not None:
             host.end_step(plan)
         self._last = in_flight = StepInFlight(self, plan, step, logits)
-        if plan.masks is None or plan.masks.done():
+        if in_flight.masks is None or in_flight.masks.done():
             self.sample(in_flight)
         return in_flight
 
@@ -153,6 +154,12 @@ class StepInFlight:
         self.fetched: Fetched | None = None
         self.verified: Verified | None = None
         """What is left of its samples, once it is settled; None: all of them, as there are no drafts."""
+
+    @property
+    def masks(self) -> Future[TokenMasks] | None:
+        """The plan's, if the step samples; in a pipeline the last stage does."""
+        samples = self.step is not None and len(self.step.sample_seqs)
+        return self.plan.masks if samples else None
 
     def result(self) -> ModelRunnerOutput:
         """Wait for the step and return its output."""

@@ -143,7 +143,9 @@ def choose_num_host_blocks(
 ) -> int:
     """The number of slots of the host pool, each split among the ranks; 0 for no host tier. ModelLoadError if
     the host has too little memory, of which the KV pool takes its part if the device is the host."""
-    num_slots = cache.num_host_blocks(spec.bytes_per_block * group.size)
+    num_slots = cache.num_host_blocks(spec.bytes_per_block * group.size * group.stage.size)
+    if num_slots and group.stage.size > 1:  # stages may have one layer more or less
+        num_slots = group.smallest(num_slots)
     num_rows = num_slots + (max_writes if cache.has_disk_tier else 0)
     needed = num_rows * spec.bytes_per_block
     taken = num_device_blocks * spec.bytes_per_block if device.type == "cpu" else 0

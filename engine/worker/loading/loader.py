@@ -112,10 +112,17 @@ def _check_quantization(plan: LoadPlan, native: bool) -> None:
 
 
 def _check_parallelism(plan: LoadPlan, native: bool) -> None:
-    if plan.group.size > 1 and not native:
+    sizes = {"tensor_parallel_size": plan.group.size, "pipeline_parallel_size": plan.group.stage.size}
+    for name, size in sizes.items():
+        if size > 1 and not native:
+            raise ConfigError(
+                f"{name}: {size} needs a model with a native implementation; "
+                f"{plan.architecture} runs through transformers."
+            )
+    if plan.group.stage.size > 1 and any(decoder_shape(plan.config).states):
         raise ConfigError(
-            f"tensor_parallel_size: {plan.group.size} needs a model with a native implementation; "
-            f"{plan.architecture} runs through transformers."
+            "pipeline_parallel_size > 1 is not for models that have layers with states so far, as "
+            f"{plan.architecture} has."
         )
     if plan.options.enable_expert_parallel:
         _check_experts("enable_expert_parallel", plan, native)

@@ -151,7 +151,9 @@ def choose_device(requested: str, rank: int = 0, num_ranks: int = 1) -> torch.de
         return torch.device(requested)
     num_devices = torch.cuda.device_count()
     if num_devices < num_ranks:
-        raise ConfigError(f"tensor_parallel_size is {num_ranks}, but there are {num_devices} CUDA devices.")
+        raise ConfigError(
+            f"{num_ranks} ranks on a machine need as many CUDA devices, but there are {num_devices}."
+        )
     return torch.device(requested, rank)
 
 

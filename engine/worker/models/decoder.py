@@ -8,30 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from engine.worker.attention.backend import AttentionBackend
-from engine.worker.cpu.onednn_linear import OneDNNEmbedding, can_pack, packed_embedding, packed_linear
-from engine.worker.cpu.packed_experts import check_quantizable, packed_experts, quantized_experts
-from engine.worker.cpu.packed_weights import (
-    PackedEmbedding,
-    Weight4,
-    Weight8,
-    compiled_gemm,
-    interleaved_embedding,
-    interleaved_linear,
-)
-from engine.worker.cpu.quantized_linear import (
-    Int8Embedding,
-    int4_linear,
-    int8_embedding,
-    int8_linear,
-)
+from engine.worker.cpu.onednn_linear import OneDNNEmbedding
+from engine.worker.cpu.packed_weights import PackedEmbedding
+from engine.worker.cpu.quantized_linear import Int8Embedding
 from engine.worker.loading.tensor_part import TensorPart
 from engine.worker.models.attention import SelfAttention
 from engine.worker.models.builder import Builder
@@ -44,6 +29,7 @@ from engine.worker.models.mixed_rope_attention import MixedRopeAttention, QueryF
 from engine.worker.models.mlp import GatedMLP
 from engine.worker.models.moe import Experts, MixtureOfExperts
 from engine.worker.models.norms import normed
+from engine.worker.models.replacements import choose_replacements
 from engine.worker.models.rotary import RotaryEmbedding
 from engine.worker.models.shape import NO_ROPE, DecoderShape, DenseShape, MLPShape
 from engine.worker.models.state_layers import StateLayer
@@ -142,16 +128,6 @@ def _build_mlp(hidden_size: int, shape: MLPShape, build: Builder) -> GatedMLP | 
     return MixtureOfExperts(hidden_size, shape, build)
 
 
-@dataclass(frozen=True, slots=True)
-class _Replacements:
-    """The functions that replace loaded modules by packed or quantized ones."""
-
-    linear: Callable[[nn.Linear], nn.Module]
-    experts: Callable[[Experts], nn.Module]
-    head: Callable[[nn.Linear], nn.Module]
-    table: Callable[[Embedding], nn.Module]
-
-
 class Decoder(nn.Module):
     """A CausalModel, or a rank's part of one. Built on the meta device; ``materialize`` allocates its
     parameters, uninitialized."""
@@ -168,8 +144,16 @@ class Decoder(nn.Module):
         the model cannot be split among the group's ranks."""
         super().__init__()
         self.config = config
-        self._group = group
-        self.shape = shape = decoder_shape(config).of_rank(group.size, experts_by_rank=experts_by_rank)
+        self._group, self._stage = group, group.stage
+        whole = decoder_shape(config).of_rank(group.size, experts_by_rank=experts_by_rank)
+        self.num_all_layers, self.all_windows, self.all_chunks = (
+            whole.num_layers,
+            whole.windows,
+            whole.layer_chunks,
+        )
+        self.layer_numbers = self._stage.layers(whole.num_layers)
+        """Which of the model's layers these are."""
+        self.shape = shape = whole if self.is_whole else whole.of_layers(self.layer_numbers)
         build = Builder(dtype, group)
         self.num_layers, self.num_kv_heads, self.head_dim = (
             shape.num_layers,
@@ -178,15 +162,26 @@ class Decoder(nn.Module):
         )
         self.num_kv_vectors = 2 if shape.latent is None else 1
         self.windows, self.chunks = shape.windows, shape.layer_chunks
-        self.embedding = self._make_embedding(build)
+        is_head = shape.tied and self._stage.is_last
+        self.embedding = self._make_embedding(build) if self._stage.is_first or is_head else None
         self.layers = nn.ModuleList(DecoderLayer(shape, index, build) for index in range(shape.num_layers))
         self.final_norm = build.parameter(shape.hidden_size)
-        self.lm_head = None if shape.tied else self._make_head(build)
+        self.lm_head = None if shape.tied or not self._stage.is_last else self._make_head(build)
         self.rope_kinds = shape.rope_kinds or ("",) * shape.num_layers
         self.ropes: dict[str, RotaryEmbedding | QueryFactors] = {}
         """Rotary embeddings by their names in the config, or what layers without have in their place."""
         self.has_fused_experts = False
         """Whether the checkpoint has the experts of a layer in one tensor."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has all layers of the model; else it is a stage of a pipeline."""
+        return self._stage.size == 1
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it makes logits."""
+        return self._stage.is_last
 
     def _make_embedding(
         self, build: Builder
@@ -232,7 +227,7 @@ class Decoder(nn.Module):
     ) -> None:
         """Load the model section by section, and pack or quantize each before the next: at most one section
         is in memory twice. ``checkpoint_parts`` is not available afterwards."""
-        replacements = self._choose_replacements(quantization, may_compile)
+        replacements = choose_replacements(self, self.head_dim, self.final_norm, quantization, may_compile)
         fill(self._parts_of_ends())
         if self.lm_head is None:  # else the embedding is only looked up
             replace_modules(self, Embedding, replacements.table)
@@ -246,34 +241,6 @@ class Decoder(nn.Module):
             fill(self._parts_of_head(self.lm_head))
             replace_modules(self, nn.Linear, replacements.head)
 
-    def _choose_replacements(self, quantization: str | None, may_compile: bool) -> _Replacements:
-        """The LM head, whose quantization affects tokens most, gets at least 8 bits."""
-        device, dtype = self.final_norm.device, self.final_norm.dtype
-        compiled = compiled_gemm(self.head_dim, device, dtype) if may_compile else None
-        if quantization is not None:
-            quantized = int4_linear if quantization == "int4" else int8_linear
-            for module in self.modules():
-                if isinstance(module, Experts):
-                    check_quantizable(module, compiled)
-            pack = Weight4 if quantization == "int4" else Weight8
-            return _Replacements(
-                partial(quantized, gemm=compiled),
-                lambda plain: quantized_experts(plain, pack, compiled),
-                partial(int8_linear, gemm=compiled),
-                partial(int8_embedding, gemm=compiled),
-            )
-        if compiled is not None:
-            interleaved = partial(interleaved_linear, gemm=compiled)
-            return _Replacements(
-                interleaved,
-                partial(packed_experts, gemm=compiled),
-                interleaved,
-                partial(interleaved_embedding, gemm=compiled),
-            )
-        if can_pack(device, dtype):
-            return _Replacements(packed_linear, _unchanged, packed_linear, packed_embedding)
-        return _Replacements(_unchanged, _unchanged, _unchanged, _unchanged)
-
     def forward(
         self,
         input_ids: torch.Tensor,
@@ -282,14 +249,27 @@ class Decoder(nn.Module):
         attention: AttentionBackend,
     ) -> torch.Tensor:
         """See CausalModel.forward."""
-        x = self.embedded(input_ids)
+        x = self.entered(input_ids)
         angles = self.angles_of(positions, x.dtype)
         for layer, kind in zip(self.layers, self.rope_kinds, strict=True):
             x = layer(x, *angles[kind], attention)
-        return self.logits_of(x[sample_rows])
+        return self.logits_of(x[sample_rows]) if self._stage.is_last else self.handed_on(x, sample_rows)
+
+    def entered(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """What the first layer here reads: [num_tokens, hidden_size]"""
+        if self._stage.is_first:
+            return self.embedded(input_ids)
+        return self._stage.link.receive(self.final_norm.new_empty((len(input_ids), self.shape.hidden_size)))
+
+    def handed_on(self, x: torch.Tensor, sample_rows: torch.Tensor) -> torch.Tensor:
+        """Send x [num_tokens, hidden_size] to the next stage, which makes the logits. Here they are
+        [num_samples, vocab_size] without a value; no sequence is sampled, but in warm-up steps."""
+        self._stage.link.send(x.contiguous())
+        return x.new_empty((len(sample_rows), self.shape.vocab_size))
 
     def embedded(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """What the first layer reads: [num_tokens, hidden_size]"""
+        """What the model's first layer reads: [num_tokens, hidden_size]"""
+        assert self.embedding is not None, "only the first stage embeds"
         x: torch.Tensor = self.embedding(input_ids)
         scale = self.shape.embedding_scale
         return x if scale == 1.0 else x * torch.tensor(scale, dtype=x.dtype).item()
@@ -316,6 +296,7 @@ class Decoder(nn.Module):
     def head(self, x: torch.Tensor) -> torch.Tensor:
         """The linear that follows the final norm."""
         if self.lm_head is None:
+            assert self.embedding is not None, "only the last stage makes logits"
             return self.embedding.logits(x)
         logits: torch.Tensor = self.lm_head(x)
         return logits
@@ -330,13 +311,15 @@ class Decoder(nn.Module):
         # Layers for multi-token prediction may lie apart.
         if name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq") or name.startswith("mtp."):
             return True
+        if not self.is_whole and name == "model.embed_tokens.weight":
+            return True
         in_layer = _IN_LAYER.fullmatch(name)
         if in_layer is None:
             return False
         index = int(in_layer[1])
-        if index >= self.num_layers:
-            return index < self.num_layers + self.shape.num_unused_layers
-        mlp = self.layers[index].get_submodule("mlp")
+        if index not in self.layer_numbers:
+            return index < self.num_all_layers + self.shape.num_unused_layers
+        mlp = self.layers[index - self.layer_numbers.start].get_submodule("mlp")
         return isinstance(mlp, MixtureOfExperts) and mlp.is_of_other_rank(in_layer[2])
 
     def checkpoint_parts(self) -> dict[str, TensorPart]:
@@ -360,19 +343,19 @@ class Decoder(nn.Module):
             layer.use_states(states)
 
     def _parts_of_ends(self) -> dict[str, TensorPart]:
-        assert isinstance(self.embedding, Embedding | VocabParallelEmbedding), "no parts after load()"
-        rank, size = self._group.rank, self._group.size
-        return {
-            "model.embed_tokens.weight": TensorPart(self.embedding.weight, 0, rank, size),
-            "model.norm.weight": TensorPart(self.final_norm),
-        }
+        parts = {"model.norm.weight": TensorPart(self.final_norm)}
+        if self.embedding is not None:
+            assert isinstance(self.embedding, Embedding | VocabParallelEmbedding), "no parts after load()"
+            rank, size = self._group.rank, self._group.size
+            parts["model.embed_tokens.weight"] = TensorPart(self.embedding.weight, 0, rank, size)
+        return parts
 
     def _parts_of_head(self, head: nn.Linear | ParallelLMHead) -> dict[str, TensorPart]:
         return {"lm_head.weight": TensorPart(head.weight, 0, self._group.rank, self._group.size)}
 
     def _named_layers(self) -> Iterator[tuple[str, DecoderLayer]]:
         """Each layer with the prefix of its tensors' names."""
-        for index, layer in enumerate(self.layers):
+        for index, layer in zip(self.layer_numbers, self.layers, strict=True):
             assert isinstance(layer, DecoderLayer)
             yield f"model.layers.{index}.", layer
 
@@ -387,7 +370,3 @@ def _renamed(name: str, other_names: Sequence[tuple[str, str]]) -> str:
         if name.startswith(own):
             return other + name.removeprefix(own)
     return name
-
-
-def _unchanged(module: nn.Module) -> nn.Module:
-    return module

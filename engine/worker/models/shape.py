@@ -253,6 +253,18 @@ class DecoderShape:
             states=tuple(None if state is None else state.of_rank(num_ranks) for state in self.states),
         )
 
+    def of_layers(self, layers: range) -> DecoderShape:
+        """The shape of these layers alone, of a model without states."""
+        assert not self.states, "layers that attend are counted apart"
+        part = slice(layers.start, layers.stop)
+        return replace(
+            self,
+            windows=self.windows[part],
+            chunks=self.chunks[part],
+            mlps=self.mlps[part],
+            rope_kinds=self.rope_kinds[part],
+        )
+
     @property
     def num_layers(self) -> int:
         return len(self.mlps)

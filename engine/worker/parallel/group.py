@@ -6,16 +6,22 @@ from typing import Protocol
 
 import torch
 
+from engine.worker.parallel.pipeline import WHOLE_MODEL, PipelineStage
+
 
 class TensorParallelGroup(Protocol):
     """The tensor-parallel group, as seen by one rank. All ranks make the same calls in the same order."""
 
     @property
     def rank(self) -> int:
-        """This rank's number; 0 is the first, which samples."""
+        """This rank's number; 0 is the first, which samples in the last stage of the pipeline."""
 
     @property
     def size(self) -> int: ...
+
+    @property
+    def stage(self) -> PipelineStage:
+        """The group's stage of the pipeline."""
 
     @property
     def local_rank(self) -> int:
@@ -35,13 +41,14 @@ class TensorParallelGroup(Protocol):
         """Return the first rank's x to all ranks; x is overwritten."""
 
     def smallest(self, number: int) -> int:
-        """Return the smallest of all ranks' numbers."""
+        """Return the smallest of all ranks' numbers, over all stages."""
 
 
 class SingleRank:
     """A group of one process: every operation returns its input."""
 
     rank, size = local_rank, local_size = 0, 1
+    stage = WHOLE_MODEL
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return x

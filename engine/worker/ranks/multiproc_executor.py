@@ -18,6 +18,7 @@ from engine.config import EngineConfig
 from engine.core.outputs import NO_MASKS, ModelRunnerOutput, SchedulerOutput, TokenMasks
 from engine.errors import EngineDeadError, EngineError
 from engine.executor import ModelInfo, PendingOutput
+from engine.parallel_config import ranks_per_core
 from engine.process.private_folder import make_private_folder, remove_private_folder
 from engine.worker.ranks.rank_messages import RankOrder, RankPlace, RankReady, StepPlan
 from engine.worker.ranks.rank_process import RankLink, RankProcess
@@ -177,13 +178,13 @@ class RankExecutor:
 
 
 class MultiprocExecutor(RankExecutor):
-    """Ranks in processes of this machine; its own factory. ``tensor_parallel_size`` is their number."""
+    """Ranks in processes of this machine; its own factory."""
 
     def __init__(self, config: EngineConfig) -> None:
-        size = config.model.tensor_parallel_size
+        size, stages = ranks_per_core(config), config.model.pipeline_parallel_size
         self._folder = make_private_folder("engine-ranks-")
         meeting_point = f"file://{self._folder}/meeting-point"
-        places = [RankPlace(rank, size, rank, size, meeting_point) for rank in range(size)]
+        places = [RankPlace(rank, size, rank, size, meeting_point, num_stages=stages) for rank in range(size)]
         super().__init__([RankProcess(config, place, self._folder) for place in places])
 
     def _stopped_all(self) -> None:

@@ -27,6 +27,19 @@ class RankPlace:
     """URL by which torch.distributed lets the ranks find each other; the same for all of them."""
     address: str | None = None
     """The machine's address for the other ranks; None if all are on one machine."""
+    num_stages: int = 1
+    """Stages of the pipeline, each of equally many ranks, the first of which are the last stage: rank 0
+    samples."""
+
+    @property
+    def num_in_stage(self) -> int:
+        """The tensor-parallel ranks of a stage."""
+        return self.size // self.num_stages
+
+    @property
+    def stage(self) -> int:
+        """The number of its stage: 0 has the first layers."""
+        return self.num_stages - 1 - self.rank // self.num_in_stage
 
 
 @dataclass(frozen=True, slots=True)

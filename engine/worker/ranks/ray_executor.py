@@ -19,6 +19,7 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDeadError
+from engine.parallel_config import ranks_per_core
 from engine.process.network import keep_alive
 from engine.process.ray_cluster import import_ray, join_cluster, resources_of, with_gpus
 from engine.worker.ranks.multiproc_executor import RankExecutor
@@ -63,7 +64,7 @@ class RayRank(RankLink):
 
 
 class RayExecutor(RankExecutor):
-    """An Executor and its own factory; ``tensor_parallel_size`` is the number of ranks.
+    """An Executor and its own factory.
 
     Joins the cluster that ``RAY_ADDRESS`` names or that runs on this machine, or else starts one here.
     """
@@ -99,13 +100,14 @@ def _place_actors(ray: Any, config: EngineConfig) -> tuple[Any, list[Any]]:
 
     ConfigError if the cluster has no place for them.
     """
-    size = config.model.tensor_parallel_size
+    size = ranks_per_core(config)
     bundle = {"CPU": 1.0, **({"GPU": 1.0} if with_gpus(ray, config.model.device, size) else {})}
     group = ray.util.placement_group([bundle] * size, strategy="PACK")
     if not group.wait(PLACE_TIMEOUT_S):
         ray.util.remove_placement_group(group)
         raise ConfigError(
-            f"The Ray cluster has no place for {size} ranks (tensor_parallel_size), each with "
+            f"The Ray cluster has no place for {size} ranks (tensor_parallel_size times "
+            f"pipeline_parallel_size), each with "
             f"{' and '.join(f'1 {name}' for name in bundle)}; it has {resources_of(ray)}."
         )
     nodes = ray.util.placement_group_table(group)["bundles_to_node_id"]
@@ -127,6 +129,7 @@ def _place_actors(ray: Any, config: EngineConfig) -> tuple[Any, list[Any]]:
 def _start_ranks(ray: Any, config: EngineConfig, actors: Sequence[Any]) -> list[RankLink]:
     """Start a rank in each actor, and wait until all have connected."""
     places = ray.get([actor.place.remote() for actor in actors], timeout=CONNECT_TIMEOUT_S)
+    stages = config.model.pipeline_parallel_size
     hosts = [_Host(actor, *place) for actor, place in zip(actors, places, strict=True)]
     token = secrets.token_bytes(TOKEN_BYTES)
     with socket.create_server((ray.util.get_node_ip_address(), 0)) as listener:
@@ -134,14 +137,14 @@ def _start_ranks(ray: Any, config: EngineConfig, actors: Sequence[Any]) -> list[
         core, level = CoreAddress(host, port, token), logging.getLogger().getEffectiveLevel()
         starting = [
             each.actor.start.remote(RankStart(config, place, core, 0, level), _gpus_on(each, hosts))
-            for each, place in zip(hosts, _places(hosts), strict=True)
+            for each, place in zip(hosts, _places(hosts, stages), strict=True)
         ]
         ray.get(starting, timeout=CONNECT_TIMEOUT_S)
         channels = _accept(ray, listener, token, [each.actor.wait.remote() for each in hosts])
     return [RayRank(rank, channels[rank], each) for rank, each in enumerate(hosts)]
 
 
-def _places(hosts: Sequence[_Host]) -> list[RankPlace]:
+def _places(hosts: Sequence[_Host], num_stages: int) -> list[RankPlace]:
     """Where each rank is among the others, which meet at the first one's node."""
     addresses = [host.address for host in hosts]
     meeting_point = f"tcp://{hosts[0].address}:{hosts[0].port}"
@@ -153,6 +156,7 @@ def _places(hosts: Sequence[_Host]) -> list[RankPlace]:
             addresses.count(address),
             meeting_point,
             address,
+            num_stages,
         )
         for rank, address in enumerate(addresses)
     ]

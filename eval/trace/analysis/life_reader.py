@@ -283,7 +283,8 @@ class LifeReader:
 
     @property
     def _max_steps_under_way(self) -> int:
-        return 2 if self.header is not None and self.header.async_scheduling else 1
+        header = self.header
+        return max(2, header.num_stages) if header is not None and header.async_scheduling else 1
 
     def _tokens_came(self, step: int, now: float) -> None:
         """Of this step and all before it."""

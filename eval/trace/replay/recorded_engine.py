@@ -78,6 +78,7 @@ class RecordedEngine:
             loads_remote=header.loads_remote,
             kv_cache_groups=groups,
             num_states=header.num_states + 1 if header.num_states else 0,
+            num_stages=header.num_stages,
         )
         scheduler.kv.num_lookahead_tokens = header.num_lookahead_tokens
         self.scheduler = TracedScheduler(scheduler, tracer)

@@ -23,7 +23,7 @@ RULES = (
     "continuum:ttl_rule=fixed,fixed_ttl_s=600",
 )
 """Retention rules under one order and one admission."""
-GOOD_RULES = (*RULES[:3], "continuum:ttl_rule=fixed,fixed_ttl_s=20")
+GOOD_RULES = RULES[:2]
 AGENT_JOBS = Path(__file__).resolve().parents[3].parent / "shared" / "workloads" / "agentcgroup-claude.jsonl"
 
 

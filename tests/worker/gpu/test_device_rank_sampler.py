@@ -11,6 +11,7 @@ from engine.worker.gpu.device_sampler import DeviceSampler, DeviceSampling
 from engine.worker.gpu.streams import HostStreams
 from engine.worker.gpu.torch_sampling import TorchSamplingOps
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
+from engine.worker.parallel.pipeline import WHOLE_MODEL
 from tests.worker.sampling import VOCAB_SIZE, random_logits
 
 
@@ -18,6 +19,7 @@ class ClientHint:
     """One of two ranks in threads of one process; only tokens are passed on."""
 
     size = local_size = 2
+    stage = WHOLE_MODEL
 
     def __init__(self, rank: int, board: dict[str, torch.Tensor], met: Barrier) -> None:
         self.rank = self.local_rank = rank

@@ -254,8 +254,8 @@ def test_dummy_weights_are_seeded(model_folders: ModelFolders) -> None:
     assert isinstance(same, Decoder)
     assert isinstance(other, Decoder)
     ids = torch.arange(64)
-    assert torch.equal(first.embedding(ids), same.embedding(ids))
-    assert not torch.equal(first.embedding(ids), other.embedding(ids))
+    assert torch.equal(first.embedded(ids), same.embedded(ids))
+    assert not torch.equal(first.embedded(ids), other.embedded(ids))
 
 
 def test_shards_and_one_file_hold_the_same_model(damaged: Damaged) -> None:

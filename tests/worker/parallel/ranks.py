@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
+from engine.worker.parallel.pipeline import WHOLE_MODEL, PipelineStage
 from tests.child_processes import children_of
 from tests.worker.generation import SmallEngine
 
@@ -50,6 +52,7 @@ class LoneRank:
 
     rank: int
     size: int
+    stage: ClassVar[PipelineStage] = WHOLE_MODEL
 
     @property
     def local_rank(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,13 +15,16 @@ from tests.worker.generation import Reference, random_tokens
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.parametrize(
+    "options", [{"tensor_parallel_size": 2, "async_scheduling": True}, {"pipeline_parallel_size": 2}]
+)
 def test_steps_planned_ahead_on_the_device_give_the_tokens_of_transformers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     """Prompts in chunks, then decodes; what the first rank samples is known to the other when it needs it."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # for the ranks: nothing here imports Triton
     folder = make_model_folder(
-        tmp_path, "qwen3", hidden_size=128, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=64
+        tmp_path, "qwen3", hidden_size=128, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=64
     )
     reference, greedy = Reference(folder), SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
     prompts = [random_tokens(9, seed=1), random_tokens(21, seed=2)]
@@ -29,12 +33,11 @@ def test_steps_planned_ahead_on_the_device_give_the_tokens_of_transformers(
         multiprocess=False,
         device="cpu",
         attention_backend="triton",
-        tensor_parallel_size=2,
-        async_scheduling=True,
         max_model_len=64,
         max_num_seqs=2,
         max_num_batched_tokens=16,
         num_gpu_blocks_override=10,
+        **options,
     ) as llm:
         outputs = llm.generate(prompts, greedy, use_tqdm=False)
     assert [output.outputs[0].token_ids for output in outputs] == [

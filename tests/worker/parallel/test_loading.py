@@ -17,7 +17,7 @@ from engine.worker.loading.loader import load_model
 from engine.worker.loading.model_folder import choose_device, read_config
 from engine.worker.loading.tiny_models import make_model_folder
 from engine.worker.models.decoder import Decoder
-from engine.worker.parallel.linears import RowParallelLinear
+from engine.worker.parallel.linears import RowParallelLinear, VocabParallelEmbedding
 from tests.worker.conftest import ModelFolders
 from tests.worker.parallel.ranks import LoneRank
 
@@ -88,6 +88,7 @@ def test_row_parallel_weights_are_packed_in_parts(tmp_path: Path) -> None:
     down, whole_down = (each.get_submodule("layers.0.mlp.down") for each in (model, whole))
     assert isinstance(down, RowParallelLinear)
     assert type(down.partial) is type(whole_down)
+    assert isinstance(model.embedding, VocabParallelEmbedding)
     assert type(model.embedding.table) is type(whole.embedding)
 
 
@@ -128,7 +129,7 @@ def test_each_rank_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer devices than ranks: both numbers are named. With enough, a rank has its own."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(ConfigError, match="tensor_parallel_size is 4, but there are 2 CUDA devices"):
+    with pytest.raises(ConfigError, match="4 ranks .* need as many CUDA devices, but there are 2"):
         choose_device("auto", rank=3, num_ranks=4)
     assert choose_device("auto", rank=1, num_ranks=2) == torch.device("cuda", 1)
 

@@ -1,4 +1,5 @@
-"""``continuum serve --tensor-parallel-size 2`` as a user has it: its answers, and what a rank's end means."""
+"""``continuum serve --tensor-parallel-size 2``, or ``--pipeline-parallel-size 2``, as a user has it: its
+answers, and what a rank's end means."""
 
 from __future__ import annotations
 
@@ -22,9 +23,10 @@ from tests.worker.parallel.ranks import rank_pids
 pytestmark = pytest.mark.slow
 
 FLAGS = (
-    *("--tensor-parallel-size", "2", "--device", "cpu", "--scheduling-policy", "fcfs"),
+    *("--device", "cpu", "--scheduling-policy", "fcfs"),
     *("--num-gpu-blocks-override", "2100", "--max-model-len", "32768", "--max-num-batched-tokens", "64"),
 )
+WAYS = ["--tensor-parallel-size", "--pipeline-parallel-size"]
 ENDLESS = {"prompt": "a", "max_tokens": 30_000, "ignore_eos": True, "stream": True}
 
 
@@ -33,12 +35,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model_folder(tmp_path_factory.mktemp("models") / "long", max_position_embeddings=32768)
 
 
-def test_answers_are_those_of_the_model_until_a_rank_is_killed(folder: Path) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_answers_are_those_of_the_model_until_a_rank_is_killed(folder: Path, way: str) -> None:
     """A prompt longer than the budget, a grammar; then kill -9 of a rank with nothing running: 503, exit code
     1, and no process left behind."""
     prompt = random_tokens(100, seed=1)
     with (
-        running_server(folder, *FLAGS) as server,
+        running_server(folder, way, "2", *FLAGS) as server,
         httpx.Client(base_url=server.url, timeout=60) as http,
     ):
         body = {
@@ -62,11 +65,12 @@ def test_answers_are_those_of_the_model_until_a_rank_is_killed(folder: Path) -> 
         assert all(has_gone(pid) for pid in (core, *ranks))
 
 
-def test_when_a_rank_is_killed_streams_end_and_the_server_leaves(folder: Path) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_when_a_rank_is_killed_streams_end_and_the_server_leaves(folder: Path, way: str) -> None:
     """kill -9 of a rank in the middle of a step: an error in every stream, 503 from then on, exit code 1, and
     no process left behind."""
     with (
-        running_server(folder, *FLAGS) as server,
+        running_server(folder, way, "2", *FLAGS) as server,
         httpx.Client(base_url=server.url, timeout=20) as http,
         http.stream("POST", "/v1/completions", json=ENDLESS) as response,
     ):

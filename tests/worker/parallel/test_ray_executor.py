@@ -40,13 +40,22 @@ def cluster_ranks() -> set[int]:
     return processes_with("engine.worker.ranks.rank_proc", f"{MARK}={os.environ[MARK]}")
 
 
-@pytest.mark.parametrize("name", ["qwen3", "granite4", "mixtral"])
-def test_two_nodes_give_the_tokens_of_one(name: str, model_folders: ModelFolders, cluster: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("qwen3", "tensor_parallel_size"),
+        ("granite4", "tensor_parallel_size"),
+        ("mixtral", "pipeline_parallel_size"),
+    ],
+)
+def test_two_nodes_give_the_tokens_of_one(
+    name: str, way: str, model_folders: ModelFolders, cluster: Any
+) -> None:
     """Each node has a place for one rank only; the engine leaves none of its processes behind."""
     add_node(cluster)
     folder = model_folders(name)
     prompts = [random_tokens(length, seed=length) for length in (5, 33, 60)]
-    with LLM(str(folder), tensor_parallel_size=2, **OPTIONS) as llm:
+    with LLM(str(folder), **(OPTIONS | {way: 2})) as llm:
         ranks = cluster_ranks()
         outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
     reference = Reference(folder)
