@@ -14,7 +14,8 @@ from engine.json_options import check_names, make_record, read_fields
 
 OPTION = "kv_transfer_config"
 EXAMPLE = '{"kv_connector": "TCPConnector", "kv_role": "kv_both"}'
-CONNECTORS = ("TCPConnector", "SharedStorageConnector", "OffloadingConnector")
+PEER_CONNECTORS = ("TCPConnector", "NixlConnector")
+CONNECTORS = (*PEER_CONNECTORS, "SharedStorageConnector", "OffloadingConnector")
 ROLES = ("kv_producer", "kv_consumer", "kv_both")
 FAILURE_POLICIES = ("recompute", "fail")
 LOOPBACK = ("localhost", "127.0.0.0/8", "::1/128")
@@ -25,10 +26,10 @@ class KVConnectorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     lease_s: float = 30.0
     """For how long blocks are held for the server that reads them, and again from each renewal on
-    (``TCPConnector``)."""
+    (``TCPConnector``, ``NixlConnector``)."""
     allowed_peers: tuple[str, ...] = ()
     """Hosts, addresses and networks such as 10.0.0.0/24 that KV may be fetched from, beside this machine's
-    loopback (``TCPConnector``)."""
+    loopback (the same)."""
     cpu_bytes_to_use: int | None = None
     """Host memory for offloaded blocks, in bytes (``OffloadingConnector``)."""
     shared_storage_path: str | None = None
@@ -45,6 +46,7 @@ class KVTransferConfig:
 
     kv_connector: str
     """``TCPConnector``: KV of prompts moves from a server that computes them to one that goes on |
+    ``NixlConnector``: the same, read by NIXL from memory to memory |
     ``SharedStorageConnector``: it is kept as files, which all servers of a model share |
     ``OffloadingConnector``: to this server's own host memory, as ``kv_offloading_size``."""
     kv_role: str = "kv_both"
@@ -89,12 +91,17 @@ class KVTransferConfig:
     @property
     def leases_out(self) -> bool:
         """Whether others fetch KV from this server."""
-        return self.kv_connector == "TCPConnector" and self.kv_role != "kv_consumer"
+        return self.kv_connector in PEER_CONNECTORS and self.kv_role != "kv_consumer"
 
     @property
     def fetches(self) -> bool:
         """Whether this server fetches KV from others."""
-        return self.kv_connector == "TCPConnector" and self.kv_role != "kv_producer"
+        return self.kv_connector in PEER_CONNECTORS and self.kv_role != "kv_producer"
+
+    @property
+    def by_nixl(self) -> bool:
+        """Whether NIXL reads the KV that moves between servers."""
+        return self.kv_connector == "NixlConnector"
 
     @property
     def storage_path(self) -> str | None:

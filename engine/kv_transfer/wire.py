@@ -2,7 +2,9 @@
 
 A frame is its length, in 4 bytes, and a message in msgpack. The answer to ``ReadBlocks`` is ``Granted`` and
 then, for each chunk of blocks, in the order asked for: one byte, ``CHUNK`` or ``GONE``, and behind ``CHUNK``
-the bytes of its blocks. All else is answered by ``Noted``, or by ``Refused``.
+the bytes of its blocks. The answer to ``LocateBlocks`` is ``Located``: the reader has NIXL read them, and
+asks with ``ConfirmLease`` whether what it read was still the lease's. All else is answered by ``Noted``, or
+by ``Refused``.
 """
 
 from __future__ import annotations
@@ -30,6 +32,20 @@ class ReadBlocks(msgspec.Struct, array_like=True, frozen=True, tag=True):
     names: list[bytes]
 
 
+class LocateBlocks(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """Say where the blocks of these names are, to be read by NIXL."""
+
+    lease_id: str
+    fingerprint: str
+    names: list[bytes]
+
+
+class ConfirmLease(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """Say whether the lease goes on: then none of its blocks has been overwritten."""
+
+    lease_id: str
+
+
 class RenewLease(msgspec.Struct, array_like=True, frozen=True, tag=True):
     """The reader needs more time."""
 
@@ -42,7 +58,7 @@ class ReleaseLease(msgspec.Struct, array_like=True, frozen=True, tag=True):
     lease_id: str
 
 
-Asked = ReadBlocks | RenewLease | ReleaseLease
+Asked = ReadBlocks | LocateBlocks | ConfirmLease | RenewLease | ReleaseLease
 
 
 class Granted(msgspec.Struct, array_like=True, frozen=True, tag=True):
@@ -51,8 +67,22 @@ class Granted(msgspec.Struct, array_like=True, frozen=True, tag=True):
     block_bytes: int
 
 
+class Located(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """Where the blocks are in the memory of a NIXL agent."""
+
+    agent: bytes
+    """The agent's metadata."""
+    memory: str
+    """``DRAM`` or ``VRAM``."""
+    device: int
+    address: int
+    """The address of block 0."""
+    block_bytes: int
+    block_ids: list[int]
+
+
 class Noted(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """The lease is renewed or released."""
+    """The lease is renewed or released, or goes on."""
 
 
 class Refused(msgspec.Struct, array_like=True, frozen=True, tag=True):
@@ -61,7 +91,7 @@ class Refused(msgspec.Struct, array_like=True, frozen=True, tag=True):
     reason: str
 
 
-Answer = Granted | Noted | Refused
+Answer = Granted | Located | Noted | Refused
 Message = TypeVar("Message")
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -21,6 +21,7 @@ from engine.worker.loading.tiny_models import make_model_folder
 from eval.cli.main import main
 from tests.api.server import Server, running_server
 from tests.processes.event_subscriber import free_ports
+from tests.worker.kv_transfer import NEEDS_NIXL
 
 BLOCK = 16
 FLAGS = ("--num-gpu-blocks-override", "100", "--max-model-len", "480", "--device", "cpu")
@@ -29,10 +30,16 @@ ORDER = {"do_remote_decode": True, "do_remote_prefill": False, "remote_block_ids
 WAIT_S = 10.0
 
 
-def config(role: str, port: int, lease_s: float = 30.0, policy: str = "recompute") -> str:
+def config(
+    role: str,
+    port: int,
+    lease_s: float = 30.0,
+    policy: str = "recompute",
+    connector: str = "TCPConnector",
+) -> str:
     return json.dumps(
         {
-            "kv_connector": "TCPConnector",
+            "kv_connector": connector,
             "kv_role": role,
             "kv_port": port,
             "kv_load_failure_policy": policy,
@@ -112,11 +119,17 @@ def wait_until(check: Any) -> None:
 
 @contextmanager
 def running_pair(
-    model: Path, folder: Path, *flags: str, lease_s: float = 30.0, policy: str = "recompute"
+    model: Path,
+    folder: Path,
+    *flags: str,
+    lease_s: float = 30.0,
+    policy: str = "recompute",
+    connector: str = "TCPConnector",
 ) -> Iterator[Pair]:
     first_port, second_port = free_ports(2)
-    first = (*FLAGS, *flags, "--kv-transfer-config", config("kv_producer", first_port, lease_s))
-    second = (*FLAGS, *flags, "--kv-transfer-config", config("kv_consumer", second_port, lease_s, policy))
+    options = lease_s, policy, connector
+    first = (*FLAGS, *flags, "--kv-transfer-config", config("kv_producer", first_port, *options))
+    second = (*FLAGS, *flags, "--kv-transfer-config", config("kv_consumer", second_port, *options))
     with (
         running_server(model, *first, "--trace", str(folder / "first.jsonl")) as one,
         running_server(
@@ -126,9 +139,15 @@ def running_pair(
         yield Pair(one, other, folder)
 
 
-@pytest.fixture(scope="module")
-def pair(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running_pair(model_folder, tmp_path_factory.mktemp("pair")) as running:
+CONNECTORS = ["TCPConnector", pytest.param("NixlConnector", marks=NEEDS_NIXL)]
+
+
+@pytest.fixture(scope="module", params=CONNECTORS)
+def pair(
+    request: pytest.FixtureRequest, model_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pair]:
+    folder = tmp_path_factory.mktemp("pair")
+    with running_pair(model_folder, folder, connector=request.param) as running:
         yield running
         assert running.first.interrupt() == running.second.interrupt() == 0
         for trace in running.traces():
@@ -278,9 +297,18 @@ def test_a_lease_ends_by_itself(model_folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["recompute", "fail"])
-def test_the_first_server_dies(policy: str, model_folder: Path, tmp_path: Path) -> None:
-    with running_pair(model_folder, tmp_path, policy=policy) as pair:
+@pytest.mark.parametrize(
+    ("policy", "connector"),
+    [
+        ("recompute", "TCPConnector"),
+        ("fail", "TCPConnector"),
+        pytest.param("recompute", "NixlConnector", marks=NEEDS_NIXL),
+    ],
+)
+def test_the_first_server_dies(policy: str, connector: str, model_folder: Path, tmp_path: Path) -> None:
+    """After it was read from once."""
+    with running_pair(model_folder, tmp_path, policy=policy, connector=connector) as pair:
+        assert cached_tokens(pair.hand_over("/v1/completions", completion(9))) == 192
         body = completion(1)
         expected = post(pair.second, "/v1/completions", body)["choices"][0]["text"]
         httpx.post(pair.second.url + "/reset_prefix_cache", timeout=60).raise_for_status()

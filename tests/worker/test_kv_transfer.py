@@ -14,10 +14,13 @@ from engine.frontend.llm import LLM
 from engine.sampling_params import SamplingParams
 from tests.worker.conftest import MODEL_NAMES, WITH_STATES, ModelFolders
 from tests.worker.generation import Reference, random_tokens
+from tests.worker.kv_transfer import NEEDS_NIXL
 
 ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 LENGTHS = (100, 112, 145)
 """The second prompt ends with a full block, whose last token the other engine computes."""
+OF_EACH_KIND = ("llama", "gpt-oss", "deepseek-v3", "granite4")
+"""Plain, with windows, with latents, with states."""
 ONLY_WINDOWS = ("mistral-window", "mixtral-window")
 """Models that have freed, at the end of a full block, what a shorter prefix would need."""
 
@@ -30,7 +33,9 @@ def free_port() -> int:
 
 
 @contextmanager
-def engine(folder: Path, role: str, port: int, **options: Any) -> Iterator[LLM]:
+def engine(
+    folder: Path, role: str, port: int, connector: str = "TCPConnector", **options: Any
+) -> Iterator[LLM]:
     states: dict[str, Any] = {"num_state_slots": 24} if folder.name in WITH_STATES else {}
     llm = LLM(
         str(folder),
@@ -39,7 +44,7 @@ def engine(folder: Path, role: str, port: int, **options: Any) -> Iterator[LLM]:
         max_model_len=256,
         num_gpu_blocks_override=160,
         max_num_batched_tokens=64,
-        kv_transfer_config={"kv_connector": "TCPConnector", "kv_role": role, "kv_port": port},
+        kv_transfer_config={"kv_connector": connector, "kv_role": role, "kv_port": port},
         **states,
         **options,
     )
@@ -50,15 +55,21 @@ def engine(folder: Path, role: str, port: int, **options: Any) -> Iterator[LLM]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODEL_NAMES)
-def test_the_other_engine_goes_on(name: str, model_folders: ModelFolders) -> None:
+@pytest.mark.parametrize(
+    ("name", "connector"),
+    [
+        *((name, "TCPConnector") for name in MODEL_NAMES),
+        *(pytest.param(name, "NixlConnector", marks=NEEDS_NIXL) for name in OF_EACH_KIND),
+    ],
+)
+def test_the_other_engine_goes_on(name: str, connector: str, model_folders: ModelFolders) -> None:
     folder = model_folders(name)
     reference = Reference(folder)
     prompts = [random_tokens(length, seed=length) for length in LENGTHS]
     answer = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
     with (
-        engine(folder, "kv_producer", free_port()) as first,
-        engine(folder, "kv_consumer", free_port()) as second,
+        engine(folder, "kv_producer", free_port(), connector) as first,
+        engine(folder, "kv_consumer", free_port(), connector) as second,
     ):
         computed = first.generate(
             prompts, ONE_TOKEN, use_tqdm=False, kv_transfer_params={"do_remote_decode": True}

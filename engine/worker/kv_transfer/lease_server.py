@@ -17,7 +17,10 @@ from engine.kv_transfer.wire import (
     CHUNK,
     GONE,
     Asked,
+    ConfirmLease,
     Granted,
+    LocateBlocks,
+    Located,
     Noted,
     ReadBlocks,
     Refused,
@@ -29,6 +32,7 @@ from engine.kv_transfer.wire import (
 )
 from engine.worker.kv_tiers.disk_pool import TransferReports
 from engine.worker.kv_transfer.block_rows import BlockRows
+from engine.worker.kv_transfer.nixl_memory import NixlMemory
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +53,18 @@ class LeaseServer:
     A lease that ends is not read any more when ``end`` returns: its blocks may be overwritten.
     """
 
-    def __init__(self, device_pool: torch.Tensor, host: str, port: int, fingerprint: str) -> None:
-        """``device_pool``: [num_blocks, ...], block-major. ConfigError if it cannot listen there."""
+    def __init__(
+        self,
+        device_pool: torch.Tensor,
+        host: str,
+        port: int,
+        fingerprint: str,
+        memory: NixlMemory | None = None,
+    ) -> None:
+        """``device_pool``: [num_blocks, ...], block-major. ``memory``: where NIXL reads it, else blocks go
+        over the connection. ConfigError if it cannot listen there."""
         self._device_pool = device_pool
+        self._memory = memory
         self._fingerprint = fingerprint
         self._leases: dict[str, NewKVLease] = {}
         self._ended: dict[str, None] = {}
@@ -115,6 +128,12 @@ class LeaseServer:
         match asked:
             case ReadBlocks():
                 self._send_blocks(handler, asked)
+            case LocateBlocks():
+                send(handler.request, self._locate(asked))
+            case ConfirmLease(lease_id):
+                with self._changed:
+                    goes_on = lease_id in self._leases
+                send(handler.request, Noted() if goes_on else Refused("the lease has ended"))
             case RenewLease(lease_id):
                 with self._changed:
                     self._reports.renewed_leases.append(lease_id)
@@ -140,7 +159,13 @@ class LeaseServer:
             handler.request.sendall(CHUNK)
             handler.request.sendall(content)
 
-    def _look_up(self, asked: ReadBlocks) -> tuple[str | None, Sequence[int]]:
+    def _locate(self, asked: LocateBlocks) -> Located | Refused:
+        if self._memory is None:
+            return Refused("this server has another kv_connector, which is not NixlConnector")
+        reason, block_ids = self._look_up(asked)
+        return self._memory.locate(block_ids) if reason is None else Refused(reason)
+
+    def _look_up(self, asked: ReadBlocks | LocateBlocks) -> tuple[str | None, Sequence[int]]:
         """Why the blocks cannot be read, or their ids."""
         if asked.fingerprint != self._fingerprint:
             return (

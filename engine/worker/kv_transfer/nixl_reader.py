@@ -1,0 +1,55 @@
+"""Fetches blocks that other servers have leased out, by NIXL."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+from engine.core.outputs import RemoteReads
+from engine.kv_transfer.messages import RemotePrefix
+from engine.kv_transfer.wire import ConfirmLease, LocateBlocks, Located, Noted, Refused, receive_answer, send
+from engine.worker.kv_tiers.copy_streams import Event
+from engine.worker.kv_transfer.block_rows import BlockRows
+from engine.worker.kv_transfer.nixl_memory import NixlMemory
+from engine.worker.kv_transfer.remote_reader import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
+
+
+class NixlReader:
+    """The ``BlockSource`` of leased blocks, which NIXL reads where they are.
+
+    The other server does not see the read: when it is done the lease is asked for again, and if it has ended
+    meanwhile, what came is not used.
+    """
+
+    def __init__(self, rank: int, fingerprint: str, memory: NixlMemory) -> None:
+        """``rank``: reads from the same of the others. ``fingerprint``: what both must have in common."""
+        self._rank = rank
+        self._fingerprint = fingerprint
+        self._memory = memory
+
+    def fetch(self, reads: RemoteReads, rows: BlockRows, after: Sequence[Event]) -> None:
+        source = reads.source
+        assert isinstance(source, RemotePrefix)
+        address = source.host, source.port + self._rank
+        with socket.create_connection(address, CONNECT_TIMEOUT_S) as connection:
+            connection.settimeout(READ_TIMEOUT_S)
+            there = self._locate(connection, source.lease_id, reads)
+            if there.block_bytes != rows.block_bytes or len(there.block_ids) != len(reads):
+                raise ConnectionError("its blocks are not those that were asked for")
+            for event in after:
+                event.synchronize()
+            self._memory.read(there, reads.block_ids)
+            send(connection, ConfirmLease(source.lease_id))
+            if not isinstance(receive_answer(connection), Noted):
+                raise ConnectionError("the lease has ended")
+
+    def _locate(self, connection: socket.socket, lease_id: str, reads: RemoteReads) -> Located:
+        send(connection, LocateBlocks(lease_id, self._fingerprint, list(reads.names)))
+        answer = receive_answer(connection)
+        if isinstance(answer, Located):
+            return answer
+        raise ConnectionError(answer.reason if isinstance(answer, Refused) else "no blocks came")
+
+    def place_of(self, reads: RemoteReads) -> str:
+        assert isinstance(reads.source, RemotePrefix)
+        return f"{reads.source.host}:{reads.source.port + self._rank}"
