@@ -14,8 +14,9 @@ from engine.json_options import check_names, make_record, read_fields
 
 OPTION = "kv_transfer_config"
 EXAMPLE = '{"kv_connector": "TCPConnector", "kv_role": "kv_both"}'
-PEER_CONNECTORS = ("TCPConnector", "NixlConnector")
+PEER_CONNECTORS = ("TCPConnector", "NixlConnector", "MooncakeConnector")
 CONNECTORS = (*PEER_CONNECTORS, "SharedStorageConnector", "OffloadingConnector")
+PROTOCOLS = ("tcp", "rdma")
 ROLES = ("kv_producer", "kv_consumer", "kv_both")
 FAILURE_POLICIES = ("recompute", "fail")
 LOOPBACK = ("localhost", "127.0.0.0/8", "::1/128")
@@ -26,10 +27,12 @@ class KVConnectorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     lease_s: float = 30.0
     """For how long blocks are held for the server that reads them, and again from each renewal on
-    (``TCPConnector``, ``NixlConnector``)."""
+    (``TCPConnector``, ``NixlConnector``, ``MooncakeConnector``)."""
     allowed_peers: tuple[str, ...] = ()
     """Hosts, addresses and networks such as 10.0.0.0/24 that KV may be fetched from, beside this machine's
     loopback (the same)."""
+    mooncake_protocol: str = "tcp"
+    """``tcp`` | ``rdma`` (``MooncakeConnector``)."""
     cpu_bytes_to_use: int | None = None
     """Host memory for offloaded blocks, in bytes (``OffloadingConnector``)."""
     shared_storage_path: str | None = None
@@ -46,7 +49,7 @@ class KVTransferConfig:
 
     kv_connector: str
     """``TCPConnector``: KV of prompts moves from a server that computes them to one that goes on |
-    ``NixlConnector``: the same, read by NIXL from memory to memory |
+    ``NixlConnector``, ``MooncakeConnector``: the same, read from memory to memory |
     ``SharedStorageConnector``: it is kept as files, which all servers of a model share |
     ``OffloadingConnector``: to this server's own host memory, as ``kv_offloading_size``."""
     kv_role: str = "kv_both"
@@ -74,6 +77,10 @@ class KVTransferConfig:
         options = self.kv_connector_extra_config
         if not 0.1 <= options.lease_s <= 86400:
             raise ConfigError(f"lease_s must be from 0.1 to 86400 seconds, got {options.lease_s}.")
+        if options.mooncake_protocol not in PROTOCOLS:
+            raise ConfigError(
+                f"mooncake_protocol must be one of {', '.join(PROTOCOLS)}, got {options.mooncake_protocol!r}."
+            )
         for peer in options.allowed_peers:
             _network_of(peer)
         is_offloading = self.kv_connector == "OffloadingConnector"
@@ -97,11 +104,6 @@ class KVTransferConfig:
     def fetches(self) -> bool:
         """Whether this server fetches KV from others."""
         return self.kv_connector in PEER_CONNECTORS and self.kv_role != "kv_producer"
-
-    @property
-    def by_nixl(self) -> bool:
-        """Whether NIXL reads the KV that moves between servers."""
-        return self.kv_connector == "NixlConnector"
 
     @property
     def storage_path(self) -> str | None:

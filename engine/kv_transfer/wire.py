@@ -2,9 +2,9 @@
 
 A frame is its length, in 4 bytes, and a message in msgpack. The answer to ``ReadBlocks`` is ``Granted`` and
 then, for each chunk of blocks, in the order asked for: one byte, ``CHUNK`` or ``GONE``, and behind ``CHUNK``
-the bytes of its blocks. The answer to ``LocateBlocks`` is ``Located``: the reader has NIXL read them, and
-asks with ``ConfirmLease`` whether what it read was still the lease's. All else is answered by ``Noted``, or
-by ``Refused``.
+the bytes of its blocks. The answer to ``LocateBlocks`` is ``Located``: the reader has a library read them,
+and asks with ``ConfirmLease`` whether what it read was still the lease's. All else is answered by ``Noted``,
+or by ``Refused``.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ class ReadBlocks(msgspec.Struct, array_like=True, frozen=True, tag=True):
 
 
 class LocateBlocks(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """Say where the blocks of these names are, to be read by NIXL."""
+    """Say where the blocks of these names are, to be read there."""
 
     lease_id: str
     fingerprint: str
     names: list[bytes]
+    library: str
+    """Which reads them; the server must have given its pool to the same."""
 
 
 class ConfirmLease(msgspec.Struct, array_like=True, frozen=True, tag=True):
@@ -68,12 +70,12 @@ class Granted(msgspec.Struct, array_like=True, frozen=True, tag=True):
 
 
 class Located(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """Where the blocks are in the memory of a NIXL agent."""
+    """Where the blocks are in the memory of the server that leases them out."""
 
     agent: bytes
-    """The agent's metadata."""
+    """How the library finds that memory."""
     memory: str
-    """``DRAM`` or ``VRAM``."""
+    """What kind of memory it is, as the library has it."""
     device: int
     address: int
     """The address of block 0."""

@@ -503,6 +503,6 @@ def _add_observability_flags(group: argparse._ArgumentGroup) -> None:
         metavar="JSON",
         help="Where KV comes from and goes to, as vLLM's JSON: "
         '{"kv_connector": "TCPConnector", "kv_role": "kv_producer", "kv_port": 5600}; NixlConnector needs '
-        "continuum-engine[nixl] (default: none)",
+        "continuum-engine[nixl], MooncakeConnector [mooncake] (default: none)",
     )
     group.add_argument("--disable-log-stats", action="store_true", help="Collect no statistics for /metrics")

@@ -21,7 +21,7 @@ from engine.worker.loading.tiny_models import make_model_folder
 from eval.cli.main import main
 from tests.api.server import Server, running_server
 from tests.processes.event_subscriber import free_ports
-from tests.worker.kv_transfer import NEEDS_NIXL
+from tests.worker.kv_transfer import NEEDS_MOONCAKE, NEEDS_NIXL
 
 BLOCK = 16
 FLAGS = ("--num-gpu-blocks-override", "100", "--max-model-len", "480", "--device", "cpu")
@@ -139,7 +139,11 @@ def running_pair(
         yield Pair(one, other, folder)
 
 
-CONNECTORS = ["TCPConnector", pytest.param("NixlConnector", marks=NEEDS_NIXL)]
+CONNECTORS = [
+    "TCPConnector",
+    pytest.param("NixlConnector", marks=NEEDS_NIXL),
+    pytest.param("MooncakeConnector", marks=NEEDS_MOONCAKE),
+]
 
 
 @pytest.fixture(scope="module", params=CONNECTORS)
@@ -303,6 +307,7 @@ def test_a_lease_ends_by_itself(model_folder: Path, tmp_path: Path) -> None:
         ("recompute", "TCPConnector"),
         ("fail", "TCPConnector"),
         pytest.param("recompute", "NixlConnector", marks=NEEDS_NIXL),
+        pytest.param("recompute", "MooncakeConnector", marks=NEEDS_MOONCAKE),
     ],
 )
 def test_the_first_server_dies(policy: str, connector: str, model_folder: Path, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from engine.kv_transfer.wire import (
 )
 from engine.worker.kv_tiers.disk_pool import TransferReports
 from engine.worker.kv_transfer.block_rows import BlockRows
-from engine.worker.kv_transfer.nixl_memory import NixlMemory
+from engine.worker.kv_transfer.peer_memory import PeerMemory
 
 logger = logging.getLogger(__name__)
 
@@ -59,10 +59,10 @@ class LeaseServer:
         host: str,
         port: int,
         fingerprint: str,
-        memory: NixlMemory | None = None,
+        memory: PeerMemory | None = None,
     ) -> None:
-        """``device_pool``: [num_blocks, ...], block-major. ``memory``: where NIXL reads it, else blocks go
-        over the connection. ConfigError if it cannot listen there."""
+        """``device_pool``: [num_blocks, ...], block-major. ``memory``: where a library reads it, else blocks
+        go over the connection. ConfigError if it cannot listen there."""
         self._device_pool = device_pool
         self._memory = memory
         self._fingerprint = fingerprint
@@ -160,8 +160,8 @@ class LeaseServer:
             handler.request.sendall(content)
 
     def _locate(self, asked: LocateBlocks) -> Located | Refused:
-        if self._memory is None:
-            return Refused("this server has another kv_connector, which is not NixlConnector")
+        if self._memory is None or self._memory.library != asked.library:
+            return Refused(f"the kv_connector of this server is another one, without {asked.library}")
         reason, block_ids = self._look_up(asked)
         return self._memory.locate(block_ids) if reason is None else Refused(reason)
 

@@ -17,6 +17,7 @@ import torch
 
 from engine.errors import ConfigError
 from engine.kv_transfer.wire import Located
+from engine.worker.kv_transfer.peer_memory import failed
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +28,9 @@ READ_TIMEOUT_S = 10.0
 
 
 class NixlMemory:
-    """A NIXL agent over UCX that has the device's pool. May be used by several threads."""
+    """A PeerMemory: a NIXL agent over UCX."""
+
+    library = "nixl"
 
     def __init__(self, device_pool: torch.Tensor) -> None:
         """``device_pool``: [num_blocks, ...], block-major. ConfigError without NIXL, or if it fails."""
@@ -45,25 +48,16 @@ class NixlMemory:
             self._agent.register_memory(device_pool)
             self._metadata: bytes = self._agent.get_agent_metadata()
         except Exception as error:
-            raise ConfigError(f"kv_transfer_config: NIXL cannot use the KV pool: {error!r}.") from error
-
-    @property
-    def block_bytes(self) -> int:
-        return self._pool[0].nbytes
+            raise failed("NIXL", error) from error
 
     def locate(self, block_ids: Sequence[int]) -> Located:
-        """Where these blocks are, for a reader."""
-        address, size = self._pool.data_ptr(), self.block_bytes
+        address, size = self._pool.data_ptr(), self._pool[0].nbytes
         return Located(self._metadata, self._memory, self._device, address, size, list(block_ids))
 
     def read(self, there: Located, block_ids: Sequence[int]) -> None:
-        """Read blocks of another agent into these, and wait until they are there.
-
-        Raises OSError if they do not come; then nothing is written to the blocks any more.
-        """
         agent = self._agent
         name = self._name_of(there.agent)
-        own = _descriptors(self._pool.data_ptr(), self.block_bytes, self._device, block_ids)
+        own = _descriptors(self._pool.data_ptr(), there.block_bytes, self._device, block_ids)
         theirs = _descriptors(there.address, there.block_bytes, there.device, there.block_ids)
         try:
             transfer = agent.initialize_xfer(

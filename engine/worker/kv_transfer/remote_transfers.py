@@ -19,8 +19,8 @@ from engine.worker.kv_tiers.host_pool import HostTransfers
 from engine.worker.kv_transfer.block_saver import BlockSaver
 from engine.worker.kv_transfer.lease_server import LeaseServer
 from engine.worker.kv_transfer.load_threads import BlockSource, LoadThreads
-from engine.worker.kv_transfer.nixl_memory import NixlMemory
-from engine.worker.kv_transfer.nixl_reader import NixlReader
+from engine.worker.kv_transfer.memory_reader import MemoryReader
+from engine.worker.kv_transfer.peer_memory import open_memory
 from engine.worker.kv_transfer.remote_reader import RemoteReader
 from engine.worker.kv_transfer.saved_reader import SavedReader
 from engine.worker.parallel.group import TensorParallelGroup
@@ -112,12 +112,12 @@ def with_remote(
     fingerprint = fingerprint_of(config, device_pool, group)
     server, saver = None, None
     source: BlockSource | None = None
-    memory = NixlMemory(device_pool) if transfer.by_nixl else None
+    memory = open_memory(transfer, device_pool)
     if transfer.leases_out:
         port = config.kv_transfer_port + group.rank
         server = LeaseServer(device_pool, transfer.kv_ip, port, fingerprint, memory)
     if transfer.fetches and memory is not None:
-        source = NixlReader(group.rank, fingerprint, memory)
+        source = MemoryReader(group.rank, fingerprint, memory)
     elif transfer.fetches:
         source = RemoteReader(group.rank, fingerprint)
     if transfer.storage_path is not None:

@@ -129,7 +129,7 @@ def test_each_rank_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer devices than ranks: both numbers are named. With enough, a rank has its own."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(ConfigError, match="4 ranks .* need as many CUDA devices, but there are 2"):
+    with pytest.raises(ConfigError, match=r"4 ranks .* need as many CUDA devices, but there are 2"):
         choose_device("auto", rank=3, num_ranks=4)
     assert choose_device("auto", rank=1, num_ranks=2) == torch.device("cuda", 1)
 

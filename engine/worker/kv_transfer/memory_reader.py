@@ -1,4 +1,4 @@
-"""Fetches blocks that other servers have leased out, by NIXL."""
+"""Fetches blocks that other servers have leased out, from memory to memory."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from engine.kv_transfer.messages import RemotePrefix
 from engine.kv_transfer.wire import ConfirmLease, LocateBlocks, Located, Noted, Refused, receive_answer, send
 from engine.worker.kv_tiers.copy_streams import Event
 from engine.worker.kv_transfer.block_rows import BlockRows
-from engine.worker.kv_transfer.nixl_memory import NixlMemory
+from engine.worker.kv_transfer.peer_memory import PeerMemory
 from engine.worker.kv_transfer.remote_reader import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
 
 
-class NixlReader:
-    """The ``BlockSource`` of leased blocks, which NIXL reads where they are.
+class MemoryReader:
+    """The ``BlockSource`` of leased blocks, which a library reads where they are.
 
     The other server does not see the read: when it is done the lease is asked for again, and if it has ended
     meanwhile, what came is not used.
     """
 
-    def __init__(self, rank: int, fingerprint: str, memory: NixlMemory) -> None:
+    def __init__(self, rank: int, fingerprint: str, memory: PeerMemory) -> None:
         """``rank``: reads from the same of the others. ``fingerprint``: what both must have in common."""
         self._rank = rank
         self._fingerprint = fingerprint
@@ -44,7 +44,8 @@ class NixlReader:
                 raise ConnectionError("the lease has ended")
 
     def _locate(self, connection: socket.socket, lease_id: str, reads: RemoteReads) -> Located:
-        send(connection, LocateBlocks(lease_id, self._fingerprint, list(reads.names)))
+        names = list(reads.names)
+        send(connection, LocateBlocks(lease_id, self._fingerprint, names, self._memory.library))
         answer = receive_answer(connection)
         if isinstance(answer, Located):
             return answer

@@ -1,0 +1,50 @@
+"""A KV pool whose blocks other servers read where they are, and that reads theirs. Knows no library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from engine.errors import ConfigError
+from engine.kv_transfer.config import KVTransferConfig
+from engine.kv_transfer.wire import Located
+
+
+class PeerMemory(Protocol):
+    """A device's KV pool as a library for such reads has it. May be used by several threads."""
+
+    library: str
+    """The library's name: both sides must have the same."""
+
+    def locate(self, block_ids: Sequence[int]) -> Located:
+        """Where these blocks are, for a reader."""
+
+    def read(self, there: Located, block_ids: Sequence[int]) -> None:
+        """Read blocks of another pool into these, and wait until they are there.
+
+        Raises OSError if they do not come; then nothing is written to the blocks any more.
+        """
+
+
+def open_memory(transfer: KVTransferConfig, device_pool: torch.Tensor) -> PeerMemory | None:
+    """The pool ([num_blocks, ...], block-major) as the connector's library has it; None if it needs none.
+
+    ConfigError if the library is not installed, or cannot use the pool.
+    """
+    if transfer.kv_connector == "NixlConnector":
+        from engine.worker.kv_transfer.nixl_memory import NixlMemory
+
+        return NixlMemory(device_pool)
+    if transfer.kv_connector == "MooncakeConnector":
+        from engine.worker.kv_transfer.mooncake_memory import MooncakeMemory
+
+        protocol = transfer.kv_connector_extra_config.mooncake_protocol
+        return MooncakeMemory(device_pool, transfer.kv_ip, protocol)
+    return None
+
+
+def failed(library: str, error: Exception) -> ConfigError:
+    """The error of a library that cannot use the pool."""
+    return ConfigError(f"kv_transfer_config: {library} cannot use the KV pool: {error!r}.")
