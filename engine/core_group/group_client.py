@@ -87,15 +87,32 @@ class CoreGroupClient:
     # ---- life ----
 
     def await_ready(self) -> EngineReady:
-        """Wait until every core has loaded its model; the least of what they can is what the group can."""
+        """Wait until every core has loaded its model; the least of what they can is what the group can.
+
+        One that was joined and has ended since is to come again.
+        """
         try:
-            answers = [client.await_ready() for client in self._clients()]
+            answers = [ready for engine in self._engines if (ready := self._ready_of(engine)) is not None]
+            if not answers:
+                raise EngineDeadError("All engine cores have ended.")
         except BaseException:
             self.close()
             raise
         num_blocks = min(answer.num_gpu_blocks for answer in answers)
         self.ready = msgspec.structs.replace(answers[0], num_gpu_blocks=num_blocks)
         return self.ready
+
+    def _ready_of(self, engine: _Engine) -> EngineReady | None:
+        if engine.client is None:
+            return None
+        try:
+            return engine.client.await_ready()
+        except EngineDeadError:
+            if not engine.client.is_joined:
+                raise
+            engine.client = None
+            self._awaited.add(engine.index)
+            return None
 
     def attach(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[Delivery], None]) -> None:
         self.loop, self._deliver = loop, deliver

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import os
 import queue
 import threading
 import weakref
@@ -169,10 +170,16 @@ class MPClient:
         core.start(_exit_notice(self._context, self._exit_sent))
         # Also run at exit and when the client is garbage collected; must not refer to ``self``.
         self._stop_core = weakref.finalize(self, core.stop)
-        self._output_socket.bind(output_address(core.folder, core.client_index))
+        try:
+            self._output_socket.bind(output_address(core.folder, core.client_index))
+        except zmq.ZMQError:
+            if os.path.isdir(core.folder):
+                raise
+            core.stop()  # it has ended while it was joined, and its folder with it
 
     def await_ready(self) -> EngineReady:
-        """Wait until the core has loaded its model; if it cannot, closes this client and raises the error."""
+        """Wait until the core has loaded its model; if it cannot, closes this client and raises the error.
+        EngineDeadError if it has ended."""
         core = self._core
         try:
             self.ready = core.handshake(self._context)
@@ -183,6 +190,11 @@ class MPClient:
             self.close()
             raise
         return self.ready
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether another process started the core, and starts the next one in its place."""
+        return self._core.client_index != FIRST_CLIENT
 
     @property
     def pid(self) -> int:

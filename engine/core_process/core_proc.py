@@ -205,6 +205,7 @@ class EngineCoreProc:
         notice = self._notice(payload)
         if notice is not None:
             self._clients.join(notice.client_index)
+            self._core.report_again()
 
     def _leave(self, payload: bytes) -> None:
         notice = self._notice(payload)
@@ -212,6 +213,7 @@ class EngineCoreProc:
             left_behind = self._clients.leave(notice.client_index)
             self._output_sockets.drop(notice.client_index)
             self._send(self._core.abort_requests(AbortRequest(left_behind)))
+            self._core.report_again()
 
     def _notice(self, payload: bytes) -> ClientNotice | None:
         try:

@@ -111,8 +111,7 @@ class EngineCore:
         self._stopping = False
         self._stalled = False
         self._reported = (0, 0)
-        """Numbers of pins and of requests, as last reported in the stats: both may change while nothing
-        runs."""
+        """Numbers of pins and of requests, as last reported: both may change while nothing runs."""
         self._failed: list[EngineCoreOutput] = []
         """Final outputs of requests that failed outside of a step; sent with the next step's outputs."""
         self._closed = False
@@ -280,6 +279,12 @@ class EngineCore:
         """Counts that may change while no step runs: a pin ends, a request is aborted."""
         return self.scheduler.kv.num_pins, len(self.scheduler.requests)
 
+    def report_again(self) -> None:
+        """Report the stats once more: whoever got the last report may be gone, or somebody is new."""
+        with self._changed:
+            self._reported = (-1, -1)
+            self._changed.notify_all()
+
     def _has_work(self) -> bool:
         """A step in flight counts even if all its requests have ended: it holds blocks."""
         return bool(self._submitted) or self._has_plans_to_make()
@@ -287,8 +292,7 @@ class EngineCore:
     @property
     def is_draining(self) -> bool:
         """Whether only steps whose requests have all ended are in flight, and writes to disk."""
-        in_flight = bool(self._submitted) or self._writes_to_disk()
-        return in_flight and not self._has_requests()
+        return (bool(self._submitted) or self._writes_to_disk()) and not self._has_requests()
 
     def _has_plans_to_make(self) -> bool:
         """A write to disk counts: whoever comes after a pause is to find what it wrote."""

@@ -16,7 +16,7 @@ from engine.core.policy import PolicyContext, SchedulingPolicy, fcfs
 from engine.core_process.core_client import SyncMPClient
 from engine.core_process.inproc_client import InprocClient
 from engine.errors import ConfigError, EngineDeadError, EngineGenerateError, ModelLoadError
-from engine.messages import EngineCoreRequestType, FinishReason, JobRef, ToolGapStarted
+from engine.messages import ClientNotice, EngineCoreRequestType, FinishReason, JobRef, ToolGapStarted
 from engine.testing import FakeExecutorFactory, fake_token
 from tests.processes.support import (
     GONE_WITHIN_S,
@@ -288,6 +288,20 @@ def cpu_ticks(pid: int) -> int:
     """The processor time of a process as the kernel counts it: whole ticks of 10 ms."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return int(fields[11]) + int(fields[12])
+
+
+def test_what_was_reported_to_a_client_that_has_gone_is_reported_again(start: Start) -> None:
+    """The last report of a busy time goes to one client, here to one that nobody is behind. Else all others
+    would see its requests for ever."""
+    client = start()
+    notice = msgspec.msgpack.encode(ClientNotice(7))
+    client.send_raw(EngineCoreRequestType.JOIN.value, notice)
+    client.add_request(core_request("a-1", max_tokens=3))
+    tokens_until_finished(client, "a-1")
+    client.send_raw(EngineCoreRequestType.LEAVE.value, notice)
+    while (stats := client.get_output().scheduler_stats) is None:
+        pass
+    assert stats.num_running_reqs == 0
 
 
 def test_both_clients_say_the_same() -> None:

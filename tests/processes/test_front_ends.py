@@ -12,13 +12,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import httpx
 import pytest
 
+from continuum.routing.catalog import router_factory
+from engine.api.processes.joined_cores import JoinedCores
+from engine.api.processes.server_group import ServerGroup
 from engine.core_process.core_client import AsyncMPClient
 from engine.core_process.launcher import ClientHandle, JoinedCore
+from engine.errors import EngineDeadError
 from engine.messages import EngineReady
 from engine.worker.loading.tiny_models import make_model_folder
 from eval.cli.main import main
@@ -254,3 +259,16 @@ async def test_a_client_that_closes_as_its_core_ends_waits_for_nobody(tmp_path: 
         )
         client.attach(asyncio.get_running_loop(), lambda _: None)
         client.close()
+
+
+async def test_a_core_that_ended_as_it_was_joined_is_one_that_is_to_come(tmp_path: Path) -> None:
+    """Its folder is gone with it. The others serve, and the news of the next one are still read."""
+    ready, gone = cast(EngineReady, SimpleNamespace(block_size=16, num_gpu_blocks=9)), tmp_path / "gone"
+    ended = ClientHandle(str(gone), os.getpid(), ready, 1)
+    with pytest.raises(EngineDeadError):
+        AsyncMPClient(JoinedCore(ended)).await_ready()
+    cores = JoinedCores((ended, ended))
+    group = cores.client(router_factory("jobs"), ServerGroup())
+    with pytest.raises(EngineDeadError, match="All engine cores have ended"):
+        group.await_ready()
+    cores.joined(0, ended)

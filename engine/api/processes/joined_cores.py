@@ -15,6 +15,7 @@ from engine.core_group.shared_words import shared_words
 from engine.core_process.client_protocols import AsyncCoreClient
 from engine.core_process.core_client import AsyncMPClient
 from engine.core_process.launcher import ClientHandle, JoinedCore
+from engine.errors import EngineDeadError
 from engine.routing import RouterContext, RouterFactory
 
 if TYPE_CHECKING:
@@ -70,7 +71,10 @@ class JoinedCores:
             if self._group is None:  # it will be made with this core
                 return
         client = AsyncMPClient(core)
-        client.await_ready()
+        try:
+            client.await_ready()
+        except EngineDeadError:  # it has ended since, of which the parent tells next
+            return
         self._tell(lambda group: group.replace(index, client))
 
     def given_up(self, index: int) -> None:
