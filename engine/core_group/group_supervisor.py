@@ -95,8 +95,10 @@ class GroupSupervisor:
         if not self.is_group or core is None:
             return False
         self._cores[index] = None
-        report_core_died(index, core.pid, core.exit_code)
-        if self._restarts.restart(index, core):
+        pid, exit_code = core.pid, core.exit_code
+        comes_back = self._restarts.restart(index, core)
+        report_core_died(index, pid, exit_code, comes_back=comes_back)
+        if comes_back:
             self._awaited.add(index)
         return self.has_cores
 

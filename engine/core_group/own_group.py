@@ -41,8 +41,10 @@ class OwnCoreGroup(CoreGroupClient):
         self._cores.close()
 
     def _restart(self, index: int, client: AsyncMPClient) -> bool:
-        report_core_died(index, client.pid, client.exit_code)
-        return self._restarts.restart(index, client)
+        pid, exit_code = client.pid, client.exit_code
+        comes_back = self._restarts.restart(index, client)
+        report_core_died(index, pid, exit_code, comes_back=comes_back)
+        return comes_back
 
     def _came_back(self, index: int, client: AsyncMPClient) -> None:
         try:

@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 from engine.core_group.group_cores import GroupCores, StartableCore
 from engine.errors import EngineError
 from engine.process.process_log import start_log
-from engine.process.restart_limit import RestartLimit
+from engine.process.restart_limit import MAX_RESTARTS, RESTART_WINDOW_S, RestartLimit
 
 logger = logging.getLogger(__name__)
 
@@ -108,12 +108,19 @@ class CoreRestarts(Generic[Handle]):
                 del self._starting[index]
 
 
-def report_core_died(index: int, pid: int, exit_code: int | None) -> None:
+def report_core_died(index: int, pid: int, exit_code: int | None, *, comes_back: bool) -> None:
     """Tell the user of the server."""
+    what_follows = (
+        "it is started again"
+        if comes_back
+        else f"it is not started again, as it has ended more than {MAX_RESTARTS} times in "
+        f"{RESTART_WINDOW_S:.0f} s"
+    )
     start_log.warning(
         "Engine core %d (process %d) exited with code %s: its requests end with an error, the other cores "
-        "go on, and it is started again.",
+        "go on, and %s.",
         index,
         pid,
         exit_code,
+        what_follows,
     )
