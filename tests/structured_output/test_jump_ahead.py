@@ -86,8 +86,15 @@ def test_tokens_are_those_without_drafts(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["grammar", "suffix", "ngram"])
-@pytest.mark.parametrize("ahead", [(), ("--async-scheduling",)])
+@pytest.mark.parametrize(
+    ("method", "ahead"),
+    [
+        ("grammar", ()),
+        ("grammar", ("--async-scheduling",)),
+        ("suffix", ("--async-scheduling",)),
+        ("ngram", ()),
+    ],
+)
 def test_a_forced_call_takes_fewer_steps(model_folder: Path, method: str, ahead: tuple[str, ...]) -> None:
     """Over HTTP, with the receipt as witness."""
     flags = ("--num-gpu-blocks-override", "300", *ahead)

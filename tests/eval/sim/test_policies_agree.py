@@ -71,7 +71,7 @@ def test_nor_with_a_host_tier(tmp_path: Path) -> None:
 def test_nor_on_recorded_jobs(tmp_path: Path) -> None:
     """Likewise, with the tool times of real agents."""
     flags = ["--workload", str(AGENT_JOBS), "--jobs", "25", "--rate", "0.1", "--seeds", "1"]
-    _check_oracle(tmp_path / "out.json", [*flags, "--kv-tokens", "250000"])
+    _check_oracle(tmp_path / "out.json", [*flags, "--kv-tokens", "250000"], GOOD_RULES)
 
 
 def _check_oracle(out: Path, flags: list[str], rules: Sequence[str] = RULES) -> None:
