@@ -65,7 +65,7 @@ class FusedDecoder:
         if attention is not self._attention:
             return self._plain.forward(input_ids, positions, sample_rows, attention)
         eps = self._plain.shape.norm_eps
-        x = self._plain.entered(input_ids)
+        x = self._plain.stage_input(input_ids)
         residual: torch.Tensor | None = None
         for index, layer in enumerate(self._plain.layers):
             assert isinstance(layer, DecoderLayer)
@@ -81,7 +81,7 @@ class FusedDecoder:
                 x = self._mix(layer.mlp, normed)
         assert residual is not None, "a decoder has layers"
         if not self._plain.is_last:
-            return self._plain.handed_on(x + residual, sample_rows)
+            return self._plain.send_to_next(x + residual, sample_rows)
         normed, _ = self._ops.rms_norm(x[sample_rows], self._plain.final_norm, eps, residual[sample_rows])
         return self._head(normed)
 

@@ -21,14 +21,15 @@ class MooncakeMemory:
         """``device_pool``: [num_blocks, ...], block-major. ``host``: the address at which others find it.
         ``protocol``: ``tcp`` or ``rdma``."""
         self._pool = device_pool
+        make_engine = _import_engine()
         try:
-            self._engine: Any = _import_engine()()
+            self._engine: Any = make_engine()
             if self._engine.initialize(host, "P2PHANDSHAKE", protocol, ""):
                 raise OSError(f"it does not start with {protocol} at {host}")
             if self._engine.register_memory(device_pool.data_ptr(), device_pool.nbytes):
                 raise OSError("the memory is refused")
             self._name = f"{host}:{self._engine.get_rpc_port()}"
-        except OSError as error:
+        except Exception as error:
             raise failed("Mooncake", error) from error
 
     def locate(self, block_ids: Sequence[int]) -> Located:

@@ -249,19 +249,19 @@ class Decoder(nn.Module):
         attention: AttentionBackend,
     ) -> torch.Tensor:
         """See CausalModel.forward."""
-        x = self.entered(input_ids)
+        x = self.stage_input(input_ids)
         angles = self.angles_of(positions, x.dtype)
         for layer, kind in zip(self.layers, self.rope_kinds, strict=True):
             x = layer(x, *angles[kind], attention)
-        return self.logits_of(x[sample_rows]) if self._stage.is_last else self.handed_on(x, sample_rows)
+        return self.logits_of(x[sample_rows]) if self._stage.is_last else self.send_to_next(x, sample_rows)
 
-    def entered(self, input_ids: torch.Tensor) -> torch.Tensor:
+    def stage_input(self, input_ids: torch.Tensor) -> torch.Tensor:
         """What the first layer here reads: [num_tokens, hidden_size]"""
         if self._stage.is_first:
             return self.embedded(input_ids)
         return self._stage.link.receive(self.final_norm.new_empty((len(input_ids), self.shape.hidden_size)))
 
-    def handed_on(self, x: torch.Tensor, sample_rows: torch.Tensor) -> torch.Tensor:
+    def send_to_next(self, x: torch.Tensor, sample_rows: torch.Tensor) -> torch.Tensor:
         """Send x [num_tokens, hidden_size] to the next stage, which makes the logits. Here they are
         [num_samples, vocab_size] without a value; no sequence is sampled, but in warm-up steps."""
         self._stage.link.send(x.contiguous())

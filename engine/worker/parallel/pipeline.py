@@ -42,10 +42,10 @@ class PipelineStage:
         return self._link
 
     def layers(self, num_layers: int) -> range:
-        """Which of the model's layers it has: as many as the others, or one more if it is among the last.
+        """Which of the model's layers it has: an equal part, and one of those that are left over first for
+        stages between the first, which embeds, and the last, which has the head.
 
-        The first one embeds, the last one has the head, so those between get the layers that are left over
-        first. ConfigError if a stage would have none.
+        ConfigError if a stage would have none.
         """
         if num_layers < self.size:
             raise ConfigError(
