@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -63,17 +64,20 @@ class CoreGroupClient:
         *,
         on_core_died: CoreDied = lambda index, client: False,
         on_attached: Callable[[CoreGroupClient, asyncio.AbstractEventLoop], None] | None = None,
+        ready: EngineReady | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Starts or joins all cores; None is one that is to come (``replace``). ``on_core_died`` is called on
         the event loop with the number of a core that has died and its client, which it is to close, and says
-        whether another one will come in its place. ``on_attached`` is called when the group has its loop."""
+        whether another one will come in its place. ``on_attached`` is called when the group has its loop.
+        ``ready``: what the cores can, if it is known although none may be up."""
         self._engines = [
             _Engine(index, None if core is None else AsyncMPClient(core)) for index, core in enumerate(cores)
         ]
         self._router = router
         self._board = board or LoadBoard(len(cores))
         self._on_core_died, self._on_attached = on_core_died, on_attached
+        self._known = ready
         self._clock = clock or MonotonicClock()
         self._ledger = RequestLedger()
         self._awaited = {engine.index for engine in self._engines if engine.client is None}
@@ -93,6 +97,7 @@ class CoreGroupClient:
         """
         try:
             answers = [ready for engine in self._engines if (ready := self._ready_of(engine)) is not None]
+            answers = answers or ([] if self._known is None else [self._known])
             if not answers:
                 raise EngineDeadError("All engine cores have ended.")
         except BaseException:
@@ -189,7 +194,8 @@ class CoreGroupClient:
         """End requests; their cores tell the end of each."""
         for index, share in self._ledger.by_engine(request_ids).items():
             for client in self._clients((index,)):
-                client.abort_requests(share, stopped=stopped)
+                with suppress(EngineDeadError):  # it is dying, and its requests end with it
+                    client.abort_requests(share, stopped=stopped)
 
     # ---- outputs ----
 
@@ -220,14 +226,19 @@ class CoreGroupClient:
         self._router.lost(engine.index)
         if self._on_core_died(engine.index, client):
             self._awaited.add(engine.index)
-        unanswered = [] if self.dead else lost.unanswered
-        failed = [*lost.answered, *(lost.unanswered if self.dead else ())]
+        failed = [*lost.answered, *self._moved(lost.unanswered)]
         now = self._clock.now()
         outputs = [failed_output(request_id, CORE_DIED) for request_id in failed]
         self._deliver(EngineCoreOutputs(outputs, timestamp=now, engine_index=engine.index))
-        for request in unanswered:
-            self.add_requests([request])
         self._end_if_none_is_left()
+
+    def _moved(self, requests: Sequence[EngineCoreRequest]) -> Iterator[str]:
+        """Send requests to other cores. The ids of those for which there is none: all cores may be dying."""
+        for request in requests:
+            try:
+                self.add_requests([request])
+            except EngineDeadError:
+                yield request.request_id
 
     def _end_if_none_is_left(self) -> None:
         if self.dead and not self._awaited and not self._closed:
@@ -269,7 +280,8 @@ class CoreGroupClient:
 
     def tell(self, signal: Signal) -> None:
         for client in self._concerned_by(signal):
-            client.tell(signal)
+            with suppress(EngineDeadError):
+                client.tell(signal)
 
     # ---- operations ----
 

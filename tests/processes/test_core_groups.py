@@ -233,6 +233,20 @@ def test_processes_die_at_random_and_nothing_hangs(group: Server) -> None:
     until(lambda: is_well(group.url))
 
 
+def test_an_api_server_that_starts_while_no_core_is_up_serves_when_one_is(group: Server) -> None:
+    """All that runs is killed at once, but the process that starts it again."""
+    until(lambda: is_well(group.url))
+    front_ends = children_of(group.process.pid, "from engine.api.processes.api_server import")
+    killed = [*group.core_pids(), *front_ends[:1]]
+    for process in killed:
+        os.kill(process, signal.SIGKILL)
+    until(lambda: len(now := group.core_pids()) == 2 and not {*now} & {*killed})
+    until(lambda: is_well(group.url))
+    said: list[Body] = []
+    with httpx.Client(base_url=group.url, timeout=60) as http:
+        assert turn(http, "and now", said)["completion_tokens"] > 0
+
+
 def is_well(url: str) -> bool:
     """Whether both cores are up and have nothing to do."""
     try:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import cast
 
 import httpx
@@ -21,10 +20,11 @@ import pytest
 from continuum.routing.catalog import router_factory
 from engine.api.processes.joined_cores import JoinedCores
 from engine.api.processes.server_group import ServerGroup
+from engine.core_process.client_protocols import Delivery
 from engine.core_process.core_client import AsyncMPClient
 from engine.core_process.launcher import ClientHandle, JoinedCore
 from engine.errors import EngineDeadError
-from engine.messages import EngineReady
+from engine.messages import EngineCoreOutputs, EngineReady
 from engine.worker.loading.tiny_models import make_model_folder
 from eval.cli.main import main
 from tests.processes.crowd import (
@@ -35,6 +35,7 @@ from tests.processes.crowd import (
     until_gone,
     until_metric,
 )
+from tests.processes.support import core_request
 
 ENDLESS = {"prompt": "a", "max_tokens": 30_000, "ignore_eos": True, "stream": True}
 FLAGS = ("--num-gpu-blocks-override", "8200", "--max-model-len", "32768")
@@ -262,13 +263,38 @@ async def test_a_client_that_closes_as_its_core_ends_waits_for_nobody(tmp_path: 
 
 
 async def test_a_core_that_ended_as_it_was_joined_is_one_that_is_to_come(tmp_path: Path) -> None:
-    """Its folder is gone with it. The others serve, and the news of the next one are still read."""
-    ready, gone = cast(EngineReady, SimpleNamespace(block_size=16, num_gpu_blocks=9)), tmp_path / "gone"
+    """Its folder is gone with it. Those that are up serve, be they none, and the news of the next one are
+    still read."""
+    ready, gone = EngineReady(9, 100, 16, 10, "bfloat16"), tmp_path / "gone"
     ended = ClientHandle(str(gone), os.getpid(), ready, 1)
     with pytest.raises(EngineDeadError):
         AsyncMPClient(JoinedCore(ended)).await_ready()
-    cores = JoinedCores((ended, ended))
+    cores = JoinedCores((ended, None), ready)
     group = cores.client(router_factory("jobs"), ServerGroup())
-    with pytest.raises(EngineDeadError, match="All engine cores have ended"):
-        group.await_ready()
+    assert group.await_ready() == ready
+    assert [engine.state for engine in await group.engine_states()] == ["down", "down"]
     cores.joined(0, ended)
+
+
+async def test_a_request_of_a_dead_core_ends_where_the_others_die_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was to go to another one, which ended just then."""
+
+    def ended_just_now(*_: object) -> None:
+        raise EngineDeadError
+
+    ready = EngineReady(9, 100, 16, 10, "bfloat16")
+    handles = tuple(ClientHandle(str(tmp_path), os.getpid(), ready, index) for index in (1, 2))
+    cores = JoinedCores(handles, ready)
+    group = cores.client(router_factory("least-loaded"), ServerGroup())
+    group.await_ready()
+    told: asyncio.Queue[Delivery] = asyncio.Queue()
+    group.attach(asyncio.get_running_loop(), told.put_nowait)
+    group.add_requests([core_request("asked")])
+    monkeypatch.setattr(AsyncMPClient, "add_request", ended_just_now)
+    cores.died(0)  # ties go to the first
+    failed = await asyncio.wait_for(told.get(), 30)
+    assert isinstance(failed, EngineCoreOutputs)
+    assert [output.request_id for output in failed.outputs] == ["asked"]
+    group.close()

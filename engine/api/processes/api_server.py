@@ -31,7 +31,7 @@ from engine.core_process.launcher import ClientHandle
 from engine.errors import EngineDeadError, EngineError
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.metrics import METRICS_FOLDER
-from engine.messages import EngineStartFailed
+from engine.messages import EngineReady, EngineStartFailed
 from engine.process.private_folder import remove_if_left
 from engine.process.process_log import begin_log
 from engine.routing import RouterFactory
@@ -51,6 +51,8 @@ class APIServerStart:
     server: ServerConfig
     engine: EngineConfig
     handles: Handles
+    ready: EngineReady
+    """What each core can, whether or not it is up."""
     router_factory: RouterFactory
     siblings: ServerGroup
     socket_fileno: int
@@ -77,7 +79,7 @@ def main() -> None:
         _clear_away(parent, Path(os.environ[METRICS_FOLDER]).parent)
         return
     begin_log(start.log_level, f"API server {os.getpid()}")
-    cores = JoinedCores(start.handles)
+    cores = JoinedCores(start.handles, start.ready)
     threading.Thread(target=_await_end, args=(cores,), name="parent-watch", daemon=True).start()
     threading.Thread(
         target=_read_news, args=(cores, start.news_fileno), name="core-news", daemon=True

@@ -35,7 +35,6 @@ from engine.api.processes.startup_messages import (
 )
 from engine.core_group.group_cores import GroupCores
 from engine.core_group.group_supervisor import (
-    CoreBack,
     CoreChange,
     CoreDied,
     CoreGivenUp,
@@ -135,7 +134,7 @@ class APIServers:
         return process
 
     def _connect(self, process: _APIServerProcess) -> None:
-        process.start_with(self._supervisor.add_client(), self._config, self._spec, self._sock)
+        process.start_with(self._supervisor, self._config, self._spec, self._sock)
 
     def _await_all_ready(self) -> None:
         waiting = set(self._running)
@@ -152,7 +151,7 @@ class APIServers:
                 if not self._restarts.count():
                     raise EngineDeadError("API server processes die while starting.")
                 waiting.add(self._replace(event.process))
-            else:
+            elif not isinstance(event, CoreChange) or not self._take_change(event):
                 raise EngineDeadError("The engine core died while the API servers started.")
 
     # ---- running ----
@@ -162,7 +161,7 @@ class APIServers:
             event = self._events.get()
             if isinstance(event, _AskedToStop):
                 return self._drain(0)
-            if isinstance(event, CoreDied | CoreBack | CoreGivenUp) and not self._take_change(event):
+            if isinstance(event, CoreChange) and not self._take_change(event):
                 return self._end_without_core()
             if isinstance(event, _Ended):
                 self._release(event.process)
@@ -233,7 +232,7 @@ class APIServers:
                 return exit_code  # what is left is killed
             if isinstance(event, _Ended):
                 self._release(event.process)
-            elif isinstance(event, CoreDied | CoreBack | CoreGivenUp):
+            elif isinstance(event, CoreChange):
                 if not self._take_change(event):
                     return self._end_without_core()
             elif isinstance(event, _AskedToStop):
@@ -273,14 +272,17 @@ class _APIServerProcess:
         """The exit code once it has ended; negative for a signal."""
         return self._process.wait()
 
-    def start_with(self, handles: Handles, config: ServerConfig, spec: CoreSpec, sock: socket.socket) -> None:
+    def start_with(
+        self, cores: GroupSupervisor, config: ServerConfig, spec: CoreSpec, sock: socket.socket
+    ) -> None:
         """The cores are ready: start serving."""
-        self.core_handles = handles
+        self.core_handles = cores.add_client()
         self._send(
             APIServerStart(
                 server=config,
                 engine=spec.config,
-                handles=handles,
+                handles=self.core_handles,
+                ready=cores.ready,
                 router_factory=spec.router_factory,
                 siblings=self.siblings,
                 socket_fileno=sock.fileno(),

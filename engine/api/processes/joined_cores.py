@@ -16,6 +16,7 @@ from engine.core_process.client_protocols import AsyncCoreClient
 from engine.core_process.core_client import AsyncMPClient
 from engine.core_process.launcher import ClientHandle, JoinedCore
 from engine.errors import EngineDeadError
+from engine.messages import EngineReady
 from engine.routing import RouterContext, RouterFactory
 
 if TYPE_CHECKING:
@@ -25,10 +26,11 @@ if TYPE_CHECKING:
 class JoinedCores:
     """One per API server process. The parent's news come on a thread of their own."""
 
-    def __init__(self, handles: Handles) -> None:
-        """``handles``: None for a core that is being started again."""
+    def __init__(self, handles: Handles, ready: EngineReady) -> None:
+        """``handles``: None for a core that is being started again. ``ready``: what they can, should none be
+        up."""
         self._lock = threading.Lock()
-        self._block_size = next(handle.ready.block_size for handle in handles if handle is not None)
+        self._ready = ready
         self._cores = [None if handle is None else JoinedCore(handle) for handle in handles]
         self._group: CoreGroupClient | None = None
         self._early: list[Callable[[CoreGroupClient], None]] = []
@@ -43,7 +45,7 @@ class JoinedCores:
                 return AsyncMPClient(cores[0])
             from engine.core_group.group_client import CoreGroupClient  # not loaded for one core
 
-            context = RouterContext(len(cores), self._block_size, shared_words(siblings.folder))
+            context = RouterContext(len(cores), self._ready.block_size, shared_words(siblings.folder))
             board = LoadBoard(
                 len(cores), num_processes=siblings.count, process=siblings.index, folder=siblings.folder
             )
@@ -53,6 +55,7 @@ class JoinedCores:
                 board,
                 on_core_died=_parent_starts_another,
                 on_attached=self._attached,
+                ready=self._ready,
             )
         return self._group
 
