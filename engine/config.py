@@ -94,7 +94,8 @@ class ModelConfig:
     distributed_executor_backend: str = "mp"
     """Who starts the ranks: ``mp`` (processes of this machine) | ``ray`` (actors of a Ray cluster)."""
     enable_expert_parallel: bool = False
-    """Divide a mixture of experts by rank, some whole experts for each, instead of dividing each expert."""
+    """Divide a mixture of experts by rank, some whole experts for each, instead of dividing each expert:
+    among the ranks of all engine cores, if there are several."""
     enable_return_routed_experts: bool = False
     """Return the experts of each token with the answer that a request ends with."""
 

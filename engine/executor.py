@@ -81,6 +81,10 @@ class Executor(Protocol):
         """Register a callback. It is called once, on any thread, if the model can no longer be run, even
         while no step is running; a running step raises the error, too."""
 
+    def on_wave(self, callback: Callable[[int], None]) -> None:
+        """Register a callback, if cores share experts. It is called on any thread with the number of each
+        wave of steps that another core has begun, which waits for this one."""
+
     def shutdown(self) -> None:
         """Free the model and its memory. May be called again."""
 

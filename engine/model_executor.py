@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 from engine.config import EngineConfig
 from engine.executor import Executor
-from engine.parallel_config import ranks_per_core
+from engine.parallel_config import cores_sharing_experts, ranks_per_core
 
 
 def model_executor(config: EngineConfig) -> Executor:
@@ -13,6 +15,8 @@ def model_executor(config: EngineConfig) -> Executor:
         from engine.worker.engine_share import take_share
 
         take_share(config)  # before torch counts cores and devices
+    if cores_sharing_experts(config) > 1:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its store complains of each core that ends
     if config.model.distributed_executor_backend == "ray":
         from engine.worker.ranks.ray_executor import RayExecutor
 
@@ -21,6 +25,10 @@ def model_executor(config: EngineConfig) -> Executor:
         from engine.worker.ranks.multiproc_executor import MultiprocExecutor
 
         return MultiprocExecutor(config)
+    if cores_sharing_experts(config) > 1:
+        from engine.worker.ranks.rank_model import load_lone_rank
+
+        return load_lone_rank(config)
     from engine.worker.executor import UniProcExecutor
     from engine.worker.memory import share_host_memory
 

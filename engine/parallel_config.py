@@ -38,6 +38,9 @@ class ParallelConfig:
     """Run cores of a group whose API servers are on another machine."""
     data_parallel_rank: int = 0
     """The number of the core that has this configuration."""
+    data_parallel_master_port: int = 0
+    """Port of the first core at which cores that share experts meet; 0: the one behind
+    data_parallel_rpc_port."""
 
     def __post_init__(self) -> None:
         size = self.data_parallel_size
@@ -111,6 +114,20 @@ class ParallelConfig:
             for option, is_set in _not_in_stages(config).items():
                 if is_set:
                     raise ConfigError(f"{option} and pipeline_parallel_size > 1 cannot be combined.")
+        if cores_sharing_experts(config) > 1:
+            for option, is_set in _not_beside_shared_experts(config).items():
+                if is_set:
+                    raise ConfigError(
+                        f"{option} and enable_expert_parallel with data_parallel_size > 1, where engine "
+                        "cores share the experts, cannot be combined."
+                    )
+
+    @property
+    def meeting_point(self) -> str:
+        """URL by which torch.distributed lets cores that share experts find each other."""
+        host = self.data_parallel_address
+        port = self.data_parallel_master_port or self.data_parallel_rpc_port + 1
+        return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
     @property
     def num_awaited(self) -> int:
@@ -139,6 +156,25 @@ class ParallelConfig:
 def ranks_per_core(config: EngineConfig) -> int:
     """How many ranks run the model of one engine core."""
     return config.model.tensor_parallel_size * config.model.pipeline_parallel_size
+
+
+def cores_sharing_experts(config: EngineConfig) -> int:
+    """How many engine cores have a model's experts among them; 1: each has all of them."""
+    return config.parallel.data_parallel_size if config.model.enable_expert_parallel else 1
+
+
+def _not_beside_shared_experts(config: EngineConfig) -> dict[str, bool]:
+    """What cores that share experts do not do so far, and whether it is wanted."""
+    return {
+        "pipeline_parallel_size > 1": config.model.pipeline_parallel_size > 1,
+        "async_scheduling": bool(config.scheduler.async_scheduling),
+        "speculative_config with weights": config.speculative is not None and config.speculative.has_weights,
+        "enable_return_routed_experts": config.model.enable_return_routed_experts,
+        "distributed_executor_backend ray": config.model.distributed_executor_backend == "ray",
+        "data_parallel_backend ray": config.parallel.data_parallel_backend == "ray",
+        "data_parallel_size_min": config.parallel.data_parallel_size_min is not None,
+        "data_parallel_size_local 0": config.parallel.data_parallel_size_local == 0,
+    }
 
 
 def _not_in_stages(config: EngineConfig) -> dict[str, bool]:

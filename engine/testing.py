@@ -182,6 +182,9 @@ class FakeExecutor:
     def on_failure(self, callback: Callable[[EngineError], None]) -> None:
         """Never called: this executor fails in steps only."""
 
+    def on_wave(self, callback: Callable[[int], None]) -> None:
+        """Never called: it has no experts."""
+
     def shutdown(self) -> None:
         self._rows.clear()
 

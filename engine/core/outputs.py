@@ -213,6 +213,8 @@ class SchedulerOutput:
     the last known token and behind each draft, and takes drafts for as long as they are what was sampled."""
     trace_step: int | None = None
     """Its number in the trace, if there is one."""
+    in_wave: bool = False
+    """Whether all cores that share experts run this step, with tokens or without."""
 
 
 @dataclass(slots=True)
@@ -242,6 +244,8 @@ class ModelRunnerOutput:
     """The experts of the step's tokens, if they are to be returned."""
     drafts: Mapping[str, Proposal] = field(default_factory=dict)
     """What a drafter of the worker proposes to follow, by request id."""
+    waves_ended: int = 0
+    """How many waves are over, if the step was one of a wave."""
 
 
 EMPTY_MODEL_RUNNER_OUTPUT = ModelRunnerOutput(req_ids=[], sampled_token_ids=[])

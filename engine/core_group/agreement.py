@@ -24,6 +24,7 @@ def settings_of(config: EngineConfig) -> dict[str, str]:
         "enable_prefix_caching": str(cache.enable_prefix_caching),
         "data_parallel_size": str(config.parallel.data_parallel_size),
         "speculative_config": str(config.speculative),
+        "enable_expert_parallel": str(model.enable_expert_parallel),
     }
 
 

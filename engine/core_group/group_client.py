@@ -144,13 +144,16 @@ class CoreGroupClient:
             if engine.client is not None:
                 engine.client.close()
 
+    def clients_up(self) -> dict[int, AsyncMPClient]:
+        """The clients of the cores that are up, by number."""
+        engines = ((engine.index, engine.client) for engine in self._engines)
+        return {index: client for index, client in engines if client is not None and not client.dead}
+
     def _clients(self, indexes: Collection[int] | None = None) -> Iterator[AsyncMPClient]:
         """Clients of the cores that are up, those at these places only if they are given."""
-        for engine in self._engines:
-            if indexes is not None and engine.index not in indexes:
-                continue
-            if engine.client is not None and not engine.client.dead:
-                yield engine.client
+        for index, client in self.clients_up().items():
+            if indexes is None or index in indexes:
+                yield client
 
     # ---- requests ----
 
@@ -181,9 +184,7 @@ class CoreGroupClient:
 
     def _loads(self) -> list[EngineLoad | None]:
         """The load of each core that takes new requests. Where all are to take none, all do."""
-        up = [
-            engine.index for engine in self._engines if engine.client is not None and not engine.client.dead
-        ]
+        up = self.clients_up()
         taking = [index for index in up if not self._board.is_draining(index)] or up
         loads: list[EngineLoad | None] = [None] * len(self._engines)
         for index in taking:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from engine.core_group.engine_config import spec_of_engine
 from engine.core_process.core_start import CoreSpec
 from engine.core_process.launcher import Core, CoreProcess
+from engine.parallel_config import cores_sharing_experts
+from engine.process.network import free_port
 
 if TYPE_CHECKING:
     from engine.core_group.node_listener import NodeListener
@@ -27,6 +30,8 @@ class GroupCores:
         """ConfigError if nodes are to join, and cannot."""
         parallel = spec.config.parallel
         self._spec = spec
+        self.share_experts = cores_sharing_experts(spec.config) > 1
+        """Whether none can go on without the others."""
         self.count = parallel.data_parallel_size
         self.num_awaited = parallel.num_awaited
         """How many must be ready before the group serves: those with the lowest numbers."""
@@ -42,6 +47,14 @@ class GroupCores:
             from engine.core_group.node_listener import NodeListener  # not loaded on one machine
 
             self._listener = NodeListener(spec.config, remote)
+        self.meet_anew()
+
+    def meet_anew(self) -> None:
+        """Let cores that are made from now on meet at a port of their own, not at that of those before."""
+        if self.share_experts and self._listener is None:
+            config = self._spec.config
+            parallel = replace(config.parallel, data_parallel_master_port=free_port())
+            self._spec = replace(self._spec, config=replace(config, parallel=parallel))
 
     @property
     def block_size(self) -> int:

@@ -96,8 +96,10 @@ class GroupSupervisor:
             return False
         self._cores[index] = None
         pid, exit_code = core.pid, core.exit_code
-        comes_back = self._restarts.restart(index, core)
-        report_core_died(index, pid, exit_code, comes_back=comes_back)
+        others = {other: its for other, its in enumerate(self._cores) if its is not None}
+        comes_back = self._restarts.restart(index, core, others)
+        share_experts = self._group.share_experts
+        report_core_died(index, pid, exit_code, comes_back=comes_back, share_experts=share_experts)
         if comes_back:
             self._awaited.add(index)
         return self.has_cores

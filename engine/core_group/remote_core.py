@@ -133,6 +133,11 @@ class RemoteCore:
             self._ended.set()
             self._on_exit()
 
+    def ask_to_end(self) -> None:
+        """Its node ends it when the connection does."""
+        if self._channel is not None:
+            self._channel.close()
+
     def stop(self) -> None:
         """Let go of the core, which its node then ends. May be called again."""
         self._stopping.set()

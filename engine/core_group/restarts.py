@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Generic, Protocol, TypeVar
 
 from engine.core_group.group_cores import GroupCores, StartableCore
@@ -23,6 +23,8 @@ class CoreHandle(Protocol):
 
     @property
     def pid(self) -> int: ...
+
+    def ask_to_end(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -50,20 +52,50 @@ class CoreRestarts(Generic[Handle]):
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._starting: dict[int, StartableCore] = {}
+        self._is_hopeless = False
+        self._ending: set[int] = set()
+        """Cores that are about to end because one has died with which they share experts."""
 
     def begin(self, index: int) -> None:
         """Start a core that the group did not wait for."""
         self._on_thread(index, None, will=True)
 
-    def restart(self, index: int, old: CoreHandle) -> bool:
-        """A core has died: close its handle and start another; False if it has died too often."""
-        will = self._limits[index].count() and not self._closing.is_set()
+    def restart(self, index: int, old: CoreHandle, others: Mapping[int, CoreHandle]) -> bool:
+        """A core has died: close its handle and start another; False if it has died too often. Of cores that
+        share experts, end the others that are up, too."""
+        if self._cores.share_experts:
+            self._end_others(index, others)
+        will = self._may_start(index) and not self._closing.is_set()
         self._on_thread(index, old, will=will)
         return will
 
     def _on_thread(self, index: int, old: CoreHandle | None, *, will: bool) -> None:
         name = f"core-restart-{index}"
         threading.Thread(target=self._run, args=(index, old, will), name=name, daemon=True).start()
+
+    def _end_others(self, index: int, others: Mapping[int, CoreHandle]) -> None:
+        if index in self._ending:
+            self._ending.discard(index)
+            return
+        self._ending.update(others)
+        with self._lock:
+            self._cores.meet_anew()
+            self._end_starting()
+        for core in others.values():
+            core.ask_to_end()
+
+    def _may_start(self, index: int) -> bool:
+        """Whether to start a core after one more end; where cores share experts, one that is not started
+        takes the others along."""
+        with self._lock:
+            if not self._limits[index].count() and self._cores.share_experts:
+                self._is_hopeless = True
+                self._end_starting()
+            return self._limits[index].allows_more and not self._is_hopeless
+
+    def _end_starting(self) -> None:
+        for core in self._starting.values():
+            core.ask_to_end()
 
     def close(self) -> None:
         """Stop what is being started, and start nothing more."""
@@ -84,7 +116,7 @@ class CoreRestarts(Generic[Handle]):
                 if self._closing.is_set():
                     return
                 logger.error("Engine core %d could not be started: %s", index, error)
-                will = self._limits[index].count()
+                will = self._may_start(index)
                 self._closing.wait(delay_s)
                 delay_s = min(2 * delay_s, LONGEST_DELAY_S)
             else:
@@ -95,8 +127,8 @@ class CoreRestarts(Generic[Handle]):
             self._on_given_up(index)
 
     def _started(self, index: int) -> Handle:
-        core = self._cores.make(index)
         with self._lock:
+            core = self._cores.make(index)
             core.launch()
             self._starting[index] = core
         try:
@@ -108,8 +140,11 @@ class CoreRestarts(Generic[Handle]):
                 del self._starting[index]
 
 
-def report_core_died(index: int, pid: int, exit_code: int | None, *, comes_back: bool) -> None:
+def report_core_died(
+    index: int, pid: int, exit_code: int | None, *, comes_back: bool, share_experts: bool
+) -> None:
     """Tell the user of the server."""
+    others = "the others end with it, as they share experts" if share_experts else "the other cores go on"
     what_follows = (
         "it is started again"
         if comes_back
@@ -117,10 +152,10 @@ def report_core_died(index: int, pid: int, exit_code: int | None, *, comes_back:
         f"{RESTART_WINDOW_S:.0f} s"
     )
     start_log.warning(
-        "Engine core %d (process %d) exited with code %s: its requests end with an error, the other cores "
-        "go on, and %s.",
+        "Engine core %d (process %d) exited with code %s: its requests end with an error, %s, and %s.",
         index,
         pid,
         exit_code,
+        others,
         what_follows,
     )

@@ -216,6 +216,10 @@ class MPClient:
         """Whether the core has ended or has announced its end."""
         return self._core.exited or self._calls.failed
 
+    def ask_to_end(self) -> None:
+        """Let the core end, which is then told like any other end, if this client started it."""
+        self._core.ask_to_end()
+
     def add_request(self, request: EngineCoreRequest) -> None:
         request = msgspec.structs.replace(request, client_index=self._core.client_index)
         self._send(EngineCoreRequestType.ADD, as_written(request))

@@ -15,9 +15,11 @@ from engine.core.request import Request
 from engine.core.routed_experts import RoutedExpertsStore
 from engine.core.scheduler import Scheduler
 from engine.core_process.saved_prefixes import SavedPrefixes
-from engine.errors import ConfigError
+from engine.errors import ConfigError, RequestError
 from engine.executor import ModelInfo
-from engine.messages import EngineReady
+from engine.messages import EngineCoreRequest, EngineReady
+from engine.sampling_params import check_vocabulary
+from engine.tokenization.prompt_encoder import extreme_tokens
 from tracing.tracer import Tracer
 
 
@@ -117,3 +119,17 @@ def check_token_budget(scheduler: SchedulerConfig, max_model_len: int) -> None:
             f"Without chunked prefill max_num_batched_tokens ({scheduler.max_num_batched_tokens}) must be at "
             f"least max_model_len ({max_model_len}): raise the former or lower the latter."
         )
+
+
+def check_request(message: EngineCoreRequest, ready: EngineReady) -> None:
+    """Validate again what the InputProcessor has checked: a client that does not use it must not stop the
+    core. Raises RequestError."""
+    num_tokens = len(message.prompt_token_ids)
+    if not 0 < num_tokens < ready.max_model_len:
+        raise RequestError(f"The prompt has {num_tokens} tokens; 1 to {ready.max_model_len - 1} fit.")
+    check_vocabulary("The prompt", extreme_tokens(message.prompt_token_ids), ready.vocab_size)
+    params = message.sampling_params
+    params.verify()
+    params.verify_vocabulary(ready.vocab_size)
+    if params.max_tokens is None:
+        raise RequestError("max_tokens is not set.", "max_tokens")

@@ -348,6 +348,9 @@ def _serve(process: EngineCoreProc, core: EngineCore) -> int:
     finish_startup()
     try:
         process.run()
+    except EngineError as error:
+        logger.error("The engine core died: %s", error)
+        exit_code = 1
     except BaseException:
         logger.exception("The engine core died.")
         exit_code = 1

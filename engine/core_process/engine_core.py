@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -28,6 +27,7 @@ from engine.core.request import Request, RequestStatus
 from engine.core.scheduler import Scheduler
 from engine.core.traced_scheduler import TracedScheduler
 from engine.core_process.core_parts import (
+    check_request,
     check_token_budget,
     engine_ready,
     make_scheduler,
@@ -37,9 +37,11 @@ from engine.core_process.core_parts import (
 from engine.core_process.drafting import make_drafting
 from engine.core_process.kv_events import closed_on_failure, open_kv_events
 from engine.core_process.lease_keeper import open_lease_keeper
+from engine.core_process.submitted_plan import SubmittedPlan
 from engine.core_process.telemetry import open_telemetry, request_listener
 from engine.core_process.trace_control import TraceControl
 from engine.core_process.utilities import CoreUtilities
+from engine.core_process.waves import Waves
 from engine.errors import EngineError, RequestError
 from engine.executor import Executor, ExecutorFactory, FinishedOutput, PendingOutput
 from engine.messages import (
@@ -50,12 +52,11 @@ from engine.messages import (
     Signal,
     TurnReceipt,
 )
+from engine.parallel_config import cores_sharing_experts
 from engine.reported_stats import SchedulerStats
-from engine.sampling_params import check_vocabulary
 from engine.structured_output.backend import CompiledGrammar, TokenTable
 from engine.structured_output.bitmask_filler import BitmaskFiller
 from engine.structured_output.compiler import GrammarCompiler
-from engine.tokenization.prompt_encoder import extreme_tokens
 from engine.tokenization.tokenizer import Tokenizer
 from engine.watch.core_watch import LiveFeed
 from tracing.events import TraceHeader
@@ -76,22 +77,6 @@ TELEMETRY_TIMEOUT_S = 2.0
 """How long the last spans may take to reach their collector when the engine stops."""
 PERSIST_TIMEOUT_S = 4.0
 """If another thread is already persisting, wait at most this long for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Submitted:
-    """A plan that was handed to the executor."""
-
-    plan: SchedulerOutput
-    pending: PendingOutput
-    at: float
-
-    def output(self) -> ModelRunnerOutput:
-        """Wait for it."""
-        output = self.pending.result()
-        if self.plan.masks is not None:
-            self.plan.masks.result()  # the executor may not have needed them
-        return output
 
 
 class EngineCore:
@@ -121,7 +106,7 @@ class EngineCore:
         self._telemetry = open_telemetry(config.telemetry, clock.now())
         self._kv_events = open_kv_events(config.kv_events, config.parallel.data_parallel_rank)
         self._persisted = threading.Event()
-        self._submitted: deque[_Submitted] = deque()
+        self._submitted: deque[SubmittedPlan] = deque()
         """Plans whose output has not been processed, the oldest first."""
         self._may_have_tokens = True  # the plan to follow, as the last one had, or an output came since
         with closed_on_failure(self._kv_events):
@@ -132,9 +117,8 @@ class EngineCore:
             tracer = self._tracer if self._telemetry is None else Tracer(self._tracer, self._telemetry)
             self.policy: SchedulingPolicy = policy_factory(policy_context(config, info, tracer))
             self._drafting = make_drafting(config, self._executor, self.policy.job_of)
-            on_request_ended = request_listener(self._telemetry, self._drafting)
-            overlap = self._max_submitted > 1
-            self._untraced = make_scheduler(config, info, self.policy, overlap, on_request_ended)
+            listener, overlap = request_listener(self._telemetry, self._drafting), self._max_submitted > 1
+            self._untraced = make_scheduler(config, info, self.policy, overlap, listener)
         self._traced = TracedScheduler(self._untraced, self._tracer)
         if self._kv_events is not None:
             self._kv_events.attach(self._untraced, clock)
@@ -144,6 +128,8 @@ class EngineCore:
         """Whether the worker is to be asked what readers of leases have said, though nothing runs."""
         self._grammars = GrammarCompiler(lambda: TokenTable.of(Tokenizer.load(config.model), info.vocab_size))
         self._masks = BitmaskFiller(self._grammars)
+        self._waves = Waves(cores_sharing_experts(config))
+        self._executor.on_wave(self._join_wave)
         self.ready = engine_ready(config, info, self.policy)
         watch = LiveFeed(self._untraced, self._tracer, clock, self._changed)
         self.utilities = CoreUtilities(lambda: self.scheduler, clock, self._changed)
@@ -170,7 +156,9 @@ class EngineCore:
     def add_request(self, message: EngineCoreRequest) -> list[EngineCoreOutput]:
         """Queue a request; returns an error output if it cannot be added. Other requests are not affected."""
         try:
-            self._check(message)
+            check_request(message, self.ready)
+            if message.request_id in self.scheduler.requests:
+                raise RequestError(f"Request id {message.request_id!r} is in use.")
             # Hashing a long prompt takes milliseconds, and so do files: before the lock.
             request = Request.from_core_request(message, self.scheduler.request_block_hasher)
             if self._saved_prefixes is not None:
@@ -224,23 +212,6 @@ class EngineCore:
                 [request.request_id], RequestStatus.FINISHED_ERROR, self._clock.now()
             )
             self._wake()
-
-    def _check(self, message: EngineCoreRequest) -> None:
-        """Validate again what the InputProcessor has checked: a client that does not use it must not stop the
-        core."""
-        num_tokens = len(message.prompt_token_ids)
-        if not 0 < num_tokens < self.ready.max_model_len:
-            raise RequestError(
-                f"The prompt has {num_tokens} tokens; 1 to {self.ready.max_model_len - 1} fit."
-            )
-        check_vocabulary("The prompt", extreme_tokens(message.prompt_token_ids), self.ready.vocab_size)
-        params = message.sampling_params
-        params.verify()
-        params.verify_vocabulary(self.ready.vocab_size)
-        if params.max_tokens is None:
-            raise RequestError("max_tokens is not set.", "max_tokens")
-        if message.request_id in self.scheduler.requests:
-            raise RequestError(f"Request id {message.request_id!r} is in use.")
 
     def abort_requests(self, message: AbortRequest) -> list[EngineCoreOutput]:
         """End requests now; returns the final output of each that has not already ended."""
@@ -296,13 +267,30 @@ class EngineCore:
 
     def _has_plans_to_make(self) -> bool:
         """A write to disk counts: whoever comes after a pause is to find what it wrote."""
-        return self._has_requests() or self._writes_to_disk()
+        return self._has_requests() or self._writes_to_disk() or self._waves.running
 
     def _has_requests(self) -> bool:
         """The load of an aborted request counts, too: it holds blocks until the executor reports it."""
         scheduler = self.scheduler
         has_requests = scheduler.has_unfinished_requests() or scheduler.num_pending_loads > 0
         return has_requests or scheduler.leases.has_news or self._asks_readers
+
+    def _has_nothing_to_do(self) -> bool:
+        """Whether there is nothing to plan nor to report; pins may end meanwhile."""
+        with self._changed:
+            now, due_s = self._clock.now(), self.scheduler.next_due_s()
+            if due_s is not None and due_s <= now:
+                self.scheduler.expire(now)
+                self._publish_events()
+            is_reported = not self._failed and self._reportable() == self._reported
+            has_plans = self._submitted or self._has_requests() or self._writes_to_disk()
+            return is_reported and not has_plans and not self.scheduler.leases
+
+    def _join_wave(self, number: int) -> None:
+        """Another core has begun a wave of steps; called on any thread."""
+        with self._changed:
+            self._waves.begun_by_other(number)
+            self._wake()
 
     def _writes_to_disk(self) -> bool:
         return self.scheduler.loads.num_disk_writes > 0
@@ -322,6 +310,9 @@ class EngineCore:
     def step(self) -> EngineCoreOutputs | None:
         """Submit as many plans as the executor accepts, then process the output of the oldest. None if there
         was nothing to run or report."""
+        if self._waves.running and self._has_nothing_to_do():
+            self._waves.serve(self._executor)
+            return None
         while self._may_plan_next():
             self._submit_next()
         submitted = self._submitted[0]
@@ -350,13 +341,14 @@ class EngineCore:
             plan = self.scheduler.schedule(now)
             self._asks_readers = False
             self._may_have_tokens = plan.total_num_scheduled_tokens > 0
-            runs_nothing = not plan.total_num_scheduled_tokens and not self._submitted
+            plan.in_wave = self._waves.has_part(plan.total_num_scheduled_tokens)
+            runs_nothing = not (plan.total_num_scheduled_tokens or plan.in_wave or self._submitted)
             self._stalled = runs_nothing and not self.scheduler.replan_at_once and self._has_plans_to_make()
             if self.scheduler.sampled_grammars(plan):
                 plan.masks = self._masks.reserve()
             if not self._submitted:
                 self._fill_masks(plan)
-        self._submitted.append(_Submitted(plan, self._submit(plan), now))
+        self._submitted.append(SubmittedPlan(plan, self._submit(plan), now))
 
     def _fill_masks(self, plan: SchedulerOutput) -> None:
         """Fill the plan's grammar bitmasks; all tokens sampled before this plan must be known."""
@@ -367,6 +359,8 @@ class EngineCore:
     def _account(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> EngineCoreOutputs | None:
         if result.finished_loads or result.failed_loads:
             self._stalled = False
+        if plan.in_wave:
+            self._waves.ended(result.waves_ended)
         if plan.masks is not None:
             self._end_failed_grammars(plan.masks.result())
         now = self._clock.now()
@@ -424,6 +418,7 @@ class EngineCore:
     def _submit(self, plan: SchedulerOutput) -> PendingOutput:
         if (
             plan.total_num_scheduled_tokens
+            or plan.in_wave
             or plan.finished_req_ids
             or plan.preempted_req_ids
             or self.scheduler.num_pending_loads

@@ -70,6 +70,9 @@ class Core(Protocol):
     def handshake(self, context: zmq.Context[zmq.Socket[bytes]]) -> EngineReady:
         """Wait until the core is ready; raises the error that kept it from starting."""
 
+    def ask_to_end(self) -> None:
+        """If this process started it, let the core end by itself, which ``on_exit`` tells."""
+
     def stop(self) -> None:
         """Release the core; stops it if this process started it. May be called again."""
 
@@ -118,6 +121,9 @@ class JoinedCore:
 
     def handshake(self, context: zmq.Context[zmq.Socket[bytes]]) -> EngineReady:
         return self._handle.ready
+
+    def ask_to_end(self) -> None:
+        """Does nothing: another process started it."""
 
     def stop(self) -> None:
         """The core has ended, or is no longer needed."""
@@ -207,12 +213,17 @@ class CoreProcess:
         self._exited.set()
         on_exit()
 
+    def ask_to_end(self) -> None:
+        """It exits when its standard input is closed."""
+        stdin = self._launched.stdin
+        if stdin is not None and not stdin.closed:
+            with contextlib.suppress(BrokenPipeError):
+                stdin.close()
+
     def stop(self) -> None:
         """End the core and wait until it has exited. May be called again."""
+        self.ask_to_end()
         process = self._launched
-        if process.stdin is not None and not process.stdin.closed:
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
         if not self._exited.wait(STOP_TIMEOUT_S):
             logger.warning("The engine core did not stop within %s s: killing it.", STOP_TIMEOUT_S)
             process.kill()

@@ -22,6 +22,21 @@ def interface_of(address: str) -> str | None:
     return None
 
 
+def address_towards(host: str) -> str:
+    """This machine's address on the way to another."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        asking.connect((host, 9))  # sends nothing
+        address: str = asking.getsockname()[0]
+        return address
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port: int = found.getsockname()[1]
+        return port
+
+
 def keep_alive(connection: socket.socket) -> None:
     """Let a connection over TCP end within a few seconds of the other machine's end, and send at once."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

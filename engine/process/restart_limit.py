@@ -22,6 +22,11 @@ class RestartLimit:
         self._ended_at.append(now)
         while self._ended_at[0] < now - RESTART_WINDOW_S:
             self._ended_at.popleft()
+        return self.allows_more
+
+    @property
+    def allows_more(self) -> bool:
+        """Whether another one is to be started."""
         return len(self._ended_at) <= MAX_RESTARTS
 
     @property

@@ -40,6 +40,7 @@ from engine.worker.model_states import (
 )
 from engine.worker.models.routing_recorder import choose_routed_experts
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
+from engine.worker.parallel.waves import with_waves
 from engine.worker.profile_run import measure_activations, measure_gpu_steps, measure_token_s
 from engine.worker.states.state_pool import StatePool
 from engine.worker.step_runner import StepRunner
@@ -60,6 +61,7 @@ class UniProcExecutor:
     rank's part of it."""
 
     def __init__(self, config: EngineConfig, group: TensorParallelGroup = ALONE) -> None:
+        self._group = group
         attention = _choose_attention(config)
         loaded = load_model(config.model, group)
         states = state_spec_of(loaded.model, config.cache)
@@ -77,14 +79,13 @@ class UniProcExecutor:
         pool = everything.first(num_blocks)
         state_pool = open_states(loaded.model, states, everything.blocks[num_blocks:], state_blocks)
         backend = _open_backend(loaded, pool, spec.places, attention, config, group, state_pool, drafter)
-        opened = open_disk(
+        disk, disk_level = open_disk(
             config.cache,
             everything.blocks,
             lambda: measure_token_s(loaded, pool.kv, backend.attention, spec, config),
             max_writes,
-        )
+        ) or (None, None)
         use_again(loaded.model, state_pool)
-        disk, disk_level = opened or (None, None)
         self._info = ModelInfo(
             num_gpu_blocks=num_blocks,
             max_model_len=loaded.max_model_len,
@@ -106,7 +107,7 @@ class UniProcExecutor:
             max_writes=max_writes,
         )
         transfers = with_remote(host_pool, everything.blocks, config, group)
-        self._runner: StepRunner | None = backend.runner(transfers)
+        self._runner: StepRunner | None = with_waves(backend.runner(transfers), loaded.model, group)
         self._max_steps = _max_steps(config, loaded.device, group.stage.size)
         keep_freed_memory()
 
@@ -124,6 +125,10 @@ class UniProcExecutor:
 
     def on_failure(self, told: Callable[[EngineError], None]) -> None:
         """Does nothing: this executor fails only in steps, which raise."""
+
+    def on_wave(self, told: Callable[[int], None]) -> None:
+        if self._group.peers.bell is not None:
+            self._group.peers.bell.listen(told)
 
     def shutdown(self) -> None:
         if self._runner is not None:

@@ -33,7 +33,8 @@ def add_parallelism_flags(group: FlagGroup) -> None:
     )
     group.add_switch(
         "enable_expert_parallel",
-        "Give each rank some whole experts of a mixture of experts, instead of a part of each",
+        "Give each rank some whole experts of a mixture of experts, instead of a part of each; with "
+        "--data-parallel-size the ranks of all engine cores, which then step together",
     )
     _add_engine_cores(group)
     _add_nodes(group)

@@ -56,6 +56,9 @@ class TimedDevice:
     def on_failure(self, told: Callable[[EngineError], None]) -> None:
         self._executor.on_failure(told)
 
+    def on_wave(self, told: Callable[[int], None]) -> None:
+        self._executor.on_wave(told)
+
     def shutdown(self) -> None:
         self._executor.shutdown()
 

@@ -59,6 +59,9 @@ class Pair:
     def on_failure(self, told: Callable[[EngineError], None]) -> None:
         self._real.on_failure(told)
 
+    def on_wave(self, told: Callable[[int], None]) -> None:
+        self._real.on_wave(told)
+
     def shutdown(self) -> None:
         self._real.shutdown()
         self._fake.shutdown()

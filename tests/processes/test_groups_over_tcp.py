@@ -20,6 +20,7 @@ from tests.api.server import Server, is_alive, running_server
 from tests.child_processes import children_of
 from tests.processes.event_subscriber import free_ports
 from tests.processes.support import WITHIN_S, engine_states, until
+from tests.worker.conftest import VARIANTS
 
 ENDLESS = {"prompt": "a", "max_tokens": 30_000, "ignore_eos": True, "stream": True}
 LIMITS = ("--num-gpu-blocks-override", "8200", "--max-model-len", "32768")
@@ -237,3 +238,28 @@ def test_what_makes_no_group_is_said(long_model: Path, flags: tuple[str, ...], s
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
     assert sentence in ended.stderr
+
+
+def test_cores_of_two_machines_share_experts(tmp_path: Path) -> None:
+    """They meet at the port behind the head's, and end and come back together."""
+    model = make_model_folder(tmp_path / "moe", **VARIANTS["qwen3-moe"], max_position_embeddings=32768)
+    port, shared = free_ports(1)[0], "--enable-expert-parallel"
+    body = {"prompt": "one two three", "max_tokens": 8, "temperature": 0}
+
+    def text(server: Server) -> str:
+        answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+        said: str = answer.json()["choices"][0]["text"]
+        return said
+
+    with running_server(model, *LIMITS) as alone:
+        wanted = text(alone)
+    with ExitStack() as stack:
+        node = stack.enter_context(running_node(model, port, tmp_path / "node", shared))
+        server = stack.enter_context(running_server(model, *head_flags(port), shared))
+        assert {text(server) for _ in range(4)} == {wanted}
+        os.kill(node.core() or 0, signal.SIGKILL)
+        until(lambda: engine_states(server.url) != ["up", "up"])
+        until(lambda: engine_states(server.url) == ["up", "up"])
+        assert {text(server) for _ in range(4)} == {wanted}
+        assert server.interrupt() == 0

@@ -293,8 +293,8 @@ class _APIServerProcess:
         )
 
     def tell(self, change: CoreDied | CoreJoined | CoreGivenUp) -> None:
-        """Tell the process what has become of a core, if it has joined any yet."""
-        if not self.core_handles:
+        """Tell the process what has become of a core, if it has joined any yet, and is not to end."""
+        if not self.core_handles or self._news.closed:
             return
         with suppress(BrokenPipeError):
             self._news.write(pickle.dumps(change))

@@ -164,6 +164,7 @@ def _is_known(model: Decoder) -> bool:
     is_looked_up = model.lm_head is None or isinstance(model.embedding, Embedding)
     return (
         model.is_whole
+        and not model.shares_experts
         and is_looked_up
         and shape.is_compiled
         and not (shape.output_norms and shape.is_sparse)

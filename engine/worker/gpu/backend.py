@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from engine.config import EngineConfig
+from engine.parallel_config import cores_sharing_experts
 from engine.worker.attention.layer_places import LayerPlaces, num_groups
 from engine.worker.gpu.device_batch import DeviceBatch
 from engine.worker.gpu.device_rank_sampler import select_device_sampler
@@ -93,16 +94,12 @@ class GPUBackend:
 
 def _graph_sizes(loaded: LoadedModel, config: EngineConfig) -> GraphSizes:
     """None on a CPU, which has no launches to save, nor for models whose steps make the host wait, nor for a
-    stage of a pipeline, which receives and sends between its layers and others'."""
+    stage of a pipeline, which receives and sends between its layers and others', nor where cores share
+    experts and each step has the tokens of all."""
     drafts, limits = config.speculative, config.scheduler
     verified_len = 1 if drafts is None else 1 + drafts.num_speculative_tokens
-    is_stage = config.model.pipeline_parallel_size > 1
-    if (
-        is_stage
-        or config.model.enforce_eager
-        or loaded.device.type != "cuda"
-        or not never_waits(loaded.model)
-    ):
+    is_part = config.model.pipeline_parallel_size > 1 or cores_sharing_experts(config) > 1
+    if is_part or config.model.enforce_eager or loaded.device.type != "cuda" or not never_waits(loaded.model):
         return GraphSizes((), verified_len)
     max_num_seqs = min(limits.max_num_seqs, limits.max_num_batched_tokens)
     max_tokens = min(MOST_VERIFIED_TOKENS, limits.max_num_batched_tokens)

@@ -103,8 +103,9 @@ class FusedDecoder:
         return self._plain.head(x)
 
     def _mix(self, mlp: MixtureOfExperts, normed: torch.Tensor) -> torch.Tensor:
-        assert isinstance(mlp.experts, Experts), "they are packed on CPUs only"
-        return mlp.add_up(self._ops.mix_experts(normed, mlp.experts, *mlp.router(normed)), normed)
+        experts = mlp.experts
+        assert isinstance(experts, Experts), "they are packed on CPUs only"
+        return mlp.mixed_by(lambda rows, *chosen: self._ops.mix_experts(rows, experts, *chosen), normed)
 
     def _attend(self, index: int, qkv: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """qkv [num_tokens, query_size + 2 * kv_size] -> [num_tokens, query_size]"""

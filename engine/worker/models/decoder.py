@@ -145,7 +145,9 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self._group, self._stage = group, group.stage
-        whole = decoder_shape(config).of_rank(group.size, experts_by_rank=experts_by_rank)
+        whole = decoder_shape(config).of_rank(
+            group.size, experts_by_rank=experts_by_rank, num_cores=group.peers.num_cores
+        )
         self.num_all_layers, self.all_windows, self.all_chunks = (
             whole.num_layers,
             whole.windows,
@@ -254,6 +256,20 @@ class Decoder(nn.Module):
         for layer, kind in zip(self.layers, self.rope_kinds, strict=True):
             x = layer(x, *angles[kind], attention)
         return self.logits_of(x[sample_rows]) if self._stage.is_last else self.send_to_next(x, sample_rows)
+
+    def serve_experts(self) -> None:
+        """Have a part in a step of other cores, with which this one shares experts, without tokens of its
+        own."""
+        nothing = self.final_norm.new_empty((0, self.shape.hidden_size))
+        for layer in self.layers:
+            mlp = layer.get_submodule("mlp")
+            if isinstance(mlp, MixtureOfExperts):
+                mlp(nothing)
+
+    @property
+    def shares_experts(self) -> bool:
+        """Whether other cores have some of the experts."""
+        return self._group.peers.num_cores > 1
 
     def stage_input(self, input_ids: torch.Tensor) -> torch.Tensor:
         """What the first layer here reads: [num_tokens, hidden_size]"""

@@ -4,6 +4,7 @@ where the family has one."""
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -16,6 +17,7 @@ from engine.worker.models.builder import Builder
 from engine.worker.models.mlp import GatedMLP
 from engine.worker.models.routing import Router
 from engine.worker.models.shape import ClampedGate, DenseShape, SparseShape
+from engine.worker.parallel.group import TensorParallelGroup
 
 
 class Experts(nn.Module):
@@ -24,7 +26,7 @@ class Experts(nn.Module):
     def __init__(self, hidden_size: int, shape: SparseShape, build: Builder) -> None:
         super().__init__()
         self.shape = shape
-        self._group = build.group
+        self._place = _place_of(build.group, by_rank=shape.by_rank)
         inner = shape.expert_size
         self.gate_up = build.parameter(shape.num_local_experts, 2 * inner, hidden_size)
         self.down = build.parameter(shape.num_local_experts, hidden_size, inner)
@@ -35,13 +37,13 @@ class Experts(nn.Module):
     @property
     def first(self) -> int:
         """The number of this rank's first expert."""
-        return self._group.rank * self.shape.num_local_experts if self.shape.by_rank else 0
+        return self._place[0] * self.shape.num_local_experts if self.shape.by_rank else 0
 
     @property
     def added_bias(self) -> torch.Tensor | None:
         """The bias of ``down``; None where there is none, or another rank adds it, which has a part of the
         same experts."""
-        return self.down_bias if self.shape.by_rank or self._group.rank == 0 else None
+        return self.down_bias if self.shape.by_rank or self._place[0] == 0 else None
 
     def forward(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The weighted sum of each token's experts that this rank has. x [num_tokens, hidden_size]; experts,
@@ -80,7 +82,7 @@ class Experts(nn.Module):
         """The tensors of a checkpoint with three for each expert: its names, each with its part and the
         parameter that it fills."""
         names, parts = self.shape.names, {}
-        rank, size = (0, 1) if self.shape.by_rank else (self._group.rank, self._group.size)
+        rank, size = (0, 1) if self.shape.by_rank else self._place
         for index, (gate_up, down) in enumerate(zip(self.gate_up, self.down, strict=True), self.first):
             gate, up = gate_up.chunk(2)
             parts[f"{index}.{names.gate}.weight"] = TensorPart(gate, 0, rank, size)
@@ -91,7 +93,7 @@ class Experts(nn.Module):
     def fused_parts(self) -> dict[str, TensorPart]:
         """The same of a checkpoint with two tensors for all experts, as transformers 5 holds them in
         memory."""
-        rank, size = self._group.rank, self._group.size
+        rank, size = self._place
         if self.shape.clamped is not None:
             return self._transposed_parts()
         rows, columns = (2, 1) if self.shape.names.transposed else (1, 2)
@@ -110,7 +112,7 @@ class Experts(nn.Module):
         """The same where the checkpoint has inputs before outputs, and biases."""
         assert self.gate_up_bias is not None
         assert self.down_bias is not None
-        rank, size, by_rank = self._group.rank, self._group.size, self.shape.by_rank
+        (rank, size), by_rank = self._place, self.shape.by_rank
         down_bias = TensorPart(self.down_bias, 0, rank, size) if by_rank else TensorPart(self.down_bias)
         return {
             "gate_up_proj": TensorPart(self.gate_up.transpose(1, 2), 0 if by_rank else 2, rank, size),
@@ -145,10 +147,16 @@ class MixtureOfExperts(nn.Module):
 
         Every rank has all tokens, so the sum of what the ranks' experts make is all that they exchange.
         """
-        experts, weights = self.router(x)
-        if self.shape.routing.scales_input:
-            return self.add_up(self._mix_scaled(x, experts, weights), x)
-        return self.add_up(self.experts(x, experts, weights), x)
+        return self.mixed_by(self._mix_scaled if self.shape.routing.scales_input else self.experts, x)
+
+    def mixed_by(self, mix: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        """The output of x, where ``mix`` does what ``Experts.forward`` does.
+
+        Of several cores that share experts, each mixes the tokens of all.
+        """
+        rows = self._group.peers.gather(x)
+        mixed = self._group.peers.own_sum(mix(rows, *self.router(rows)))
+        return self._add_up(mixed, x) if len(x) else mixed
 
     def _mix_scaled(self, x: torch.Tensor, experts: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
         """The sum of what each token's experts make of it, each from its own multiple of x."""
@@ -158,7 +166,7 @@ class MixtureOfExperts(nn.Module):
         outputs: torch.Tensor = self.experts(scaled, experts.reshape(-1, 1), ones)
         return outputs if count == 1 else outputs.view(num_tokens, count, -1).sum(dim=1)
 
-    def add_up(self, mixed: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def _add_up(self, mixed: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """The output of x, given what the experts of this rank make of it; ``mixed`` is overwritten."""
         if self.shared is not None:
             mixed += self._shared_output(x, self.shared)
@@ -193,6 +201,14 @@ class MixtureOfExperts(nn.Module):
         if self.share is not None:
             parts[f"{prefix}{names.shared}_gate.weight"] = TensorPart(self.share)
         return parts
+
+
+def _place_of(group: TensorParallelGroup, *, by_rank: bool) -> tuple[int, int]:
+    """A rank's number among those that have a part of the experts, and how many these are."""
+    cores = group.peers
+    if by_rank:
+        return cores.core * group.size + group.rank, cores.num_cores * group.size
+    return group.rank, group.size
 
 
 def _of_experts(shape: SparseShape) -> SparseShape:

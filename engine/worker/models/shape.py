@@ -24,8 +24,8 @@ class DenseShape:
     joined: bool = False
     """Whether a checkpoint has gates and ups in one tensor."""
 
-    def of_rank(self, num_ranks: int, *, experts_by_rank: bool) -> DenseShape:
-        """The shape of each rank's part. ConfigError if it cannot be split that way."""
+    def of_rank(self, num_ranks: int, *, experts_by_rank: bool, num_cores: int = 1) -> DenseShape:
+        """The shape of each rank's part, the same in all cores. ConfigError if there can be none."""
         size = split("intermediate size,", self.intermediate_size, num_ranks)
         return replace(self, intermediate_size=size)
 
@@ -99,17 +99,19 @@ class SparseShape:
     by_rank: bool = False
     """Whether each rank has some of the experts whole; else it has a part of each."""
     num_ranks: int = 1
+    """Ranks that have parts of the experts, of all cores that share them."""
 
     @property
     def num_local_experts(self) -> int:
         """The experts that a rank has, whole or in part."""
         return self.routing.num_experts // self.num_ranks if self.by_rank else self.routing.num_experts
 
-    def of_rank(self, num_ranks: int, *, experts_by_rank: bool) -> SparseShape:
-        """The shape of each rank's part. ConfigError if it cannot be split that way."""
+    def of_rank(self, num_ranks: int, *, experts_by_rank: bool, num_cores: int = 1) -> SparseShape:
+        """The shape of each rank's part; ``num_cores`` have the experts among them. ConfigError if it cannot
+        be split that way."""
         expert_size = self.expert_size
         if experts_by_rank:
-            split("number of experts,", self.routing.num_experts, num_ranks)
+            _check_experts(self.routing.num_experts, num_ranks, num_cores)
         else:
             expert_size = split("intermediate size of experts,", expert_size, num_ranks)
         return replace(
@@ -117,7 +119,7 @@ class SparseShape:
             expert_size=expert_size,
             shared_size=split("intermediate size of shared experts,", self.shared_size, num_ranks),
             by_rank=experts_by_rank,
-            num_ranks=num_ranks,
+            num_ranks=num_ranks * num_cores,
         )
 
 
@@ -233,11 +235,13 @@ class DecoderShape:
     num_kv_copies: int = 1
     """Number of ranks with the same key-value heads, if there are fewer heads than ranks."""
 
-    def of_rank(self, num_ranks: int, *, experts_by_rank: bool = False) -> DecoderShape:
-        """The shape of each rank's part: some of the heads and of each MLP. ConfigError if the model cannot
-        be split that way."""
+    def of_rank(self, num_ranks: int, *, experts_by_rank: bool = False, num_cores: int = 1) -> DecoderShape:
+        """The shape of each rank's part: some of the heads and of each MLP; of the experts, what each of so
+        many cores has. ConfigError if the model cannot be split that way."""
         num_heads = split("number of heads,", self.num_heads, num_ranks)
-        mlps = tuple(mlp.of_rank(num_ranks, experts_by_rank=experts_by_rank) for mlp in self.mlps)
+        mlps = tuple(
+            mlp.of_rank(num_ranks, experts_by_rank=experts_by_rank, num_cores=num_cores) for mlp in self.mlps
+        )
         split("vocabulary size,", self.vocab_size, num_ranks)
         if self.num_kv_heads % num_ranks and num_ranks % self.num_kv_heads:
             raise ConfigError(
@@ -301,6 +305,18 @@ class DecoderShape:
     @property
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
+
+
+def _check_experts(num_experts: int, num_ranks: int, num_cores: int) -> None:
+    """ConfigError if ranks would not have equally many of them."""
+    if num_cores == 1:
+        split("number of experts,", num_experts, num_ranks)
+    elif num_experts % (num_cores * num_ranks):
+        raise ConfigError(
+            f"data_parallel_size is {num_cores}, with {num_ranks} ranks each, which share experts "
+            f"(enable_expert_parallel): {num_cores * num_ranks} ranks do not divide the model's "
+            f"{num_experts} experts."
+        )
 
 
 def split(name: str, number: int, num_ranks: int) -> int:

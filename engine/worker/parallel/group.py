@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 
+from engine.worker.parallel.expert_peers import NO_PEERS, ExpertPeers
 from engine.worker.parallel.pipeline import WHOLE_MODEL, PipelineStage
 
 
@@ -22,6 +23,10 @@ class TensorParallelGroup(Protocol):
     @property
     def stage(self) -> PipelineStage:
         """The group's stage of the pipeline."""
+
+    @property
+    def peers(self) -> ExpertPeers:
+        """The other engine cores with which it shares experts."""
 
     @property
     def local_rank(self) -> int:
@@ -41,7 +46,7 @@ class TensorParallelGroup(Protocol):
         """Return the first rank's x to all ranks; x is overwritten."""
 
     def smallest(self, number: int) -> int:
-        """Return the smallest of all ranks' numbers, over all stages."""
+        """Return the smallest of all ranks' numbers, over all stages of this engine core."""
 
 
 class SingleRank:
@@ -49,6 +54,7 @@ class SingleRank:
 
     rank, size = local_rank, local_size = 0, 1
     stage = WHOLE_MODEL
+    peers = NO_PEERS
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return x

@@ -1,4 +1,4 @@
-"""A tensor-parallel group over torch.distributed: NCCL between GPUs, gloo between CPU processes.
+"""The ranks of a model over torch.distributed: NCCL between GPUs, gloo between CPU processes.
 
 Knows nothing of models, nor who started the ranks.
 """
@@ -7,13 +7,26 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from engine.errors import EngineDeadError
 from engine.process.network import interface_of
+from engine.worker.parallel.expert_peers import NO_PEERS, ExpertPeers
 from engine.worker.parallel.pipeline import PipelineStage
 from engine.worker.ranks.rank_messages import RankPlace
+
+WAIT = timedelta(days=1000)
+"""As good as without a limit: torch complains on stderr of each wait that ends in vain."""
+NUM_KEPT = 1000
+"""Waves of which the store still knows, should a core hear of one that late."""
 
 
 class ProcessGroup:
@@ -23,21 +36,23 @@ class ProcessGroup:
         self.rank, self.size = place.rank % place.num_in_stage, place.num_in_stage
         self.local_rank, self.local_size = place.local_rank, place.local_size
         self._device = device
-        self._first = place.rank - self.rank
+        self._first = place.core * place.size + place.rank - self.rank
+        world_size, world_rank = place.num_cores * place.size, place.core * place.size + place.rank
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface(place))
         if device.type == "cuda":
             torch.cuda.set_device(device)
             dist.init_process_group(
-                "nccl", place.meeting_point, world_size=place.size, rank=place.rank, device_id=device
+                "nccl", place.meeting_point, world_size=world_size, rank=world_rank, device_id=device
             )
         else:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface(place))
-            dist.init_process_group("gloo", place.meeting_point, world_size=place.size, rank=place.rank)
-        self._peers = _stage_peers(place)
+            dist.init_process_group("gloo", place.meeting_point, world_size=world_size, rank=world_rank)
+        self._in_stage = _stage_ranks(place)
         self.stage = PipelineStage(place.stage, place.num_stages, _Link(place))
+        self.peers = _peers(place)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         if self.size > 1:
-            dist.all_reduce(x, group=self._peers)
+            dist.all_reduce(x, group=self._in_stage)
         return x
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
@@ -45,32 +60,90 @@ class ProcessGroup:
         if not num_rows or self.size == 1:
             return x
         if self.rank:
-            dist.gather(x, dst=self._first, group=self._peers)
+            dist.gather(x, dst=self._first, group=self._in_stage)
             return x.new_empty((num_rows, 0))
         parts = x.new_empty((self.size, num_rows, width))
-        dist.gather(x, list(parts.unbind()), dst=self._first, group=self._peers)
+        dist.gather(x, list(parts.unbind()), dst=self._first, group=self._in_stage)
         return parts.transpose(0, 1).reshape(num_rows, self.size * width)
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         if self.size > 1:
-            dist.broadcast(x, src=self._first, group=self._peers)
+            dist.broadcast(x, src=self._first, group=self._in_stage)
         return x
 
     def smallest(self, number: int) -> int:
+        if self.size * self.stage.size == 1:
+            return number
         smallest = torch.tensor(number, device=self._device)
-        dist.all_reduce(smallest, dist.ReduceOp.MIN)
+        # Cores that share experts have one stage each.
+        among = self._in_stage if self.peers.num_cores > 1 else None
+        dist.all_reduce(smallest, dist.ReduceOp.MIN, group=among)
         return int(smallest)
 
 
-def _stage_peers(place: RankPlace) -> dist.ProcessGroup | None:
+def _stage_ranks(place: RankPlace) -> dist.ProcessGroup | None:
     """The process group of the rank's stage; None: that of all ranks. All make those of all stages."""
-    if place.num_stages == 1:
+    if place.num_stages == place.num_cores == 1:
         return None
     size = place.num_in_stage
-    firsts = range(0, place.size, size)
-    groups = [dist.new_group(list(range(first, first + size))) for first in firsts]
-    own: dist.ProcessGroup = groups[place.rank // size]
+    firsts = range(0, place.num_cores * place.size, size)
+    return _own_group([list(range(first, first + size)) for first in firsts], place)
+
+
+def _peers(place: RankPlace) -> ExpertPeers:
+    """The ranks of the same number in all cores that share experts."""
+    if place.num_cores == 1:
+        return NO_PEERS
+    starts = range(place.size)
+    members = [list(range(start, place.num_cores * place.size, place.size)) for start in starts]
+    bell = WaveBell(place.meeting_point) if place.rank == 0 else None
+    return ExpertPeers(place.core, place.num_cores, _PeerLink(place, members), bell)
+
+
+def _own_group(members: list[list[int]], place: RankPlace, backend: str | None = None) -> dist.ProcessGroup:
+    """Make a process group of each list of ranks, and return the one that this rank is in."""
+    groups = [dist.new_group(ranks, backend=backend) for ranks in members]
+    rank = place.core * place.size + place.rank
+    own: dist.ProcessGroup = next(
+        group for ranks, group in zip(members, groups, strict=True) if rank in ranks
+    )
     return own
+
+
+class _PeerLink:
+    """A PeerLink. Numbers are exchanged over gloo: nobody waits for a device to learn them."""
+
+    def __init__(self, place: RankPlace, members: list[list[int]]) -> None:
+        self._group = _own_group(members, place)
+        is_gloo = dist.get_backend() == "gloo"
+        self._host_group = self._group if is_gloo else _own_group(members, place, "gloo")
+        self._num_cores = place.num_cores
+
+    def exchange(self, number: int) -> list[int]:
+        numbers = torch.empty((self._num_cores, 1), dtype=torch.int64)
+        with _while_all_live():
+            dist.all_gather(list(numbers.unbind()), torch.tensor([number]), group=self._host_group)
+        told: list[int] = numbers.flatten().tolist()
+        return told
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.new_empty((self._num_cores, *x.shape))
+        with _while_all_live():
+            dist.all_gather(list(rows.unbind()), x, group=self._group)
+        return rows
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        with _while_all_live():
+            dist.all_reduce(x, group=self._group)
+        return x
+
+
+@contextmanager
+def _while_all_live() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # gloo has no other
+        raise EngineDeadError("An engine core with which this one shares experts has ended.") from error
 
 
 class _Link:
@@ -91,6 +164,42 @@ class _Link:
         work = dist.isend(x, self._behind)
         assert work is not None, "this rank is among those of the group"
         self._sending = work, x
+
+
+class WaveBell:
+    """A Bell in the store of the process group: each wave is a key there."""
+
+    def __init__(self, meeting_point: str) -> None:
+        """``meeting_point``: see ``RankPlace``, of ranks that have met there over TCP."""
+        place = urlsplit(meeting_point)
+        assert place.hostname is not None
+        assert place.port is not None
+        self._host, self._port = place.hostname, place.port
+        self._store = self._connected()
+
+    def ring(self, number: int) -> None:
+        self._store.set(_key(number), "")
+        if number > NUM_KEPT:
+            self._store.delete_key(_key(number - NUM_KEPT))
+
+    def listen(self, told: Callable[[int], None]) -> None:
+        threading.Thread(target=self._listen, args=(told,), name="waves", daemon=True).start()
+
+    def _listen(self, told: Callable[[int], None]) -> None:
+        store = self._connected()  # one that nobody waits with can still ring
+        number = 1
+        with suppress(dist.DistError, RuntimeError):  # the first core has ended, and this one is about to
+            while True:
+                store.wait([_key(number)], WAIT)
+                told(number)
+                number += 1
+
+    def _connected(self) -> TCPStore:
+        return TCPStore(self._host, self._port, None, False)
+
+
+def _key(number: int) -> str:
+    return f"waves/{number}"
 
 
 def _interface(place: RankPlace) -> str:

@@ -18,9 +18,8 @@ from engine.config import EngineConfig
 from engine.core.outputs import NO_MASKS, ModelRunnerOutput, SchedulerOutput, TokenMasks
 from engine.errors import EngineDeadError, EngineError
 from engine.executor import ModelInfo, PendingOutput
-from engine.parallel_config import ranks_per_core
 from engine.process.private_folder import make_private_folder, remove_private_folder
-from engine.worker.ranks.rank_messages import RankOrder, RankPlace, RankReady, StepPlan
+from engine.worker.ranks.rank_messages import RankOrder, RankReady, StepPlan, WaveBegun, rank_places
 from engine.worker.ranks.rank_process import RankLink, RankProcess
 from engine.worker.ranks.report_merger import ReportMerger
 
@@ -54,6 +53,7 @@ class RankExecutor:
         self._pending: deque[_Step] = deque()
         self._failure: EngineError | None = None
         self._told: Callable[[EngineError], None] | None = None
+        self._on_wave: Callable[[int], None] = lambda number: None
         self._stopped = False
         self._merger = ReportMerger(len(ranks))
         self._outputs: list[deque[ModelRunnerOutput]] = [deque() for _ in self._ranks]
@@ -80,6 +80,9 @@ class RankExecutor:
             failure = self._failure
         if failure is not None:
             told(failure)
+
+    def on_wave(self, told: Callable[[int], None]) -> None:
+        self._on_wave = told
 
     def submit(self, plan: SchedulerOutput) -> PendingOutput:
         message = pickle.dumps(StepPlan(replace(plan, masks=None), plan.masks is not None))
@@ -137,6 +140,9 @@ class RankExecutor:
                 if isinstance(message, ModelRunnerOutput):
                     self._take(rank, message)
                     continue
+                if isinstance(message, WaveBegun):
+                    self._on_wave(message.number)
+                    continue
                 if message is None:
                     present.remove(rank)
                 if not self._stopped:
@@ -181,10 +187,8 @@ class MultiprocExecutor(RankExecutor):
     """Ranks in processes of this machine; its own factory."""
 
     def __init__(self, config: EngineConfig) -> None:
-        size, stages = ranks_per_core(config), config.model.pipeline_parallel_size
         self._folder = make_private_folder("engine-ranks-")
-        meeting_point = f"file://{self._folder}/meeting-point"
-        places = [RankPlace(rank, size, rank, size, meeting_point, num_stages=stages) for rank in range(size)]
+        places = rank_places(config, f"file://{self._folder}/meeting-point")
         super().__init__([RankProcess(config, place, self._folder) for place in places])
 
     def _stopped_all(self) -> None:

@@ -12,6 +12,8 @@ from enum import Enum, auto
 from engine.config import EngineConfig
 from engine.core.outputs import SchedulerOutput
 from engine.executor import ModelInfo
+from engine.parallel_config import cores_sharing_experts, is_loopback, ranks_per_core
+from engine.process.network import address_towards
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,9 @@ class RankPlace:
     num_stages: int = 1
     """Stages of the pipeline, each of equally many ranks, the first of which are the last stage: rank 0
     samples."""
+    core: int = 0
+    num_cores: int = 1
+    """The engine core, among those that share experts."""
 
     @property
     def num_in_stage(self) -> int:
@@ -40,6 +45,33 @@ class RankPlace:
     def stage(self) -> int:
         """The number of its stage: 0 has the first layers."""
         return self.num_stages - 1 - self.rank // self.num_in_stage
+
+
+def rank_places(config: EngineConfig, meeting_point: str) -> list[RankPlace]:
+    """The places of a core's ranks, if all are on its machine.
+
+    ``meeting_point``: where they meet, unless they meet those of cores with which they share experts.
+    """
+    size, num_cores = ranks_per_core(config), cores_sharing_experts(config)
+    address = None
+    if num_cores > 1:
+        head = config.parallel.data_parallel_address
+        meeting_point = config.parallel.meeting_point
+        address = None if is_loopback(head) else address_towards(head)
+    return [
+        RankPlace(
+            rank,
+            size,
+            rank,
+            size,
+            meeting_point,
+            address,
+            config.model.pipeline_parallel_size,
+            config.parallel.data_parallel_rank if num_cores > 1 else 0,
+            num_cores,
+        )
+        for rank in range(size)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +108,13 @@ class RankReady:
 
     info: ModelInfo
     max_concurrent_batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaveBegun:
+    """Said by the first rank at any time: another core has begun this wave of steps."""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)

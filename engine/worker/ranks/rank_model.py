@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
+from engine.config import EngineConfig
 from engine.executor import Executor
+from engine.parallel_config import cores_sharing_experts
 from engine.worker.executor import UniProcExecutor
 from engine.worker.loading.model_folder import choose_device
 from engine.worker.memory import share_host_memory
 from engine.worker.parallel.group import sharers
 from engine.worker.parallel.process_group import ProcessGroup
-from engine.worker.ranks.rank_messages import RankStart
+from engine.worker.ranks.rank_messages import RankStart, rank_places
 
 
 def load(start: RankStart) -> Executor:
@@ -21,4 +25,18 @@ def load(start: RankStart) -> Executor:
     device = choose_device(start.config.model.device, place.local_rank, place.local_size)
     group = ProcessGroup(place, device)
     torch.set_num_threads(max(1, torch.get_num_threads() // sharers(group, device)))
-    return UniProcExecutor(start.config, group)
+    return UniProcExecutor(_without_plans_ahead(start.config), group)
+
+
+def load_lone_rank(config: EngineConfig) -> Executor:
+    """The same of the only rank of a core that shares experts with others, in the core's own process."""
+    [place] = rank_places(config, "")
+    group = ProcessGroup(place, choose_device(config.model.device))
+    return UniProcExecutor(_without_plans_ahead(config), group)
+
+
+def _without_plans_ahead(config: EngineConfig) -> EngineConfig:
+    """The configuration, with one step at a time where cores share experts."""
+    if cores_sharing_experts(config) == 1:
+        return config
+    return replace(config, scheduler=replace(config.scheduler, async_scheduling=False))

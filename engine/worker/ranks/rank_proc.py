@@ -28,7 +28,7 @@ from engine.executor import Executor, PendingOutput
 from engine.process.network import keep_alive
 from engine.process.process_log import begin_log
 from engine.process.trim import finish_startup
-from engine.worker.ranks.rank_messages import RankOrder, RankReady, RankStart, StepPlan
+from engine.worker.ranks.rank_messages import RankOrder, RankReady, RankStart, StepPlan, WaveBegun
 
 logger = logging.getLogger(__name__)
 
@@ -100,8 +100,10 @@ def main() -> None:
         inbox.next_order()  # wait: the core stops all ranks, and the others must not see this one exit first
     else:
         finish_startup()
-        channel.send(RankReady(executor.info, executor.max_concurrent_batches))
-        _serve(executor, inbox, channel, start.rank)
+        replies = _Replies(channel)
+        executor.on_wave(lambda number: replies.send(WaveBegun(number)))
+        replies.send(RankReady(executor.info, executor.max_concurrent_batches))
+        _serve(executor, inbox, replies, start.rank)
     exit_process(start)
 
 
@@ -132,14 +134,26 @@ def exit_process(start: RankStart) -> NoReturn:
     os._exit(0)
 
 
-def _serve(executor: Executor, inbox: Inbox, channel: Connection[Any, Any], rank: int) -> None:
+class _Replies:
+    """What the rank says to the core, on two threads."""
+
+    def __init__(self, channel: Connection[Any, Any]) -> None:
+        self._channel = channel
+        self._sending = threading.Lock()
+
+    def send(self, message: ModelRunnerOutput | EngineError | RankReady | WaveBegun) -> None:
+        with self._sending:
+            self._channel.send(message)
+
+
+def _serve(executor: Executor, inbox: Inbox, replies: _Replies, rank: int) -> None:
     in_flight: deque[PendingOutput] = deque()
     with suppress(OSError):  # the core has exited
         while (order := inbox.next_order()) is not RankOrder.STOP:
             if isinstance(order, SchedulerOutput):
                 in_flight.append(_submitted(executor, order))
             else:
-                channel.send(_answer(in_flight.popleft(), rank))
+                replies.send(_answer(in_flight.popleft(), rank))
     executor.shutdown()
 
 

@@ -10,6 +10,7 @@ from engine.worker.gpu.device_rank_sampler import DeviceRankSampler, select_devi
 from engine.worker.gpu.device_sampler import DeviceSampler, DeviceSampling
 from engine.worker.gpu.streams import HostStreams
 from engine.worker.gpu.torch_sampling import TorchSamplingOps
+from engine.worker.parallel.expert_peers import NO_PEERS
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
 from engine.worker.parallel.pipeline import WHOLE_MODEL
 from tests.worker.sampling import VOCAB_SIZE, random_logits
@@ -20,6 +21,7 @@ class ClientHint:
 
     size = local_size = 2
     stage = WHOLE_MODEL
+    peers = NO_PEERS
 
     def __init__(self, rank: int, board: dict[str, torch.Tensor], met: Barrier) -> None:
         self.rank = self.local_rank = rank

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import torch
 
+from engine.worker.parallel.expert_peers import NO_PEERS, ExpertPeers
 from engine.worker.parallel.pipeline import WHOLE_MODEL, PipelineStage
 from tests.child_processes import children_of
 from tests.worker.generation import SmallEngine
@@ -53,6 +54,7 @@ class LoneRank:
     rank: int
     size: int
     stage: ClassVar[PipelineStage] = WHOLE_MODEL
+    peers: ClassVar[ExpertPeers] = NO_PEERS
 
     @property
     def local_rank(self) -> int:
