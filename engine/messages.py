@@ -37,14 +37,14 @@ class FinishReason(IntEnum):
     LENGTH = 1
     ABORT = 2
     ERROR = 3
+    REPETITION = 4
 
     def __str__(self) -> str:
         return self.name.lower()
 
 
 class MediaSpan(msgspec.Struct, array_like=True, frozen=True):
-    """A picture or sound in the prompt; its content hash is part of the hashes of the blocks that
-    it covers."""
+    """A picture or sound in the prompt; its content hash is part of those of the blocks it covers."""
 
     content_hash: str
     offset: int

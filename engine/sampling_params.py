@@ -19,6 +19,8 @@ MAX_STOP_CHARS = 1024
 """Longest stop string: as much text as it may begin with is kept while the request runs."""
 MAX_BAD_WORDS = 1024
 MAX_N = 128
+MAX_PATTERN_SIZE = 512
+"""Longest pattern that is looked for: each token may take as many comparisons."""
 MAX_LOGIT_BIAS = 100.0
 """As in V1, one beyond means this: in 32 bits a huge one is infinite, and no probability is left."""
 
@@ -29,6 +31,29 @@ class RequestOutputKind(IntEnum):
     CUMULATIVE = 0
     DELTA = 1
     FINAL_ONLY = 2
+
+
+class RepetitionDetection(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
+    """When an output that goes round in circles ends: a pattern of ``min_pattern_size`` to
+    ``max_pattern_size`` tokens has come ``min_count`` times in a row. V1's names."""
+
+    max_pattern_size: int
+    min_pattern_size: int = 1
+    min_count: int = 2
+
+    def verify(self) -> None:
+        """Raise RequestError for what can never be found, or would take long to look for."""
+        if not 1 <= self.max_pattern_size <= MAX_PATTERN_SIZE:
+            self._refuse("max_pattern_size", f"in [1, {MAX_PATTERN_SIZE}]", self.max_pattern_size)
+        if not 0 <= self.min_pattern_size <= self.max_pattern_size:
+            limit = f"in [0, max_pattern_size ({self.max_pattern_size})]"
+            self._refuse("min_pattern_size", limit, self.min_pattern_size)
+        if self.min_count < 2:
+            self._refuse("min_count", "at least 2", self.min_count)
+
+    def _refuse(self, name: str, limit: str, value: int) -> None:
+        field = f"repetition_detection.{name}"
+        raise RequestError(f"{field} must be {limit}, got {value}.", field)
 
 
 class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -70,6 +95,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     ``replay_token_ids`` it is as it was recorded, and this is only checked."""
     reasoning: ReasoningSpan | None = None
     """Stop strings are not looked for in it: they end the answer, and the reasoning may mention them."""
+    repetition_detection: RepetitionDetection | None = None
+    """What ends the output with the reason ``repetition``, not before ``min_tokens``; recorded tokens
+    (``replay_token_ids``) are never ended by it."""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     # Filled in by the InputProcessor, which knows the tokenizer.
@@ -163,6 +191,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             raise RequestError("logit_bias must hold finite numbers.", "logit_bias")
         if self.structured_outputs is not None:
             self.structured_outputs.verify()
+        if self.repetition_detection is not None:
+            self.repetition_detection.verify()
 
     def verify_vocabulary(self, vocab_size: int) -> None:
         """Raise RequestError for a token id outside ``[0, vocab_size)``, for more ids than there are, or if

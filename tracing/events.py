@@ -272,8 +272,8 @@ class StepOutput(msgspec.Struct, tag_field="type", tag="step_output", kw_only=Tr
     num_tokens: dict[str, int] = {}
     """Number of tokens of those that did not get exactly one."""
     ended: dict[str, str] = {}
-    """Requests that ended by these tokens: stop (by a token or their grammar) | length | error (no token
-    could follow)."""
+    """Requests that ended by these tokens: stop (by one, their grammar or a repetition) | length | error (no
+    token could follow)."""
     forgotten: list[str] = []
     """Those of them whose logits were not finite: their blocks are evicted from the prefix cache."""
     blocks: dict[str, bytes] = {}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.core.repetition import ends_in_repetition
 from engine.core.request import Request, RequestStatus
 from engine.core.token_grammar import TokenGrammar
 from engine.row_failures import GRAMMAR_LEFT, processing_failed
+from engine.sampling_params import RepetitionDetection
 
 
 def append_tokens(
@@ -23,6 +25,8 @@ def append_tokens(
         request.append_output_token(token_id)
         num_tokens = request.num_tokens
         num_output = num_tokens - request.num_prompt_tokens
+        if request.repetition_detection is not None and num_output >= request.sampling_params.min_tokens:
+            _look_for_repetition(request, num_output, request.repetition_detection)
         if num_output >= request.max_tokens or num_tokens >= max_model_len:
             request.status = RequestStatus.FINISHED_LENGTH_CAPPED
         if token_id in request.ending_token_ids and num_output >= request.sampling_params.min_tokens:
@@ -41,6 +45,11 @@ def fail_request(request: Request, reason: str) -> int:
     request.status = RequestStatus.FINISHED_ERROR
     request.stop_reason = reason
     return 0
+
+
+def _look_for_repetition(request: Request, num_output: int, detection: RepetitionDetection) -> None:
+    if ends_in_repetition(request.all_token_ids, num_output, detection):
+        request.status = RequestStatus.FINISHED_REPETITION
 
 
 def _follow_grammar(request: Request, grammar: TokenGrammar, token_id: int) -> None:

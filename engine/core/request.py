@@ -25,10 +25,16 @@ class RequestStatus(IntEnum):
     FINISHED_LENGTH_CAPPED = 7
     FINISHED_ABORTED = 8
     FINISHED_ERROR = 9
+    FINISHED_REPETITION = 10
 
     @property
     def finished(self) -> bool:
         return self > RequestStatus.PREEMPTED
+
+    @property
+    def complete(self) -> bool:
+        """Whether the model's answer is all that it was to be: the turn has ended."""
+        return self in _COMPLETE
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -40,7 +46,13 @@ _FINISH_REASONS = {
     RequestStatus.FINISHED_LENGTH_CAPPED: FinishReason.LENGTH,
     RequestStatus.FINISHED_ABORTED: FinishReason.ABORT,
     RequestStatus.FINISHED_ERROR: FinishReason.ERROR,
+    RequestStatus.FINISHED_REPETITION: FinishReason.REPETITION,
 }
+_COMPLETE = (
+    RequestStatus.FINISHED_STOPPED,
+    RequestStatus.FINISHED_LENGTH_CAPPED,
+    RequestStatus.FINISHED_REPETITION,
+)
 
 
 class Request:
@@ -77,6 +89,7 @@ class Request:
         "num_prompt_tokens",
         "owner",
         "priority",
+        "repetition_detection",
         "request_id",
         "sampling_params",
         "spec_token_ids",
@@ -120,6 +133,8 @@ class Request:
         assert sampling_params.max_tokens is not None, "the InputProcessor fills in max_tokens"
         self.max_tokens = sampling_params.max_tokens
         self.ending_token_ids = sampling_params.ending_token_ids
+        replays = sampling_params.replay_token_ids is not None
+        self.repetition_detection = None if replays else sampling_params.repetition_detection
 
         self.status = (
             RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR

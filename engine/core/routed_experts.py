@@ -6,10 +6,8 @@ import numpy as np
 
 from engine.core.kv_cache.kv_cache_manager import KVCacheManager
 from engine.core.outputs import ModelRunnerOutput
-from engine.core.request import Request, RequestStatus
+from engine.core.request import Request
 from engine.routed_experts import RoutedExperts, RoutedExpertsSpec
-
-_COMPLETE = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
 
 
 class RoutedExpertsStore:
@@ -34,7 +32,7 @@ class RoutedExpertsStore:
 
         None if it did not end by itself, or has lost its blocks while its last token was under way.
         """
-        if request.status not in _COMPLETE or not request.num_output_tokens:
+        if not request.status.complete or not request.num_output_tokens:
             return None
         num_tokens = request.num_tokens - 1
         block_ids = kv.block_ids(request.request_id)[:: kv.num_groups]

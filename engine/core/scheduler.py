@@ -544,7 +544,7 @@ class Scheduler:
         self.shares.gone(request)
         self.steps.leave(request)
         pin = None
-        if request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED):
+        if request.status.complete:
             pin = self.leases.on_turn_end(request, now)
         else:
             self.policy.on_request_gone(request, now)

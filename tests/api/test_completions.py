@@ -121,3 +121,24 @@ def test_offsets_count_characters(http: httpx.Client, stream: bool) -> None:
     assert offsets == sorted(offsets)
     assert set(offsets) <= set(range(len(said)))
     assert offsets[-1] == len(said) - len("k") or said[offsets[-1] :] in (" ok", "ok", "k")
+
+
+def test_an_output_that_goes_round_in_circles_ends(client: openai.OpenAI, http: httpx.Client) -> None:
+    """Where the request wants that, whole and streamed; what can never be found is refused by name."""
+    detection = {"max_pattern_size": 4, "min_pattern_size": 2, "min_count": 3}
+    body = {"allowed_token_ids": [7], "ignore_eos": True, "repetition_detection": detection}
+    whole = client.completions.create(model="tiny", prompt="a", max_tokens=64, extra_body=body)
+    assert str(whole.choices[0].finish_reason) == "repetition"
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 6
+    *_, last = client.completions.create(
+        model="tiny", prompt="a", max_tokens=64, stream=True, extra_body=body
+    )
+    assert str(last.choices[0].finish_reason) == "repetition"
+    off = {**body, "repetition_detection": {"max_pattern_size": 0, "min_count": 0}}
+    whole = client.completions.create(model="tiny", prompt="a", max_tokens=9, extra_body=off)
+    assert whole.choices[0].finish_reason == "length"
+    for wrong, named in (({"max_pattern_size": 9}, "min_count"), ({"pattern": 9}, "pattern")):
+        answer = http.post("/v1/completions", json={"prompt": "a", "repetition_detection": wrong})
+        assert answer.status_code == 400
+        assert named in answer.json()["error"]["message"]

@@ -20,7 +20,7 @@ from engine.api.openai.output_format import ResponseFormat, StructuredOutputs, w
 from engine.api.thinking_effort import effort_arguments, thinking_arguments
 from engine.api.unsupported import refuse_unsupported
 from engine.errors import RequestError
-from engine.sampling_params import MAX_N, SamplingParams
+from engine.sampling_params import MAX_N, RepetitionDetection, SamplingParams
 
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 TokenId = Annotated[int, Field(ge=-(2**31), lt=2**31)]
@@ -76,7 +76,6 @@ _UNSUPPORTED = {
     "prompt_logprobs": "prompt_logprobs is not supported.",
     "logprob_token_ids": "logprob_token_ids is not supported.",
     "truncate_prompt_tokens": "truncate_prompt_tokens is not supported; send a prompt that fits.",
-    "repetition_detection": "repetition_detection is not supported.",
     "thinking_token_budget": "thinking_token_budget is not supported.",
 }
 
@@ -86,6 +85,22 @@ class StreamOptions(BaseModel):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+
+
+class RepetitionDetectionFields(BaseModel):
+    """See ``RepetitionDetection``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    max_pattern_size: Int64 = 0
+    min_pattern_size: Int64 = 0
+    min_count: Int64 = 0
+
+    def params(self) -> RepetitionDetection | None:
+        """None if it is off: V1 sends zeros."""
+        if not (self.max_pattern_size or self.min_count):
+            return None
+        return RepetitionDetection(**self.model_dump())
 
 
 class GenerationRequest(BaseModel):
@@ -120,6 +135,7 @@ class GenerationRequest(BaseModel):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     replay_token_ids: ListOf[TokenId] | None = None
+    repetition_detection: RepetitionDetectionFields | None = None
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -179,12 +195,14 @@ class GenerationRequest(BaseModel):
         """The model's ``defaults`` with all that the request sets."""
         set_here = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
         changes = {name: value for name, value in set_here.items() if value is not None}
+        detection = self.repetition_detection
         return msgspec.structs.replace(
             defaults,
             **changes,
             max_tokens=self.output_limit(),
             logprobs=num_logprobs,
             structured_outputs=wanted_output(self.response_format, self.structured_outputs),
+            repetition_detection=None if detection is None else detection.params(),
         )
 
     def output_limit(self) -> int | None:
@@ -195,7 +213,8 @@ class GenerationRequest(BaseModel):
 _SAMPLING_FIELDS = tuple(
     name
     for name in SamplingParams.__struct_fields__
-    if name in GenerationRequest.model_fields and name not in ("max_tokens", "logprobs", "structured_outputs")
+    if name in GenerationRequest.model_fields
+    and name not in ("max_tokens", "logprobs", "structured_outputs", "repetition_detection")
 )
 
 

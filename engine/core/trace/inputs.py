@@ -16,7 +16,15 @@ from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.core.request import Request, RequestStatus
 from engine.core.trace.steps import StepTrace
 from engine.kv_transfer.messages import KVLeaseOrder, RemotePrefix, SavedPrefix
-from engine.messages import EngineCoreOutput, JobFinished, Signal, ToolGapStarted, ToolSignal, TurnReceipt
+from engine.messages import (
+    EngineCoreOutput,
+    FinishReason,
+    JobFinished,
+    Signal,
+    ToolGapStarted,
+    ToolSignal,
+    TurnReceipt,
+)
 from engine.row_failures import NOT_NUMBERS
 from tracing.events import (
     BLOCK_NAME_BYTES,
@@ -44,6 +52,10 @@ ENDINGS = {
     RequestStatus.FINISHED_ABORTED: "aborted",
     RequestStatus.FINISHED_ERROR: "error",
 }
+
+
+_HOW_ENDED = {reason: str(reason) for reason in FinishReason} | {FinishReason.REPETITION: "stop"}
+"""To a scheduler a repetition is an end like any other that tokens bring."""
 
 
 class InputTrace:
@@ -182,7 +194,7 @@ class InputTrace:
             if num_tokens % size < num_new and request.block_hashes:
                 blocks[request.request_id] = self._name_filled(request, (num_tokens - num_new) // size)
             if output.finish_reason is not None:
-                ended[request.request_id] = str(output.finish_reason)
+                ended[request.request_id] = _HOW_ENDED[output.finish_reason]
                 if output.stop_reason == NOT_NUMBERS:
                     event.forgotten.append(request.request_id)
         event.blocks, event.num_tokens, event.ended = blocks, counts, ended
