@@ -236,6 +236,8 @@ class SchedulerConfig:
     """Admit a request only if its whole current sequence fits into free KV blocks."""
     async_scheduling: bool | None = None
     """Schedule the next step while the current one runs; None: on an accelerator only."""
+    stream_interval: int = 1
+    """Tokens from one output of a request that is streamed to the next; the first one comes at once."""
 
     def plans_ahead(self, on_accelerator: bool) -> bool:
         """Whether to schedule the next step while the current one runs; on a CPU both would share cores."""
@@ -245,6 +247,7 @@ class SchedulerConfig:
         _at_least("max_num_seqs", self.max_num_seqs, 1)
         _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
         _at_least("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
+        _at_least("stream_interval", self.stream_interval, 1)
 
 
 METHODS_WITH_A_FOLDER = ("draft_model", "eagle", "eagle3")

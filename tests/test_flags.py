@@ -22,6 +22,7 @@ REASONS: dict[str, str] = {
     "--kv-events-config": "V1's, one JSON: routers read the events; ports and queues are theirs to choose.",
     "--distributed-executor-backend": "V1's; whether ranks are on one machine only its operator knows.",
     "--pipeline-parallel-size": "V1's; how fast the network between machines is only its operator knows.",
+    "--stream-interval": "V1's; how smooth a stream is, or how cheap, is its readers' to say.",
     "--kv-transfer-config": "V1's, one JSON: which server computes prompts, and where it is.",
     "--num-state-slots": "How much memory states get beside KV blocks; which is best depends on the load.",
     "--data-parallel-size": "V1's; how many cores is a matter of money.",

@@ -19,7 +19,8 @@ from engine.core_process.client_protocols import AsyncCoreClient, Delivery, Engi
 from engine.errors import EngineDeadError, EngineGenerateError, RequestError
 from engine.frontend.input_processor import GenerationDefaults, InputProcessor
 from engine.frontend.kv_transfer import KVTransferDoor
-from engine.frontend.output_processor import OutputProcessor, RequestOutputCollector
+from engine.frontend.output_collector import RequestOutputCollector
+from engine.frontend.output_processor import OutputProcessor
 from engine.frontend.request_output import RequestOutput
 from engine.frontend.stats import IterationStats, StatsListener
 from engine.messages import (
@@ -80,7 +81,10 @@ class AsyncLLM:
             raise
         self._validator = GrammarValidator(lambda: TokenTable.of(self.tokenizer, self.ready.vocab_size))
         self._inputs = InputProcessor(self.tokenizer, self.ready, self.generation_defaults, self._validator)
-        self._outputs = OutputProcessor(self.tokenizer, self._clock, log_stats=log_stats)
+        interval = config.scheduler.stream_interval
+        self._outputs = OutputProcessor(
+            self.tokenizer, self._clock, log_stats=log_stats, stream_interval=interval
+        )
         self._outputs.kv_transfer = self.kv_transfer = KVTransferDoor(config)
         self._listeners: list[StatsListener] = []
         self._turns: OrderedDict[str, str] = OrderedDict()

@@ -54,7 +54,9 @@ class LLMEngine:
             self._client.close()
             raise
         self._inputs = InputProcessor(self.tokenizer, self.ready, self.generation_defaults)
-        self._outputs = OutputProcessor(self.tokenizer, self._clock)
+        self._outputs = OutputProcessor(
+            self.tokenizer, self._clock, stream_interval=config.scheduler.stream_interval
+        )
         self._outputs.kv_transfer = self.kv_transfer = KVTransferDoor(config)
         self.iteration_stats: IterationStats | None = None
         """Statistics of the last step."""

@@ -7,7 +7,6 @@ first reported to the core, whose response carries the turn's receipt.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Iterable
@@ -21,6 +20,7 @@ from engine.errors import EngineDeadError
 from engine.frontend.detokenizer import IncrementalDetokenizer
 from engine.frontend.kv_transfer import KVTransferDoor
 from engine.frontend.logprobs import LogprobsProcessor
+from engine.frontend.output_collector import RequestOutputCollector
 from engine.frontend.parallel_sampling import ParentRequest
 from engine.frontend.request_output import CompletionOutput, RequestOutput
 from engine.frontend.stats import IterationStats, RequestStats, finished_request_stats
@@ -31,40 +31,6 @@ from engine.sampling_params import RequestOutputKind
 from engine.tokenization.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
-
-
-class RequestOutputCollector:
-    """A mailbox of size one: outputs that its reader has not fetched in time are merged."""
-
-    def __init__(self, kind: RequestOutputKind) -> None:
-        self._delta = kind is RequestOutputKind.DELTA
-        self._held: RequestOutput | Exception | None = None
-        self._reader: asyncio.Future[None] | None = None
-        """Future that is resolved once there is an output. With a single reader a future does
-        the work of an event."""
-
-    def put(self, item: RequestOutput | Exception) -> None:
-        if isinstance(self._held, RequestOutput) and isinstance(item, RequestOutput):
-            self._held.merge(item, delta=self._delta)
-        else:
-            self._held = item
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
-
-    async def get(self) -> RequestOutput:
-        """Waits for the next output; raises an error that was put instead."""
-        while True:
-            held = self.get_nowait()
-            if held is not None:
-                return held
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
-
-    def get_nowait(self) -> RequestOutput | None:
-        held, self._held = self._held, None
-        if isinstance(held, Exception):
-            raise held
-        return held
 
 
 @dataclass(slots=True)
@@ -85,6 +51,10 @@ class RequestState:
     routed_experts: RoutedExperts | None = None
     """The experts of the request's tokens, once it has ended."""
     kv_transfer_params: dict[str, Any] | None = None
+    stream_interval: int = 1
+    """Tokens of an output before the end, behind the first."""
+    num_told: int = 0
+    """Tokens that the caller has been given."""
 
     def ended_by(self, token_ids: list[int]) -> bool:
         """Whether the last token ended the stopped request; if not, its grammar did."""
@@ -98,7 +68,7 @@ class RequestState:
     ) -> RequestOutput | None:
         """The next output for the caller; None if there is none yet."""
         kind = self.request.sampling_params.output_kind
-        if finish_reason is None and kind is RequestOutputKind.FINAL_ONLY:
+        if finish_reason is None and (kind is RequestOutputKind.FINAL_ONLY or not self._is_due()):
             return None
         answer = self._completion(finish_reason, stop_reason, delta=kind is RequestOutputKind.DELTA)
         receipt = self._receipt_of_all(receipt)
@@ -118,6 +88,14 @@ class RequestState:
             metrics=self.stats,
             kv_transfer_params=self.kv_transfer_params,
         )
+
+    def _is_due(self) -> bool:
+        """Whether enough tokens have come since the last output; the first is given at once."""
+        num_tokens = self.stats.num_generation_tokens
+        if self.num_told and num_tokens < self.num_told + self.stream_interval:
+            return False
+        self.num_told = num_tokens
+        return True
 
     def _completion(
         self, finish_reason: FinishReason | None, stop_reason: int | str | None, *, delta: bool
@@ -175,8 +153,12 @@ class OutputProcessor:
     kv_transfer = KVTransferDoor()
     """Tells clients where KV is leased out; set before the first request."""
 
-    def __init__(self, tokenizer: Tokenizer, clock: Clock, *, log_stats: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, clock: Clock, *, log_stats: bool = True, stream_interval: int = 1
+    ) -> None:
+        """``stream_interval``: see ``SchedulerConfig``."""
         self._tokenizer = tokenizer
+        self._stream_interval = stream_interval
         self._clock = clock
         self._log_stats = log_stats
         self._states: dict[str, RequestState] = {}
@@ -225,6 +207,7 @@ class OutputProcessor:
             parent=parent,
             index=index,
             collector=collector,
+            stream_interval=self._stream_interval,
         )
 
     @property

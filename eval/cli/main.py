@@ -50,7 +50,7 @@ class Command:
 SERVE = "Serve a model over the OpenAI and Anthropic HTTP APIs"
 COMMANDS = (
     Command("chat", "eval.agents.chat", "Chat in the terminal with a tool-calling agent"),
-    Command("demo", "eval.demo.command", "Run agents under two scheduling policies here and compare them"),
+    Command("demo", "eval.demo.command", "Run agents under two scheduling policies, and compare them"),
     Command("route", "eval.route.command", "Route agent jobs to several running servers"),
     Command("bench", "eval.load.bench", "Benchmark a running server by replaying agent jobs"),
     Command("simulate", "eval.sim.command", "Compare scheduling policies on simulated GPUs"),
@@ -62,6 +62,7 @@ COMMANDS = (
         "reproduce", "eval.reproduction.command", "Simulate the Continuum paper's settings beside its results"
     ),
     Command("trace", "eval.trace.command", "Analyze a scheduler trace: jobs, pins, and what-if replays"),
+    Command("collect-env", "eval.cli.collect_env", "Print what a fault report needs of this machine"),
 )
 
 

@@ -226,6 +226,12 @@ def _add_scheduler_flags(group: FlagGroup) -> None:
     group.add_switch(
         "async_scheduling", "Schedule the next step while the current one runs (default: on a GPU only)"
     )
+    group.add(
+        "stream_interval",
+        "How many tokens come from one event of a stream to the next; more of them spare the API server",
+        int,
+        "TOKENS",
+    )
     group.flags.add_argument(
         "--speculative-config",
         metavar="JSON",

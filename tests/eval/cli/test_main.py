@@ -22,6 +22,7 @@ from engine.config import (
     TraceConfig,
 )
 from engine.errors import ConfigError
+from engine.version import package_version
 from eval.cli.main import COMMANDS, SERVE, main
 from eval.cli.serve_args import continuum_config, engine_config, server_config
 from eval.cli.serve_flags import add_serve_arguments
@@ -227,3 +228,15 @@ def test_help_and_version_are_light() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.split()[0]) == (0, "continuum"), done.stderr
+
+
+def test_what_a_fault_report_needs_names_versions_but_no_secrets(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CONTINUUM_API_KEY", "top-secret")
+    assert main(["collect-env"]) == 0
+    told = capsys.readouterr().out
+    assert f"continuum-engine: {package_version()}" in told
+    assert re.search(r"^msgspec: \d", told, re.MULTILINE)
+    assert "CONTINUUM_API_KEY" in told
+    assert "top-secret" not in told
