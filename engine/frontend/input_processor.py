@@ -165,6 +165,12 @@ class InputProcessor:
         self._other_eos_ids = set(eos_ids[1:]) - set(eos_ids[:1])
         self._grammars = grammars or GrammarCompiler(lambda: TokenTable.of(tokenizer, ready.vocab_size))
 
+    @property
+    def eos_token_ids(self) -> set[int]:
+        """The tokens that end an answer unless they are ignored."""
+        first = set() if self._eos_token_id is None else {self._eos_token_id}
+        return first | self._other_eos_ids
+
     def process(
         self,
         request_id: str,

@@ -21,6 +21,7 @@ from engine.core.policy import PolicyFactory, fcfs
 from engine.core.scheduler_report import SchedulerStatistics
 from engine.errors import ConfigError, RequestError
 from engine.executor import ExecutorFactory
+from engine.frontend.beam_search import BeamSearchOutput, BeamSearchParams, search_beams
 from engine.frontend.llm_engine import LLMEngine
 from engine.frontend.request_output import RequestOutput
 from engine.kv_events_config import read_kv_events_config
@@ -172,6 +173,29 @@ class LLM:
             for conversation in conversations
         ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, jobs=jobs, priority=priority)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams
+    ) -> list[BeamSearchOutput]:
+        """The most probable sequences of each prompt, by beam search.
+
+        Raises RequestError for wrong parameters, and if prompt and ``max_tokens`` exceed the context.
+        """
+        params.verify()
+        tokenizer = self.get_tokenizer()
+        token_ids = [
+            tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in _as_prompts(prompts)
+        ]
+        room = self.engine.ready.max_model_len - max(map(len, token_ids), default=0)
+        if params.max_tokens > room:
+            raise RequestError(f"max_tokens is {params.max_tokens}, but {room} fit.", "max_tokens")
+        eos_token_ids = self.engine.eos_token_ids
+        found = search_beams(
+            lambda beams, step: self.generate(beams, step, use_tqdm=False), token_ids, params, eos_token_ids
+        )
+        for sequence in itertools.chain.from_iterable(found):
+            sequence.text = tokenizer.decode(sequence.tokens)
+        return [BeamSearchOutput(sequences) for sequences in found]
 
     def _run(
         self, requests: Sequence[EngineCoreRequest], prompts: Sequence[str | None], use_tqdm: bool

@@ -115,6 +115,11 @@ class LLMEngine:
         self.scheduler_stats = message.scheduler_stats
         return processed.request_outputs
 
+    @property
+    def eos_token_ids(self) -> set[int]:
+        """The tokens that end an answer of this model."""
+        return self._inputs.eos_token_ids
+
     def abort_request(self, request_id: str) -> None:
         """Aborts all requests of this id; they have no further outputs."""
         self._client.abort_requests(self._outputs.abort_external(request_id))

@@ -43,7 +43,7 @@ class CompletionOutput:
     """The sum over the answer so far; None unless logprobs were requested."""
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: str | None = None
-    """``stop`` | ``length`` | ``abort`` | ``error``; None until the answer ends."""
+    """``stop`` | ``length`` | ``abort`` | ``error`` | ``repetition``; None until the answer ends."""
     stop_reason: int | str | None = None
     """The stop string or stop token that ended it (None for EOS); for ``error``, the error."""
     routed_experts: ExpertArray | None = None

@@ -71,7 +71,7 @@ _UNSUPPORTED = {
         "guided_whitespace_pattern is no longer a field; use structured_outputs.whitespace_pattern."
     ),
     "functions": "functions is not supported; use tools.",
-    "use_beam_search": "use_beam_search is not supported.",
+    "use_beam_search": "use_beam_search is not supported over HTTP; use LLM.beam_search.",
     "best_of": "best_of is not supported; use n.",
     "prompt_logprobs": "prompt_logprobs is not supported.",
     "logprob_token_ids": "logprob_token_ids is not supported.",
