@@ -32,6 +32,8 @@ class ModelInfo:
     """Layers that share a block table. A block of the pool may belong to any group."""
     num_states: int = 0
     """Number of state slots, including slot 0, which is never handed out; 0 if no layer has a state."""
+    prompt_logprobs: bool = True
+    """Whether it tells log-probabilities of prompts."""
     routed_experts: RoutedExpertsSpec | None = None
     """The sizes of the experts that outputs tell; None if they tell none."""
     saved_kv: Path | None = None

@@ -55,8 +55,7 @@ class JobRef(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
     """The job of a turn, as the client identified it."""
 
     job_id: str | None = None
-    """The job's id; None if the client did not name one: the policy infers it from the prompt's
-    prefix."""
+    """The job's id; None if the client named none: the policy infers it from the prompt's prefix."""
     is_last_step: bool = False
     tenant: str | None = None
     num_replies: int | None = None
@@ -321,8 +320,7 @@ class JobStatus(msgspec.Struct, kw_only=True):
 
 
 class TraceState(msgspec.Struct, kw_only=True):
-    """Whether the scheduler's trace is being written. If not, the other fields describe the last
-    one."""
+    """Whether the scheduler's trace is being written. If not, other fields describe the last one."""
 
     object: Literal["trace"] = "trace"
     state: Literal["off", "opening", "on", "closing"]
@@ -348,6 +346,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     request_id: str
     new_token_ids: list[int]
     new_logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
@@ -385,6 +384,7 @@ class EngineReady(msgspec.Struct, omit_defaults=True):
     dtype: str
     wants_signals: bool = False
     """Whether the policy uses signals; if not, none are sent."""
+    prompt_logprobs: bool = True
     kv_cache_groups: tuple[KVCacheGroup, ...] = ONE_FULL_GROUP
     """Layers that share a block table; a block of the pool is of one group."""
 

@@ -80,6 +80,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     min_tokens: int = 0
     logprobs: int | None = None
     """Number of alternatives to return per token; None returns none, 0 the chosen token's only."""
+    prompt_logprobs: int | None = None
+    """The same per token of the prompt, which is then computed anew, and cached for nobody else."""
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -107,6 +109,11 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     @property
     def greedy(self) -> bool:
         return self.temperature < 1e-5
+
+    @property
+    def repetition_of_output(self) -> RepetitionDetection | None:
+        """What ends the output as a repetition; recorded tokens are never ended."""
+        return None if self.replay_token_ids is not None else self.repetition_detection
 
     @property
     def constrained(self) -> bool:
@@ -160,8 +167,10 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
                 f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}.",
                 "min_tokens",
             )
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
-            raise RequestError(f"logprobs must be in [0, {MAX_LOGPROBS}], got {self.logprobs}.", "logprobs")
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            if count is not None and not 0 <= count <= MAX_LOGPROBS:
+                raise RequestError(f"{name} must be in [0, {MAX_LOGPROBS}], got {count}.", name)
         if self.seed is not None and not -(2**63) <= self.seed < 2**63:
             raise RequestError("seed must fit in 64 bits.", "seed")
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from engine.core.outputs import ModelRunnerOutput
 from engine.core.request import Request
 from engine.messages import EngineCoreOutput, FinishReason, TurnReceipt
 
@@ -21,10 +24,19 @@ def last_output(request: Request, token_ids: list[int], receipt: TurnReceipt | N
 
 def describe_start(request: Request, output: EngineCoreOutput) -> None:
     """Add how the request came to its first token."""
+    output.prompt_logprobs = request.prompt_logprobs or None
     output.num_cached_tokens = request.num_cached_tokens or 0
     output.num_preemptions = request.num_preemptions
     if request.first_scheduled_time is not None:
         output.queued_s = request.first_scheduled_time - request.arrival_time
+
+
+def note_prompt_logprobs(result: ModelRunnerOutput, requests: Mapping[str, Request]) -> None:
+    """Keep what a step tells of prompts until the first token is told; not twice, after a preemption."""
+    for request_id, told in result.prompt_logprobs.items():
+        request = requests.get(request_id)
+        if request is not None and len(request.prompt_logprobs) == told.first - 1:
+            request.prompt_logprobs += told.entries
 
 
 def failed_output(request_id: str, reason: str) -> EngineCoreOutput:

@@ -217,6 +217,15 @@ class SchedulerOutput:
     """Whether all cores that share experts run this step, with tokens or without."""
 
 
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probabilities of consecutive tokens of a prompt, as a step that computes those before has them."""
+
+    first: int
+    """The place in the prompt of the first of them."""
+    entries: list[TokenLogprobs]
+
+
 @dataclass(slots=True)
 class ModelRunnerOutput:
     """What one step sampled. ``sampled_token_ids[i]`` belongs to ``req_ids[i]``; empty for a request
@@ -244,6 +253,8 @@ class ModelRunnerOutput:
     """The experts of the step's tokens, if they are to be returned."""
     drafts: Mapping[str, Proposal] = field(default_factory=dict)
     """What a drafter of the worker proposes to follow, by request id."""
+    prompt_logprobs: Mapping[str, PromptLogprobs] = field(default_factory=dict)
+    """Log-probabilities of prompts whose requests asked, by request id."""
     waves_ended: int = 0
     """How many waves are over, if the step was one of a wave."""
 

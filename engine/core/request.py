@@ -7,7 +7,7 @@ from enum import IntEnum
 from engine.core.kv_cache.block_hash import NO_CONTEXT, BlockHash, BlockHasher, HashContext
 from engine.core.token_grammar import TokenGrammar
 from engine.kv_transfer.messages import KVTransfer, SavedPrefix
-from engine.messages import EngineCoreRequest, FinishReason, JobRef, MediaSpan
+from engine.messages import EngineCoreRequest, FinishReason, JobRef, MediaSpan, TokenLogprobs
 from engine.sampling_params import SamplingParams
 
 
@@ -89,6 +89,7 @@ class Request:
         "num_prompt_tokens",
         "owner",
         "priority",
+        "prompt_logprobs",
         "repetition_detection",
         "request_id",
         "sampling_params",
@@ -133,8 +134,8 @@ class Request:
         assert sampling_params.max_tokens is not None, "the InputProcessor fills in max_tokens"
         self.max_tokens = sampling_params.max_tokens
         self.ending_token_ids = sampling_params.ending_token_ids
-        replays = sampling_params.replay_token_ids is not None
-        self.repetition_detection = None if replays else sampling_params.repetition_detection
+        self.repetition_detection = sampling_params.repetition_of_output
+        self.prompt_logprobs: list[TokenLogprobs] = []  # those behind the first, as far as they are known
 
         self.status = (
             RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR

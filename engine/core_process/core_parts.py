@@ -45,6 +45,7 @@ def engine_ready(config: EngineConfig, info: ModelInfo, policy: SchedulingPolicy
         vocab_size=info.vocab_size,
         dtype=info.dtype,
         wants_signals=policy.wants_signals,
+        prompt_logprobs=info.prompt_logprobs,
         kv_cache_groups=info.kv_cache_groups,
     )
 

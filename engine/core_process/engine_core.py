@@ -20,7 +20,7 @@ import msgspec
 
 from engine.clock import Clock
 from engine.config import EngineConfig
-from engine.core.core_outputs import failed_output
+from engine.core.core_outputs import failed_output, note_prompt_logprobs
 from engine.core.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, SchedulerOutput, TokenMasks
 from engine.core.policy import PolicyFactory, SchedulingPolicy
 from engine.core.request import Request, RequestStatus
@@ -363,6 +363,7 @@ class EngineCore:
             self._waves.ended(result.waves_ended)
         if plan.masks is not None:
             self._end_failed_grammars(plan.masks.result())
+        note_prompt_logprobs(result, self.scheduler.requests)
         now = self._clock.now()
         outputs = self.scheduler.update_from_output(plan, result, now)
         if result.failed_loads:

@@ -158,12 +158,24 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self._max_model_len = ready.max_model_len
         self._vocab_size = ready.vocab_size
+        self._tells_prompts = ready.prompt_logprobs
         # A tokenizer may have tokens outside the model's vocabulary.
         own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         eos_ids = [token for token in (*own, *defaults.eos_token_ids) if token < ready.vocab_size]
         self._eos_token_id = eos_ids[0] if eos_ids else None
         self._other_eos_ids = set(eos_ids[1:]) - set(eos_ids[:1])
         self._grammars = grammars or GrammarCompiler(lambda: TokenTable.of(tokenizer, ready.vocab_size))
+
+    def _context_of_told_prompt(self, context: RequestContext) -> RequestContext:
+        """The context of a request for its prompt's log-probabilities: all of the prompt is computed, under a
+        salt that no other request has."""
+        if not self._tells_prompts:
+            raise RequestError("prompt_logprobs is not supported on GPUs.", "prompt_logprobs")
+        if context.kv_transfer is not None:
+            raise RequestError(
+                "prompt_logprobs cannot be combined with kv_transfer_params.", "prompt_logprobs"
+            )
+        return msgspec.structs.replace(context, cache_salt=token_hex(16))
 
     @property
     def eos_token_ids(self) -> set[int]:
@@ -187,6 +199,8 @@ class InputProcessor:
         params.verify()
         if params.n > 1 and isinstance(context.kv_transfer, KVLeaseOrder):
             raise RequestError("n must be 1 with kv_transfer_params.do_remote_decode.", "n")
+        if params.prompt_logprobs is not None:
+            context = self._context_of_told_prompt(context)
         _check_experts_start(params.routed_experts_prompt_start, len(prompt_token_ids))
         if fits_context and params.max_tokens is not None:
             remaining = self._max_model_len - len(prompt_token_ids)

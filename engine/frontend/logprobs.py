@@ -18,17 +18,21 @@ class LogprobsProcessor:
 
     def update(self, new: list[TokenLogprobs]) -> None:
         for position in new:
-            chosen = self._token(position.token_ids[0], position.logprobs[0], position.rank)
-            top = [
-                self._token(token_id, logprob, rank)
-                for rank, (token_id, logprob) in enumerate(
-                    zip(position.token_ids[1:], position.logprobs[1:], strict=True), start=1
-                )
-            ]
-            self.positions.append(PositionLogprobs(chosen, top[: self._num_top]))
-            self.cumulative += chosen.logprob
+            told = position_logprobs(self._tokenizer, position, self._num_top)
+            self.positions.append(told)
+            self.cumulative += told.chosen.logprob
 
-    def _token(self, token_id: int, logprob: float, rank: int) -> TokenLogprob:
-        tokenizer = self._tokenizer
-        raw = tokenizer.token_bytes(token_id)
-        return TokenLogprob(token_id, tokenizer.token_text(token_id), logprob, rank, raw)
+
+def position_logprobs(tokenizer: Tokenizer, position: TokenLogprobs, num_top: int) -> PositionLogprobs:
+    """What callers read of a position."""
+    chosen = _token(tokenizer, position.token_ids[0], position.logprobs[0], position.rank)
+    others = zip(position.token_ids[1:], position.logprobs[1:], strict=True)
+    top = [
+        _token(tokenizer, token_id, logprob, rank) for rank, (token_id, logprob) in enumerate(others, start=1)
+    ]
+    return PositionLogprobs(chosen, top[:num_top])
+
+
+def _token(tokenizer: Tokenizer, token_id: int, logprob: float, rank: int) -> TokenLogprob:
+    raw = tokenizer.token_bytes(token_id)
+    return TokenLogprob(token_id, tokenizer.token_text(token_id), logprob, rank, raw)

@@ -19,12 +19,18 @@ from engine.clock import Clock
 from engine.errors import EngineDeadError
 from engine.frontend.detokenizer import IncrementalDetokenizer
 from engine.frontend.kv_transfer import KVTransferDoor
-from engine.frontend.logprobs import LogprobsProcessor
+from engine.frontend.logprobs import LogprobsProcessor, position_logprobs
 from engine.frontend.output_collector import RequestOutputCollector
 from engine.frontend.parallel_sampling import ParentRequest
-from engine.frontend.request_output import CompletionOutput, RequestOutput
+from engine.frontend.request_output import CompletionOutput, PositionLogprobs, RequestOutput
 from engine.frontend.stats import IterationStats, RequestStats, finished_request_stats
-from engine.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, TurnReceipt
+from engine.messages import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    FinishReason,
+    TokenLogprobs,
+    TurnReceipt,
+)
 from engine.routed_experts import ExpertArray, RoutedExperts
 from engine.row_failures import processing_failed
 from engine.sampling_params import RequestOutputKind
@@ -51,6 +57,7 @@ class RequestState:
     routed_experts: RoutedExperts | None = None
     """The experts of the request's tokens, once it has ended."""
     kv_transfer_params: dict[str, Any] | None = None
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
     stream_interval: int = 1
     """Tokens of an output before the end, behind the first."""
     num_told: int = 0
@@ -87,6 +94,7 @@ class RequestState:
             receipt=receipt,
             metrics=self.stats,
             kv_transfer_params=self.kv_transfer_params,
+            prompt_logprobs=self.prompt_logprobs,
         )
 
     def _is_due(self) -> bool:
@@ -254,6 +262,8 @@ class OutputProcessor:
         self, state: RequestState, output: EngineCoreOutput, timestamp: float, processed: ProcessedOutputs
     ) -> None:
         reason, stop_reason = output.finish_reason, output.stop_reason
+        if output.prompt_logprobs is not None:
+            self._tell_prompt(state, output.prompt_logprobs)
         if state.stop_string is None:
             self._note_tokens(state.stats, output, timestamp, processed.iteration_stats)
             state.stop_string = state.detokenizer.update(
@@ -277,6 +287,11 @@ class OutputProcessor:
         result = state.make_output(reason, stop_reason, output.receipt)
         if result is not None:
             self._hand_out(state, result, processed.request_outputs)
+
+    def _tell_prompt(self, state: RequestState, told: list[TokenLogprobs]) -> None:
+        num_top = state.request.sampling_params.prompt_logprobs or 0
+        positions = (position_logprobs(self._tokenizer, position, num_top) for position in told)
+        state.prompt_logprobs = [None, *positions]
 
     @staticmethod
     def _hand_out(state: RequestState, result: RequestOutput, request_outputs: list[RequestOutput]) -> None:

@@ -65,6 +65,8 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput] = field(default_factory=list)
     finished: bool = False
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    """Those of the prompt's tokens, if they were requested; the first one has none."""
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache."""
     receipt: TurnReceipt | None = None
@@ -82,6 +84,7 @@ class RequestOutput:
         self.receipt = later.receipt
         self.metrics = later.metrics
         self.kv_transfer_params = later.kv_transfer_params
+        self.prompt_logprobs = later.prompt_logprobs
 
     def _merge_completion(self, later: CompletionOutput, delta: bool) -> None:
         for position, earlier in enumerate(self.outputs):

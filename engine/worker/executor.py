@@ -40,7 +40,7 @@ from engine.worker.model_states import (
 )
 from engine.worker.models.routing_recorder import choose_routed_experts
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
-from engine.worker.parallel.waves import with_waves
+from engine.worker.parallel.waves import WaveRunner, with_waves
 from engine.worker.profile_run import measure_activations, measure_gpu_steps, measure_token_s
 from engine.worker.states.state_pool import StatePool
 from engine.worker.step_runner import StepRunner
@@ -61,7 +61,6 @@ class UniProcExecutor:
     rank's part of it."""
 
     def __init__(self, config: EngineConfig, group: TensorParallelGroup = ALONE) -> None:
-        self._group = group
         attention = _choose_attention(config)
         loaded = load_model(config.model, group)
         states = state_spec_of(loaded.model, config.cache)
@@ -95,6 +94,7 @@ class UniProcExecutor:
             disk_level=disk_level,
             kv_cache_groups=with_state_group(all_groups, states, spec),
             num_states=num_states,
+            prompt_logprobs=attention != "triton",
             routed_experts=routed_experts,
             saved_kv=saved_folder(config, everything.blocks, group),
         )
@@ -127,8 +127,8 @@ class UniProcExecutor:
         """Does nothing: this executor fails only in steps, which raise."""
 
     def on_wave(self, told: Callable[[int], None]) -> None:
-        if self._group.peers.bell is not None:
-            self._group.peers.bell.listen(told)
+        if isinstance(self._runner, WaveRunner):
+            self._runner.listen(told)
 
     def shutdown(self) -> None:
         if self._runner is not None:

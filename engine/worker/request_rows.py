@@ -96,6 +96,8 @@ class RequestRows:
         self._num_groups = num_groups
         self._block_size = block_size
         self._known: dict[str, _Known] = {}
+        self._num_told = 0
+        """Known requests that ask for log-probabilities of their prompts."""
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         max_blocks = -(-max_model_len // block_size)
         self._num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
@@ -117,6 +119,7 @@ class RequestRows:
             known = self._known.pop(req_id, None)
             if known is not None:
                 self._release_row(known)
+                self._num_told -= known.params.prompt_logprobs is not None
         for req_id in plan.preempted_req_ids:
             self._release_row(self._known[req_id])
         for new in plan.scheduled_new_reqs:
@@ -171,6 +174,19 @@ class RequestRows:
             sample_seqs=sample_seqs,
             sample_drafts=sample_drafts,
         )
+
+    def prompts_told(self, plan: SchedulerOutput) -> dict[str, tuple[int, int]]:
+        """Of requests of a plan that ask for log-probabilities of their prompts, by id: how many tokens of
+        those the prompt has, and how many alternatives are told of each. Nothing in other stages of a
+        pipeline than the last."""
+        if not self._samples or not self._num_told:
+            return {}
+        known = ((req_id, self._known[req_id]) for req_id in plan.num_scheduled_tokens)
+        return {
+            req_id: (its.num_prompt_tokens, its.params.prompt_logprobs)
+            for req_id, its in known
+            if its.params.prompt_logprobs is not None
+        }
 
     def places_of_drafts(self, plan: SchedulerOutput) -> Iterator[tuple[int, int, list[int]]]:
         """Of each request with drafts its row, the index of the first of them in it, and the drafts."""
@@ -256,6 +272,7 @@ class RequestRows:
         assert new.req_id not in self._known, f"request {new.req_id} is already known"
         known = _Known(new.sampling_params, len(new.prompt_token_ids))
         self._known[new.req_id] = known
+        self._num_told += known.params.prompt_logprobs is not None
         row = self._take_row(known, new.prompt_token_ids, changes)
         self._num_computed[row] = new.num_computed_tokens
         self._append_blocks(row, new.block_ids, changes)

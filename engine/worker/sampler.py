@@ -318,13 +318,18 @@ def _logprobs(
 ) -> dict[int, TokenLogprobs]:
     """raw [num_wanted, vocab_size], chosen [num_wanted] -> by index, the chosen token, then the best."""
     counts = [params.logprobs or 0 for _, params in wanted]
-    tokens = torch.from_numpy(chosen).to(raw.device)[:, None]
-    own = raw.gather(1, tokens)
-    ranks: list[int] = (raw >= own).sum(dim=-1).tolist()
-    top = raw.topk(min(max(counts), raw.shape[1]), dim=-1)
+    entries = ranked_logprobs(raw, torch.from_numpy(chosen).to(raw.device)[:, None], max(counts))
+    return {
+        index: TokenLogprobs(entry.token_ids[: count + 1], entry.logprobs[: count + 1], entry.rank)
+        for (index, _), count, entry in zip(wanted, counts, entries, strict=True)
+    }
+
+
+def ranked_logprobs(logprobs: torch.Tensor, tokens: torch.Tensor, num_top: int) -> list[TokenLogprobs]:
+    """logprobs [num_rows, vocab_size], tokens [num_rows, 1] -> each row's token, then its best"""
+    own = logprobs.gather(1, tokens)
+    ranks: list[int] = (logprobs >= own).sum(dim=-1).tolist()
+    top = logprobs.topk(min(num_top, logprobs.shape[1]), dim=-1)
     ids: list[list[int]] = torch.cat((tokens, top.indices), dim=1).tolist()
     values: list[list[float]] = torch.cat((own, top.values), dim=1).tolist()
-    return {
-        index: TokenLogprobs(ids[i][: counts[i] + 1], values[i][: counts[i] + 1], ranks[i])
-        for i, (index, _) in enumerate(wanted)
-    }
+    return [TokenLogprobs(*entry) for entry in zip(ids, values, ranks, strict=True)]

@@ -142,3 +142,47 @@ def test_an_output_that_goes_round_in_circles_ends(client: openai.OpenAI, http: 
         answer = http.post("/v1/completions", json={"prompt": "a", "repetition_detection": wrong})
         assert answer.status_code == 400
         assert named in answer.json()["error"]["message"]
+
+
+def test_a_prompt_is_repeated_with_its_tokens_logprobs(client: openai.OpenAI, http: httpx.Client) -> None:
+    """As evaluation harnesses read them: one list for prompt and answer, whose texts add up."""
+    prompts = ["one two three", "def main(self):"]
+    answer = client.completions.create(
+        model="tiny", prompt=prompts, max_tokens=2, temperature=0, logprobs=1, echo=True
+    )
+    for prompt, choice in zip(prompts, answer.choices, strict=True):
+        ids = token_ids(http, prompt)
+        told = choice.logprobs
+        assert told is not None
+        assert told.tokens is not None
+        assert told.token_logprobs is not None
+        assert told.top_logprobs is not None
+        assert len(told.tokens) == len(ids) + 2
+        assert [*told.token_logprobs[:1], *told.top_logprobs[:1]] == [None, None]
+        assert all(logprob <= 0 for logprob in told.token_logprobs[1:])
+        assert all(1 <= len(top) <= 2 for top in told.top_logprobs[1:])
+        assert told.text_offset is not None
+        assert told.text_offset[len(ids)] == len(prompt)
+        assert "".join(told.tokens) == choice.text
+
+
+def test_a_prompts_logprobs_are_told_as_vllm_tells_them(http: httpx.Client) -> None:
+    """By position and token id, in completions and chats; a stream has none."""
+    body = {"max_tokens": 1, "prompt_logprobs": 1, "return_token_ids": True}
+    choice = http.post("/v1/completions", json={**body, "prompt": "one two three"}).json()["choices"][0]
+    chat = http.post(
+        "/v1/chat/completions", json={**body, "messages": [{"role": "user", "content": "a"}]}
+    ).json()
+    for answer in (choice, chat):
+        first, *others = answer["prompt_logprobs"]
+        assert first is None
+        for token_id, position in zip(answer["prompt_token_ids"][1:], others, strict=True):
+            assert position[str(token_id)].keys() == {"logprob", "rank", "decoded_token"}
+            assert any(token["rank"] == 1 for token in position.values())
+    for path, extra in (
+        ("completions", {"prompt": "a", "prompt_logprobs": 1}),
+        ("completions", {"prompt": "a", "echo": True, "logprobs": 1}),
+    ):
+        refused = http.post(f"/v1/{path}", json={"stream": True, **extra})
+        assert refused.status_code == 400
+        assert "cannot be streamed" in refused.json()["error"]["message"]

@@ -73,7 +73,7 @@ BAD_BODIES: list[tuple[str, dict[str, object], int, str | None]] = [
     (COMPLETIONS, {"prompt": ["a"] * 5000}, 400, "prompt"),
     (COMPLETIONS, {"prompt": {"text": "a"}}, 400, "prompt"),
     (COMPLETIONS, {"prompt": "a", "suffix": "b"}, 400, "suffix"),
-    (COMPLETIONS, {"prompt": "a", "echo": True, "logprobs": 1}, 400, "echo"),
+    (COMPLETIONS, {"prompt": "a", "echo": True, "logprobs": 1, "stream": True}, 400, "echo"),
     (COMPLETIONS, {"prompt": "a", "logprobs": 50}, 400, "logprobs"),
     (COMPLETIONS, {"prompt": "a", "best_of": 3}, 400, "best_of"),
     (COMPLETIONS, {"prompt": "a", "stream": True, "max_tokens": -1}, 400, "max_tokens"),

@@ -57,6 +57,23 @@ def test_the_context_reaches_the_core_as_it_was_made(tokenizer: Tokenizer) -> No
         assert RequestContext(**fields) == context
 
 
+def test_a_prompt_whose_logprobs_are_told_shares_no_cache(tokenizer: Tokenizer) -> None:
+    """Each request has a salt of its own. Refused where the engine does not tell them, and for KV from
+    elsewhere."""
+    told = SamplingParams(prompt_logprobs=0)
+    first, second = (process(tokenizer, [1], told) for _ in range(2))
+    assert len({None, first.cache_salt, second.cache_salt}) == 3
+    on_gpu = msgspec.structs.replace(READY, prompt_logprobs=False)
+    processor = InputProcessor(tokenizer, on_gpu, GenerationDefaults())
+    with pytest.raises(RequestError, match="prompt_logprobs is not supported on GPUs"):
+        processor.process("r", [1], told, arrival_time=1.0)
+    fetched = RequestContext(kv_transfer=RemotePrefix("opens it", 32, "10.0.0.1", 5600))
+    with pytest.raises(RequestError, match="cannot be combined with kv_transfer_params"):
+        InputProcessor(tokenizer, READY, GenerationDefaults()).process(
+            "r", [1], told, arrival_time=1.0, context=fetched
+        )
+
+
 def test_max_tokens_defaults_to_what_is_left(tokenizer: Tokenizer) -> None:
     """None means up to the context length, or as many as are to be replayed."""
     assert process(tokenizer, [1] * 30, SamplingParams(max_tokens=None)).sampling_params.max_tokens == 70

@@ -64,6 +64,18 @@ class ChatTokenLogprob(msgspec.Struct):
     top_logprobs: list[TopLogprob]
 
 
+class PromptLogprob(msgspec.Struct):
+    """How likely a token of the prompt was, or one in its place."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""The log-probabilities of a prompt by position and token id, as vLLM tells them; None for the first."""
+
+
 class ChatLogprobs(msgspec.Struct):
     content: list[ChatTokenLogprob]
 
@@ -97,6 +109,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     kv_transfer_params: dict[str, Any] | UnsetType = UNSET
 
 
@@ -142,9 +155,10 @@ class ChatChunk(msgspec.Struct, kw_only=True):
 
 class CompletionLogprobs(msgspec.Struct):
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]
+    """None for the first token of a prompt that is repeated."""
     tokens: list[str]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -157,6 +171,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
     routed_experts: str | UnsetType = UNSET
     """See ``encoded_experts``; not in streams."""
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, kw_only=True):

@@ -35,7 +35,7 @@ from engine.api.openai.bodies import (
     Usage,
 )
 from engine.api.openai.chat_parts import texts_only
-from engine.api.openai.logprobs import chat_logprobs
+from engine.api.openai.logprobs import chat_logprobs, prompt_logprobs
 from engine.api.openai.protocol import ChatCompletionRequest
 from engine.api.openai.routed_experts import encoded_experts
 from engine.api.served_model import ServedModel
@@ -98,6 +98,7 @@ class ChatAnswer:
 
     def whole(self, turn: TurnOutput) -> ChatCompletion:
         """The response body of a turn that is complete."""
+        told = turn.output.prompt_logprobs
         return ChatCompletion(
             id=self._id,
             created=self._created,
@@ -106,6 +107,7 @@ class ChatAnswer:
             usage=self._usage(turn),
             prompt_token_ids=turn.output.prompt_token_ids if self._body.return_token_ids else UNSET,
             kv_transfer_params=turn.output.kv_transfer_params or UNSET,
+            prompt_logprobs=UNSET if told is None else prompt_logprobs(told),
         )
 
     def _choice(self, answer: AnswerOutput) -> ChatChoice:

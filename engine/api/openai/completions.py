@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from time import time
 
 import msgspec
 from fastapi import APIRouter
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,15 +18,21 @@ from engine.api.http import sse
 from engine.api.http.connection import EventStream, while_connected
 from engine.api.http.streams import begun, merge
 from engine.api.limits import Permit
-from engine.api.openai.bodies import Completion, CompletionChoice, Usage
-from engine.api.openai.logprobs import TextOffsets, completion_logprobs
+from engine.api.openai.bodies import Completion, CompletionChoice, CompletionLogprobs, PromptLogprobs, Usage
+from engine.api.openai.logprobs import (
+    TextOffsets,
+    completion_logprobs,
+    echoed_logprobs,
+    joined,
+    prompt_logprobs,
+)
 from engine.api.openai.protocol import CompletionRequest
 from engine.api.openai.routed_experts import encoded_experts
 from engine.api.served_model import ServedModel
 from engine.api.usage import TurnUsage, receipt_of_all, usage_of
 from engine.errors import RequestError
 from engine.frontend.detokenizer import token_decoder
-from engine.frontend.request_output import CompletionOutput, RequestOutput
+from engine.frontend.request_output import CompletionOutput, RequestOutput, TokenLogprob
 from engine.messages import RequestContext, ToolCall, TurnReceipt
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.tool_parsers import read_fenced_command
@@ -66,7 +73,10 @@ class CompletionTurn:
         self._id = f"cmpl-{request_id}"
         self._created = int(time())
         self._context = context
-        self._params = body.sampling_params(model.sampling_defaults(), body.logprobs)
+        self._params = params = body.sampling_params(model.sampling_defaults(), body.logprobs)
+        if body.echoes_logprobs:
+            most = max(body.logprobs or 0, body.prompt_logprobs or 0)
+            self._params = msgspec.structs.replace(params, prompt_logprobs=most)
         self._n = body.n or 1
         self._prompts = body.prompts()
         if len(self._prompts) > 1 and context.kv_transfer is not None:
@@ -183,23 +193,40 @@ class CompletionTurn:
         return CompletionChoice(
             index=index,
             text=echo + answer.text,
-            logprobs=completion_logprobs(
-                answer.logprobs, self._body.return_tokens_as_token_ids, self._text_offsets(index, prompt)
-            ),
+            logprobs=self._logprobs(prompt_index, index, answer),
             finish_reason=answer.finish_reason,
             stop_reason=answer.stop_reason,
             token_ids=answer.token_ids if with_tokens else UNSET,
             prompt_token_ids=prompt if with_tokens and first else UNSET,
             routed_experts=UNSET if self._body.stream else encoded_experts(answer.routed_experts),
+            prompt_logprobs=self._prompt_logprobs(prompt_index),
         )
 
-    def _text_offsets(self, index: int, prompt: list[int]) -> TextOffsets | None:
+    def _prompt_logprobs(self, prompt_index: int) -> PromptLogprobs | UnsetType:
+        told = self._latest[prompt_index].prompt_logprobs
+        return UNSET if told is None or self._body.prompt_logprobs is None else prompt_logprobs(told)
+
+    def _logprobs(self, prompt_index: int, index: int, answer: CompletionOutput) -> CompletionLogprobs | None:
+        """Those of the answer's new tokens; behind those of the prompt, if it is repeated."""
         if self._body.logprobs is None:
             return None
+        as_ids, prompt = self._body.return_tokens_as_token_ids, self._latest[prompt_index].prompt_token_ids
+        echoed = self._echoed_logprobs(prompt_index) if self._body.echoes_logprobs else None
         if index not in self._offsets:
+            start = len(self._echoes[prompt_index]) if self._echoes else 0
             decoder = token_decoder(self._model.engine.tokenizer, self._params, prompt)
-            self._offsets[index] = TextOffsets(decoder)
-        return self._offsets[index]
+            self._offsets[index] = TextOffsets(decoder, start)
+        own = completion_logprobs(answer.logprobs, as_ids, self._offsets[index])
+        return own if echoed is None else joined(echoed, own)
+
+    def _echoed_logprobs(self, prompt_index: int) -> CompletionLogprobs:
+        output, tokenizer = self._latest[prompt_index], self._model.engine.tokenizer
+        offsets = TextOffsets(token_decoder(tokenizer, self._params, []))
+        told = [position for position in output.prompt_logprobs or () if position is not None]
+        first = output.prompt_token_ids[0]
+        token = TokenLogprob(first, tokenizer.token_text(first), 0.0, 1, tokenizer.token_bytes(first))
+        shown = [replace(position, top=position.top[: self._body.logprobs]) for position in told]
+        return echoed_logprobs(token, shown, self._body.return_tokens_as_token_ids, offsets)
 
     def _event(self, choice: CompletionChoice) -> bytes:
         if self._tells_usage:

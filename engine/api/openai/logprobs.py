@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from engine.api.openai.bodies import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TopLogprob
+from engine.api.openai.bodies import (
+    ChatLogprobs,
+    ChatTokenLogprob,
+    CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+    TopLogprob,
+)
 from engine.frontend.detokenizer import TokenDecoder
 from engine.frontend.request_output import PositionLogprobs, TokenLogprob
 
@@ -32,6 +39,53 @@ def completion_logprobs(
     if positions is None or offsets is None:
         return None
     result = CompletionLogprobs([], [], [], [])
+    _append(result, positions, as_token_ids, offsets)
+    return result
+
+
+def echoed_logprobs(
+    first: TokenLogprob,
+    positions: list[PositionLogprobs],
+    as_token_ids: bool | None,
+    offsets: TextOffsets,
+) -> CompletionLogprobs:
+    """Those of a prompt that is repeated before its answer. ``first``: its first token."""
+    label_of_first = label(first, bool(as_token_ids))
+    result = CompletionLogprobs([offsets.next(first.token_id)], [None], [label_of_first], [None])
+    _append(result, positions, as_token_ids, offsets)
+    return result
+
+
+def joined(first: CompletionLogprobs, then: CompletionLogprobs | None) -> CompletionLogprobs:
+    """One behind the other."""
+    if then is None:
+        return first
+    return CompletionLogprobs(
+        first.text_offset + then.text_offset,
+        first.token_logprobs + then.token_logprobs,
+        first.tokens + then.tokens,
+        first.top_logprobs + then.top_logprobs,
+    )
+
+
+def prompt_logprobs(positions: list[PositionLogprobs | None]) -> PromptLogprobs:
+    """As vLLM tells them."""
+    return [None if position is None else _by_token(position) for position in positions]
+
+
+def _by_token(position: PositionLogprobs) -> dict[str, PromptLogprob]:
+    return {
+        str(token.token_id): PromptLogprob(_finite(token.logprob), token.rank, token.token)
+        for token in (position.chosen, *position.top)
+    }
+
+
+def _append(
+    result: CompletionLogprobs,
+    positions: list[PositionLogprobs],
+    as_token_ids: bool | None,
+    offsets: TextOffsets,
+) -> None:
     for position in positions:
         token = label(position.chosen, bool(as_token_ids))
         result.text_offset.append(offsets.next(position.chosen.token_id))
@@ -40,17 +94,16 @@ def completion_logprobs(
         result.top_logprobs.append(
             {label(top, bool(as_token_ids)): _finite(top.logprob) for top in (*position.top, position.chosen)}
         )
-    return result
 
 
 class TextOffsets:
     """The text offset of each token, in characters. Tokens that share a character share its
     offset; a hidden token adds no length."""
 
-    def __init__(self, decoder: TokenDecoder) -> None:
-        """``decoder``: decodes the tokens in the same way as the text's own."""
+    def __init__(self, decoder: TokenDecoder, start: int = 0) -> None:
+        """``decoder``: decodes the tokens in the same way as the text's own, which begins at ``start``."""
         self._decoder = decoder
-        self._num_chars = 0
+        self._num_chars = start
 
     def next(self, token_id: int) -> int:
         """The offset of the next token."""

@@ -17,10 +17,11 @@ from engine.api.identity import ClientIdentity
 from engine.api.openai.allowed_tools import allowed_names, check_tool_choice
 from engine.api.openai.chat_tools import check_tools
 from engine.api.openai.output_format import ResponseFormat, StructuredOutputs, wanted_output
+from engine.api.openai.repetition import RepetitionDetectionFields
 from engine.api.thinking_effort import effort_arguments, thinking_arguments
 from engine.api.unsupported import refuse_unsupported
 from engine.errors import RequestError
-from engine.sampling_params import MAX_N, RepetitionDetection, SamplingParams
+from engine.sampling_params import MAX_N, SamplingParams
 
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 TokenId = Annotated[int, Field(ge=-(2**31), lt=2**31)]
@@ -73,7 +74,6 @@ _UNSUPPORTED = {
     "functions": "functions is not supported; use tools.",
     "use_beam_search": "use_beam_search is not supported over HTTP; use LLM.beam_search.",
     "best_of": "best_of is not supported; use n.",
-    "prompt_logprobs": "prompt_logprobs is not supported.",
     "logprob_token_ids": "logprob_token_ids is not supported.",
     "truncate_prompt_tokens": "truncate_prompt_tokens is not supported; send a prompt that fits.",
     "thinking_token_budget": "thinking_token_budget is not supported.",
@@ -85,22 +85,6 @@ class StreamOptions(BaseModel):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-
-
-class RepetitionDetectionFields(BaseModel):
-    """See ``RepetitionDetection``."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    max_pattern_size: Int64 = 0
-    min_pattern_size: Int64 = 0
-    min_count: Int64 = 0
-
-    def params(self) -> RepetitionDetection | None:
-        """None if it is off: V1 sends zeros."""
-        if not (self.max_pattern_size or self.min_count):
-            return None
-        return RepetitionDetection(**self.model_dump())
 
 
 class GenerationRequest(BaseModel):
@@ -135,6 +119,7 @@ class GenerationRequest(BaseModel):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     replay_token_ids: ListOf[TokenId] | None = None
+    prompt_logprobs: Int64 | None = None
     repetition_detection: RepetitionDetectionFields | None = None
 
     response_format: ResponseFormat | None = None
@@ -163,6 +148,8 @@ class GenerationRequest(BaseModel):
             if value and name in _UNSUPPORTED and not _changes_nothing(name, value):
                 raise RequestError(_UNSUPPORTED[name], name)
         refuse_unsupported(self.model_extra or {})
+        if self.prompt_logprobs is not None and self.stream:
+            raise RequestError("prompt_logprobs cannot be streamed.", "prompt_logprobs")
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options needs stream, which is off.", "stream_options")
         return self
@@ -348,11 +335,16 @@ class CompletionRequest(GenerationRequest):
     def _check_completion(self) -> Self:
         if self.suffix:
             raise RequestError("suffix is not supported: the model completes to the right only.", "suffix")
-        if self.echo and self.logprobs is not None:
-            raise RequestError("echo cannot be combined with logprobs.", "echo")
+        if self.echo and self.logprobs is not None and self.stream:
+            raise RequestError("echo with logprobs cannot be streamed.", "echo")
         if len(self.prompts()) * min(self.n or 1, MAX_N) > MAX_SEQUENCES:
             raise RequestError(f"prompt times n must be at most {MAX_SEQUENCES} sequences.", "prompt")
         return self
+
+    @property
+    def echoes_logprobs(self) -> bool:
+        """Whether the prompt is returned with its tokens' log-probabilities."""
+        return bool(self.echo) and self.logprobs is not None
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts as a list."""

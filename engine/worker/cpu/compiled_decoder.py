@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 _UNIT = 64
 """The kernels compute this many elements together: all sizes must be multiples of it."""
 _ROTARY_UNIT = 32
+MOST_KEPT = 512
+"""Rows of logits whose memory is kept from step to step."""
 
 
 class _Router(ctypes.Structure):
@@ -262,7 +264,10 @@ class CompiledDecoder:
 
     def _logits_buffer(self, num_samples: int) -> torch.Tensor:
         """Return a buffer [num_samples, vocab_size], the same memory at each step: if it were freed in
-        between, small allocations would fragment it and the next step would need more."""
+        between, small allocations would fragment it and the next step would need more. Those of a long
+        prompt, which are rare, are not kept."""
+        if num_samples > MOST_KEPT:
+            return torch.empty((num_samples, self._plain.shape.vocab_size), dtype=torch.bfloat16)
         if num_samples > len(self._logits):
             capacity = 1 << (num_samples - 1).bit_length()
             self._logits = empty_pages((capacity, self._plain.shape.vocab_size), torch.bfloat16)

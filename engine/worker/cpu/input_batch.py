@@ -12,6 +12,7 @@ import numpy as np
 
 from engine.core.outputs import SchedulerOutput
 from engine.worker.attention.backend import AttentionBatch, IntArray
+from engine.worker.cpu.prompt_logprobs import PromptRows
 from engine.worker.request_rows import RequestRows, StepRows
 from engine.worker.sampling_batch import SamplingBatch
 from engine.worker.verification import Verified
@@ -37,6 +38,15 @@ class StepInputs:
     """[num_samples] the rows of the batch they belong to."""
     sample_drafts: IntArray | None
     """[num_samples] drafts of the sequence up to each of them; None: there are no drafts."""
+    prompts: list[PromptRows]
+    """Tokens whose logits are told, of requests that ask for log-probabilities of their prompts."""
+
+    @property
+    def logit_tokens(self) -> IntArray:
+        """The tokens of the step whose logits are needed: [num_samples + rows of ``prompts``]"""
+        if not self.prompts:
+            return self.sample_tokens
+        return np.concatenate([self.sample_tokens, *(rows.tokens for rows in self.prompts)])
 
 
 class InputBatch:
@@ -86,7 +96,26 @@ class InputBatch:
             sample_seqs=step.sample_seqs,
             sample_rows=step.sample_rows,
             sample_drafts=step.sample_drafts,
+            prompts=self._prompt_rows(plan, step),
         )
+
+    def _prompt_rows(self, plan: SchedulerOutput, step: StepRows) -> list[PromptRows]:
+        told = self._rows.prompts_told(plan)
+        if not told:
+            return []
+        found, ends = [], np.cumsum(step.query_lens)
+        for seq, req_id in enumerate(step.req_ids):
+            if req_id not in told:
+                continue
+            num_prompt, num_top = told[req_id]
+            first = int(step.seq_lens[seq] - step.query_lens[seq]) + 1
+            count = min(int(step.query_lens[seq]), num_prompt - first)
+            if count > 0:
+                start = int(ends[seq] - step.query_lens[seq])
+                tokens: IntArray = np.arange(start, start + count)
+                ids = self.token_ids[step.rows[seq], first : first + count]
+                found.append(PromptRows(req_id, first, tokens, ids, num_top))
+        return found
 
     def _attention_batch(self, step: StepRows) -> AttentionBatch:
         max_blocks = -(-int(step.seq_lens.max()) // self.block_size)

@@ -9,6 +9,7 @@ from engine.core.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, Sc
 from engine.messages import TokenLogprobs
 from engine.worker.attention.backend import AttentionBackend, IntArray
 from engine.worker.cpu.input_batch import InputBatch, StepInputs
+from engine.worker.cpu.prompt_logprobs import prompt_logprobs
 from engine.worker.drafts.drafter import WorkerDrafter
 from engine.worker.kv_tiers.host_pool import HostTransfers, with_reports
 from engine.worker.model_states import drafts_of, state_batch
@@ -74,11 +75,14 @@ class ModelRunner:
         logits = self._model.forward(
             self._to_device(step.input_ids),
             self._to_device(step.positions),
-            self._to_device(step.sample_tokens),
+            self._to_device(step.logit_tokens),
             self._attention,
         )
         masks = plan.masks.result() if plan.masks is not None and len(step.sample_seqs) else None
-        result = self._sample(logits, step, masks)
+        num_samples = len(step.sample_tokens)
+        told = prompt_logprobs(logits[num_samples:], step.prompts) if logits.shape[1] else {}
+        result = self._sample(logits[:num_samples], step, masks)
+        result.prompt_logprobs = told
         if self._recorder is not None:
             result.routing = self._recorder.take(step.slots)
         if self._drafter is not None:

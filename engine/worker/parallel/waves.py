@@ -6,6 +6,7 @@ which none has any. The core that begins one says so in the store of the process
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -46,6 +47,11 @@ class WaveRunner:
             self._peers.end_step()
         self._num_ended += not self._in_wave
         return _StepOfWave(pending, self._num_ended)
+
+    def listen(self, told: Callable[[int], None]) -> None:
+        """See ``Executor.on_wave``."""
+        if self._peers.bell is not None:
+            self._peers.bell.listen(told)
 
     def close(self) -> None:
         self._runner.close()
