@@ -49,6 +49,19 @@ def answer(url: str, prompt: list[int]) -> list[int]:
     return token_ids
 
 
+def listening_at(pid: int) -> set[str]:
+    """The addresses at which a process listens over IPv4 and IPv6, as the kernel writes them."""
+    sockets = set()
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            sockets.add(os.readlink(each))
+    lines = [
+        line for name in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()
+    ]
+    fields = [line.split() for line in lines if " 0A " in line]
+    return {each[1].partition(":")[0] for each in fields if f"socket:[{each[9]}]" in sockets}
+
+
 def num_answers(url: str) -> list[float]:
     """Of each core."""
     counts = [0.0, 0.0]
@@ -91,6 +104,9 @@ def test_they_end_and_come_back_together(tmp_path: Path) -> None:
         ThreadPoolExecutor(4) as pool,
     ):
         wanted = answers(server.url)
+        assert {each for core in server.core_pids() for each in listening_at(core)} == {"0100007F"}, (
+            "loopback"
+        )
         streams = [
             pool.submit(httpx.post, f"{server.url}/v1/completions", json=endless, timeout=60)
             for _ in range(4)

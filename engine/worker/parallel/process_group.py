@@ -6,11 +6,13 @@ Knows nothing of models, nor who started the ranks.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from typing import Any
 from urllib.parse import urlsplit
 
 import torch
@@ -39,13 +41,16 @@ class ProcessGroup:
         self._first = place.core * place.size + place.rank - self.rank
         world_size, world_rank = place.num_cores * place.size, place.core * place.size + place.rank
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface(place))
+        where: dict[str, Any] = {"world_size": world_size, "rank": world_rank}
+        if place.num_cores > 1:
+            where["store"] = shared_store(place.meeting_point, is_first=world_rank == 0)
+        else:
+            where["init_method"] = place.meeting_point
         if device.type == "cuda":
             torch.cuda.set_device(device)
-            dist.init_process_group(
-                "nccl", place.meeting_point, world_size=world_size, rank=world_rank, device_id=device
-            )
+            dist.init_process_group("nccl", device_id=device, **where)
         else:
-            dist.init_process_group("gloo", place.meeting_point, world_size=world_size, rank=world_rank)
+            dist.init_process_group("gloo", **where)
         self._in_stage = _stage_ranks(place)
         self.stage = PipelineStage(place.stage, place.num_stages, _Link(place))
         self.peers = _peers(place)
@@ -171,22 +176,20 @@ class WaveBell:
 
     def __init__(self, meeting_point: str) -> None:
         """``meeting_point``: see ``RankPlace``, of ranks that have met there over TCP."""
-        place = urlsplit(meeting_point)
-        assert place.hostname is not None
-        assert place.port is not None
-        self._host, self._port = place.hostname, place.port
-        self._store = self._connected()
+        self._meeting_point = meeting_point
+        self._store = shared_store(meeting_point)
 
     def ring(self, number: int) -> None:
-        self._store.set(_key(number), "")
-        if number > NUM_KEPT:
-            self._store.delete_key(_key(number - NUM_KEPT))
+        with _while_all_live():
+            self._store.set(_key(number), "")
+            if number > NUM_KEPT:
+                self._store.delete_key(_key(number - NUM_KEPT))
 
     def listen(self, told: Callable[[int], None]) -> None:
         threading.Thread(target=self._listen, args=(told,), name="waves", daemon=True).start()
 
     def _listen(self, told: Callable[[int], None]) -> None:
-        store = self._connected()  # one that nobody waits with can still ring
+        store = shared_store(self._meeting_point)  # the other one can ring while this one waits
         number = 1
         with suppress(dist.DistError, RuntimeError):  # the first core has ended, and this one is about to
             while True:
@@ -194,8 +197,28 @@ class WaveBell:
                 told(number)
                 number += 1
 
-    def _connected(self) -> TCPStore:
-        return TCPStore(self._host, self._port, None, False)
+
+def shared_store(meeting_point: str, *, is_first: bool = False) -> TCPStore:
+    """A connection to the store of several cores, which the first one's first rank serves, at this address
+    alone: torch would listen at all of the machine's, and asks nobody who he is."""
+    place = urlsplit(meeting_point)
+    assert place.hostname is not None
+    assert place.port is not None
+    if not is_first:
+        return TCPStore(place.hostname, place.port, None, False, use_libuv=False)
+    listener = socket.create_server(
+        (place.hostname, place.port),
+        family=socket.AF_INET6 if ":" in place.hostname else socket.AF_INET,
+    )
+    return TCPStore(
+        place.hostname,
+        place.port,
+        None,
+        True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+        use_libuv=False,
+    )
 
 
 def _key(number: int) -> str:
