@@ -80,7 +80,7 @@ class ModelRunner:
         )
         masks = plan.masks.result() if plan.masks is not None and len(step.sample_seqs) else None
         num_samples = len(step.sample_tokens)
-        told = prompt_logprobs(logits[num_samples:], step.prompts) if logits.shape[1] else {}
+        told = prompt_logprobs(logits[num_samples:], step.prompts) if step.prompts and logits.shape[1] else {}
         result = self._sample(logits[:num_samples], step, masks)
         result.prompt_logprobs = told
         if self._recorder is not None:

@@ -20,7 +20,6 @@ RULES = (
     "continuum:ttl_rule=paper",
     "continuum:ttl_rule=fixed,fixed_ttl_s=0",
     "continuum:ttl_rule=fixed,fixed_ttl_s=20",
-    "continuum:ttl_rule=fixed,fixed_ttl_s=600",
 )
 """Retention rules under one order and one admission."""
 GOOD_RULES = RULES[:2]

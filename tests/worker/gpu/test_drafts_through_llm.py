@@ -49,7 +49,7 @@ def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("async_scheduling", "num_ranks"), [(False, 1), (True, 1), (True, 2)])
+@pytest.mark.parametrize(("async_scheduling", "num_ranks"), [(False, 1), (True, 2)])
 def test_what_was_said_before_is_drafted_and_verified(
     async_scheduling: bool, num_ranks: int, small_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ NUM_OUTPUTS = 12
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen2", "llama4", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("name", ["llama4", "gemma2", "gpt_oss"])
 def test_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """By fused steps and through transformers, though blocks that a window has left behind hold NaN."""
     if name in NATIVE:
