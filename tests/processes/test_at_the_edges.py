@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -72,19 +73,31 @@ def test_a_core_that_stands_still_is_told(crowd: Crowd) -> None:
     until(lambda: health(crowd) == 200)
 
 
-@pytest.mark.parametrize("module", ["eval.cli.main"])
-def test_an_interrupt_while_it_is_loaded_leaves_no_traceback(module: str) -> None:
-    """Ctrl-C right after the command was typed."""
-    command = [sys.executable, "-X", "importtime", "-m", module, "serve"]
+def test_an_interrupt_while_it_is_loaded_leaves_no_traceback() -> None:
+    """Ctrl-C right after the command was typed. An interrupt that comes while Python itself runs a callback
+    is lost, now and then: then another try counts."""
+    for _ in range(3):
+        code, told = _interrupted_as_it_is_loaded()
+        if code != -signal.SIGKILL:
+            assert code in (-signal.SIGINT, 130)
+            assert not any("Traceback" in line for line in told)
+            return
+    pytest.fail("every interrupt was lost")
+
+
+def _interrupted_as_it_is_loaded() -> tuple[int, list[str]]:
+    """Exit code and error output; it is killed if it goes on."""
+    command = [sys.executable, "-X", "importtime", "-m", "eval.cli.main", "serve"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    told = [
-        line for line in iter(process.stderr.readline, "") if "continuum.config" not in line or _stop(process)
-    ]
-    process.wait(30)
+    killer = threading.Timer(30.0, process.kill)
+    killer.start()
+    lines = iter(process.stderr.readline, "")
+    told = [line for line in lines if "continuum.config" not in line or _stop(process)]
+    code = process.wait(30)
+    killer.cancel()
     process.stderr.close()
-    assert process.returncode in (-signal.SIGINT, 130)
-    assert not any("Traceback" in line for line in told)
+    return code, told
 
 
 def _stop(process: subprocess.Popen[str]) -> bool:
