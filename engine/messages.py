@@ -65,8 +65,9 @@ class JobRef(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
     traceparent: str | None = None
     """The client's own span, of which the turn is a part, in W3C's format."""
     owner: str | None = None
-    """The name of the API key, which alone may see the job; None for a key without a name, or no
-    key. Sharing is by ``tenant``."""
+    """The name of the API key, which alone may see the job; None for none. Sharing is by ``tenant``."""
+    asked_ttl_s: float | None = None
+    """How long the client asks to keep the turn's KV: a floor of its pin, as far as it is worth it."""
 
 
 class RequestContext(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, kw_only=True):
@@ -190,8 +191,7 @@ class UtilityRequest(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class ClientNotice(msgspec.Struct, array_like=True):
-    """JOIN: an API server process receives outputs from now on. LEAVE: it has ended, and its
-    requests are to be aborted."""
+    """JOIN: an API server process receives outputs from now on. LEAVE: it ended; abort its requests."""
 
     client_index: int
 

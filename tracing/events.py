@@ -113,6 +113,8 @@ class BaseReceipt(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True)
     """Why they are pinned for that long, or not at all."""
     expected_tool_s: float | None = None
     """Predicted median duration of the calls, from the end of the turn."""
+    asked_ttl_s: float | None = None
+    """How long its client asked to keep its KV."""
     previous_pin: str | None = None
     """How the pin it came back to had ended: handed_over | expired | revoked | released | superseded."""
     gap_s: float | None = None
@@ -170,6 +172,8 @@ class RequestArrived(
     """Number of the model's messages in the prompt; None: not counted."""
     num_results: int | None = None
     """Number of tool results in the prompt; None: not counted."""
+    asked_ttl_s: float | None = None
+    """How long its client asks to keep its KV."""
     awaits_grammar: bool = False
     """Whether it joins the queue only with the ``GrammarReady`` of its id."""
     prefix_blocks: int = 0

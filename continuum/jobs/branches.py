@@ -91,6 +91,7 @@ class Branches:
             prompt_tail=prompt_tail(request, self._block_size),
             num_replies=request.job.num_replies if request.job is not None else None,
             num_results=request.job.num_results if request.job is not None else None,
+            asked_ttl_s=request.job.asked_ttl_s if request.job is not None else None,
             num_task_tokens=turn.num_task_tokens,
         )
         self._ended[request.request_id] = tip

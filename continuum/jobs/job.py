@@ -93,6 +93,8 @@ class BranchTip:
     """Replies in the turn's prompt; None if they were not counted."""
     num_results: int | None = None
     """Tool results in the turn's prompt."""
+    asked_ttl_s: float | None = None
+    """How long the client asked to keep the turn's KV."""
     hint: ClientHint | None = None
     learned: bool = False
     """Whether the duration of its tools is learned, or will never be known."""

@@ -128,6 +128,8 @@ class PolicyTrace(BranchListener):
                 "tools": " ".join(str(key) for key in tip.tools or ()),
                 "elapsed_s": now - tip.ended_s,
             }
+            if tip.asked_ttl_s is not None:
+                event.inputs["asked_ttl_s"] = tip.asked_ttl_s
             self._tracer.emit(event)
 
     def created(self, pin: Pin, tip: BranchTip, now: float) -> None:

@@ -18,6 +18,7 @@ def make_receipt(turn: Turn) -> TurnReceipt:
         recomputed_tokens=turn.num_recomputed_tokens,
         previous_pin=tip.pin_ended.value if tip is not None and tip.pin_ended else None,
         gap_s=turn.gap_s,
+        asked_ttl_s=None if turn.request.job is None else turn.request.job.asked_ttl_s,
         diverged_at_token=turn.diverged_at_token,
         diverged_tokens=turn.num_diverged_tokens,
         superseded_tokens=turn.num_superseded_tokens,

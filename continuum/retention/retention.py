@@ -19,7 +19,7 @@ from continuum.learning.tool_stats import ToolStats
 from continuum.learning.work_forecast import WorkForecast
 from continuum.reports.policy_trace import PolicyTrace
 from continuum.retention.pins import PinTable
-from continuum.retention.ttl import TtlDecision, TtlInputs
+from continuum.retention.ttl import TtlDecision, TtlInputs, at_least_as_asked
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.policy import Pin, PolicyContext
 from estimator.survival import SurvivalCurve
@@ -66,7 +66,7 @@ class Retention(BranchListener):
 
     def begin(self, tip: BranchTip, block_hashes: list[BlockHash], now: float) -> Pin | None:
         """Pin at once, for a short grace at least: what the turn called is about to be known."""
-        known = tip.job.is_established
+        known = tip.job.is_established or tip.asked_ttl_s is not None
         decision = self._decide(tip, now) if known else UNTIL_READ
         if not known:
             self.update_receipt(tip, decision)
@@ -152,6 +152,14 @@ class Retention(BranchListener):
         decision = self._choose_ttl(tip, inputs)
         ttl_s = elapsed_s + decision.ttl_s if decision.ttl_s > 0 else 0.0
         decision = replace(decision, ttl_s=min(ttl_s, self._config.max_ttl_s))
+        if tip.asked_ttl_s is not None and self._published is None:
+            decision = at_least_as_asked(
+                decision,
+                inputs,
+                tip.asked_ttl_s,
+                pool_price=self._config.pool_price,
+                max_ttl_s=self._config.max_ttl_s,
+            )
         self._trace.decided(tip, inputs, decision, self._config.ttl_rule, now)
         if tip.receipt is not None and curve.known_median_s is not None:
             expected_s = elapsed_s + curve.known_median_s

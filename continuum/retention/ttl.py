@@ -71,6 +71,37 @@ def unpin_if_offloaded(inputs: TtlInputs, share: float) -> TtlDecision | None:
     return TtlDecision(0.0, "its copy is loaded back for less than holding it would cost", is_final=True)
 
 
+def at_least_as_asked(
+    decision: TtlDecision, inputs: TtlInputs, asked_s: float, *, pool_price: float, max_ttl_s: float
+) -> TtlDecision:
+    """The decision, with the lifetime that the client asked for as its floor.
+
+    A client that asks says that it will be back, so holding may cost up to all that its return
+    spares (as in ``PriceRule``), and no more. Where an offloaded copy serves as well, it does.
+    Seconds count from the end of the turn.
+    """
+    if decision.is_final:
+        return decision
+    worth_s = _break_even_s(_spared_s(inputs), pool_price * inputs.pool_share)
+    floor_s = min(asked_s, worth_s, max_ttl_s)
+    if floor_s <= decision.ttl_s:
+        return decision
+    if floor_s == asked_s:
+        return TtlDecision(floor_s, "its client asked for as long")
+    limit = "than it is worth" if floor_s == worth_s else "than any pin lasts"
+    return TtlDecision(floor_s, f"its client asked for longer {limit}")
+
+
+def _spared_s(inputs: TtlInputs) -> float:
+    """What a return that finds its KV spares the device: its load or its recomputation."""
+    return inputs.prefill_s if inputs.reload_s is None else inputs.reload_s
+
+
+def _break_even_s(spared_s: float, cost_per_s: float) -> float:
+    """How long until holding has cost what it can spare."""
+    return spared_s / max(cost_per_s, 1e-9)
+
+
 @dataclass(frozen=True, slots=True)
 class PriceRule:
     """Retain for the most valuable time: the τ that maximizes P(D <= τ)·B - λ·m·E[min(D, τ)]; zero
@@ -94,10 +125,9 @@ class PriceRule:
     def choose_ttl(self, inputs: TtlInputs) -> TtlDecision:
         if (copied := unpin_if_offloaded(inputs, self.cheap_reload_share)) is not None:
             return copied
-        spared_s = inputs.prefill_s if inputs.reload_s is None else inputs.reload_s
-        spared_s *= 1 - inputs.last_probability
+        spared_s = _spared_s(inputs) * (1 - inputs.last_probability)
         cost_per_s = self.pool_price * inputs.pool_share
-        break_even_s = spared_s / max(cost_per_s, 1e-9)
+        break_even_s = _break_even_s(spared_s, cost_per_s)
         curve = inputs.curve
         if not curve.support:
             if not inputs.called_tools:

@@ -34,6 +34,7 @@ from engine.api.openai_responses import conversation_items, conversations
 from engine.api.openai_responses import endpoints as responses
 from engine.api.openai_responses.keeper import ResponseKeeper
 from engine.api.openapi import describe_api
+from engine.api.prompt_cache.fingerprint_store import FingerprintStore
 from engine.api.served_model import ServedModel
 from engine.version import package_version
 
@@ -63,6 +64,7 @@ def _described(model: ServedModel, routers: Sequence[APIRouter]) -> FastAPI:
     app = FastAPI(title="continuum", version=package_version())
     app.state.model = model
     app.state.audience = Viewers(model)
+    app.state.fingerprints = FingerprintStore(model.siblings)
     app.state.response_keeper = ResponseKeeper.create(model.config.responses, model.siblings)
     for router in routers:
         app.include_router(router)

@@ -69,6 +69,8 @@ class ClientIdentity:
     """The body's ``user``."""
     priority: int | None = None
     cache_salt: str | None = None
+    asked_ttl_s: float | None = None
+    """How long the client asks to keep the turn's KV."""
     kv_transfer_params: Mapping[str, Any] | None = None
     """What of its KV another server has, or is to get; see ``engine.api.kv_transfer``."""
 
@@ -105,6 +107,7 @@ def identify(headers: Mapping[str, str], identity: ClientIdentity) -> JobRef:
         _tenant(headers, identity),
         traceparent=_traceparent(headers),
         owner=owner_of(headers),
+        asked_ttl_s=identity.asked_ttl_s,
     )
 
 

@@ -53,7 +53,9 @@ def usage_of(usage: TurnUsage, receipt: TurnReceipt | None) -> Usage:
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
-        prompt_tokens_details=PromptTokensDetails(usage.cached_tokens),
+        prompt_tokens_details=PromptTokensDetails(
+            usage.cached_tokens, max(0, usage.prompt_tokens - usage.cached_tokens)
+        ),
         completion_tokens_details=CompletionTokensDetails(reasoning) if reasoning else UNSET,
         receipt=receipt_fields(receipt, usage.left_out),
     )

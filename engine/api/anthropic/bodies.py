@@ -33,10 +33,38 @@ class OutputTokensDetails(msgspec.Struct):
     thinking_tokens: int
 
 
+class CacheCreation(msgspec.Struct):
+    """The prompt tokens written to the cache, under the lifetime that the last breakpoint asks for."""
+
+    ephemeral_5m_input_tokens: int
+    ephemeral_1h_input_tokens: int
+
+
+class CacheMissReason(msgspec.Struct):
+    """Why an earlier prompt's prefix was not reused."""
+
+    type: Literal[
+        "model_changed",
+        "system_changed",
+        "tools_changed",
+        "messages_changed",
+        "previous_message_not_found",
+        "unavailable",
+    ]
+    cache_missed_input_tokens: int | UnsetType = UNSET
+
+
+class Diagnostics(msgspec.Struct):
+    """``cache_miss_reason`` is None while it is not known yet."""
+
+    cache_miss_reason: CacheMissReason | None
+
+
 class Usage(msgspec.Struct, kw_only=True):
     """Token counts; the three input counts add up to the prompt."""
 
     input_tokens: int
+    cache_creation: CacheCreation | UnsetType = UNSET
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
@@ -56,6 +84,8 @@ class Message(msgspec.Struct, kw_only=True):
     stop_reason: str | None
     stop_sequence: str | None
     usage: Usage
+    diagnostics: Diagnostics | UnsetType | None = UNSET
+    """None where nothing diverged; left out where it was not asked for."""
     prompt_token_ids: list[int] | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
 

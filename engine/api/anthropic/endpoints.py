@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.api.anthropic.bodies import TokenCount
+from engine.api.anthropic.cache_inquiry import CacheInquiry
 from engine.api.anthropic.input import read_history
 from engine.api.anthropic.request import MessagesRequest, PromptRequest, ToolChoice
 from engine.api.anthropic.tools import Tool, function_tools
@@ -42,12 +43,13 @@ async def create_message(request: Request) -> Response:
     conversation = _conversation(model, body, request_id, params, context)
     patience = model.patience()
     turn = ConversationTurn(model, conversation, patience.accepted)
-    answer = MessageAnswer(_terms(model, body, request, request_id))
+    inquiry = await CacheInquiry.begin(request, model, body, conversation)
+    answer = MessageAnswer(_terms(model, body, request, request_id), inquiry)
 
     async def respond() -> Response:
         with renamed_fields(_FIELD_NAMES):
             if not body.stream:
-                return json_response(answer.whole(await turn.whole()))
+                return json_response(await answer.whole(await turn.whole()))
             turns = await begun(turn.stream(), patience)
         said_early = turn.num_prompt_tokens if patience.is_over else None
         return EventStream(answer.events(turns, said_early), ApiFormat.ANTHROPIC, request.state.request_id)
@@ -114,7 +116,7 @@ def _tool_choice(choice: ToolChoice | None, tools: list[Tool] | None) -> Convers
 
 def _terms(model: ServedModel, body: MessagesRequest, request: Request, message_id: str) -> MessageTerms:
     omits = body.thinking is not None and body.thinking.display == "omitted"
-    caches = body.asks_to_cache() and model.engine.config.cache.enable_prefix_caching
+    caches = body.last_breakpoint() is not None and model.engine.config.cache.enable_prefix_caching
     return MessageTerms(
         message_id=message_id,
         model_name=body.model or model.name,
@@ -122,6 +124,7 @@ def _terms(model: ServedModel, body: MessagesRequest, request: Request, message_
         max_model_len=model.max_model_len,
         stop_sequences=body.stop_sequences or [],
         cache_block_tokens=model.engine.ready.block_size if caches else None,
+        asked_lifetime_s=body.asked_lifetime_s(),
         omits_thinking=omits or "redact-thinking" in request.headers.get("anthropic-beta", ""),
         returns_token_ids=bool(body.return_token_ids),
     )

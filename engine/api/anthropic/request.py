@@ -3,7 +3,8 @@ fields are ignored.
 
 Also ignored are ``service_tier``, ``container``, ``context_management``, ``inference_geo`` and
 ``speed``, which concern Anthropic's servers. ``cache_control`` only affects how tokens are
-counted: every prefix is cached here. ``thinking.budget_tokens`` is not a limit.
+counted, and for how long at least a turn's KV is kept: every prefix is cached here.
+``thinking.budget_tokens`` is not a limit.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from engine.api.errors import ThreadsUnsupportedError
 from engine.api.field_names import one_of
 from engine.api.identity import ClientIdentity
 from engine.api.openai.protocol import Int64, ListOf, TokenId, refuse_other_constraints
+from engine.api.prompt_cache.lifetime import lifetime_s
 from engine.api.thinking_effort import effort_arguments, thinking_arguments
 from engine.api.unsupported import refuse_unsupported
 from engine.errors import RequestError
@@ -76,6 +78,12 @@ class OutputConfig(BaseModel):
     format: OutputFormat | None = None
 
 
+class DiagnosticsParam(BaseModel):
+    """The message whose prompt should have been reused; None opts in before there is one."""
+
+    previous_message_id: Annotated[str, Field(max_length=128)] | None = None
+
+
 class Metadata(BaseModel):
     """Metadata of the request; agents put their session into ``user_id``."""
 
@@ -131,15 +139,24 @@ class PromptRequest(BaseModel):
     def parallel_tool_calls(self) -> bool:
         return self.tool_choice is None or not self.tool_choice.disable_parallel_tool_use
 
-    def asks_to_cache(self) -> bool:
-        """Whether the body holds any ``cache_control``."""
+    def last_breakpoint(self) -> dict[str, Any] | None:
+        """The last ``cache_control`` of the prompt; None without any."""
+        if self.cache_control:
+            return self.cache_control
         system = self.system if isinstance(self.system, list) else []
         contents = [message.get("content") for message in self.messages]
         blocks = [block for content in contents if isinstance(content, list) for block in content]
-        return bool(self.cache_control) or any(
-            isinstance(item, dict) and item.get("cache_control")
-            for item in (*system, *(self.tools or []), *blocks)
-        )
+        for item in reversed((*(self.tools or []), *system, *blocks)):
+            control = item.get("cache_control") if isinstance(item, dict) else None
+            if control:
+                return control if isinstance(control, dict) else {}
+        return None
+
+    def asked_lifetime_s(self) -> float | None:
+        """How long the client asks to cache the prompt; None if it does not say, or in no way that
+        is known: a client cannot take back what its history holds."""
+        ttl = (self.last_breakpoint() or {}).get("ttl")
+        return lifetime_s(ttl) if isinstance(ttl, str) else None
 
 
 class MessagesRequest(PromptRequest):
@@ -153,6 +170,7 @@ class MessagesRequest(PromptRequest):
     top_p: float | None = None
     top_k: Int64 | None = None
     metadata: Metadata | None = None
+    diagnostics: DiagnosticsParam | None = None
 
     seed: Int64 | None = None
     min_p: float | None = None
@@ -189,6 +207,7 @@ class MessagesRequest(PromptRequest):
             tenant=self.user,
             priority=self.priority,
             cache_salt=self.cache_salt,
+            asked_ttl_s=self.asked_lifetime_s(),
         )
 
     def sampling_params(self, defaults: SamplingParams) -> SamplingParams:

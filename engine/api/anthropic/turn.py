@@ -13,6 +13,7 @@ from msgspec import UNSET
 from engine.api.anthropic.bodies import (
     BlockDelta,
     BlockEvent,
+    CacheCreation,
     ContentBlock,
     ContentBlockDelta,
     ContentBlockStart,
@@ -34,6 +35,7 @@ from engine.api.anthropic.bodies import (
     ToolUseBlock,
     Usage,
 )
+from engine.api.anthropic.cache_inquiry import CacheInquiry
 from engine.api.anthropic.input import tool_use_id
 from engine.api.anthropic.thinking import sign
 from engine.api.conversation_turn import TurnOutput
@@ -42,6 +44,9 @@ from engine.api.openai.bodies import receipt_fields
 from engine.api.usage import TurnUsage
 from engine.tool_parsers import ContentDelta, ReasoningDelta, ReplyDelta, ToolCallDelta
 from engine.tool_parsers.arguments import CallArguments
+
+SHORT_LIFETIME_S = 300.0
+"""Anthropic's shorter lifetime of a breakpoint, and the usual one."""
 
 
 class OpenBlock(Protocol):
@@ -198,6 +203,7 @@ class MessageTerms:
     stop_sequences: list[str]
     cache_block_tokens: int | None
     """Tokens per cache block if the client asked to cache its prompt; otherwise None."""
+    asked_lifetime_s: float | None = None
     omits_thinking: bool = False
     returns_token_ids: bool = False
 
@@ -205,16 +211,19 @@ class MessageTerms:
 class MessageAnswer:
     """Builds one response of the Messages API from a turn's outputs, complete or as events."""
 
-    def __init__(self, terms: MessageTerms) -> None:
+    def __init__(self, terms: MessageTerms, inquiry: CacheInquiry) -> None:
+        """``inquiry``: what the client asks of its earlier prompt."""
         self._terms = terms
+        self._inquiry = inquiry
         self._blocks = ReplyBlocks(omits_thinking=terms.omits_thinking)
 
-    def whole(self, turn: TurnOutput) -> Message:
+    async def whole(self, turn: TurnOutput) -> Message:
         """The response body of a turn that is complete."""
         for _ in self._content(turn):
             pass
         stop = self._stop(turn)
         message = self._message(turn, self._blocks.content, stop.stop_reason, stop.stop_sequence)
+        await self._inquiry.keep(self._terms.message_id, turn)
         if self._terms.returns_token_ids:
             message.prompt_token_ids = turn.output.prompt_token_ids
             message.token_ids = turn.answers[0].raw.token_ids
@@ -241,6 +250,7 @@ class MessageAnswer:
                 for event in self._content(turn):
                     yield _sent(event)
                 if turn.finished:
+                    await self._inquiry.keep(self._terms.message_id, turn)
                     yield _sent(MessageDelta(self._stop(turn), self._usage(turn)))
                     yield _sent(MessageStop())
 
@@ -265,6 +275,7 @@ class MessageAnswer:
             stop_reason=stop_reason,
             stop_sequence=stop_sequence,
             usage=self._usage(turn),
+            diagnostics=self._inquiry.answer(turn),
         )
 
     def _begun(self, num_prompt_tokens: int) -> Message:
@@ -281,6 +292,7 @@ class MessageAnswer:
             stop_reason=None,
             stop_sequence=None,
             usage=usage,
+            diagnostics=self._inquiry.pending,
         )
 
     def _stop(self, turn: TurnOutput) -> StopDelta:
@@ -306,8 +318,10 @@ class MessageAnswer:
         if self._terms.cache_block_tokens is not None:  # only full blocks are cached
             created = max(0, uncached - usage.prompt_tokens % self._terms.cache_block_tokens)
         thinking = OutputTokensDetails(usage.reasoning_tokens) if usage.reasoning_tokens else UNSET
+        lasts_long = (self._terms.asked_lifetime_s or 0.0) > SHORT_LIFETIME_S
         return Usage(
             input_tokens=uncached - created,
+            cache_creation=CacheCreation(0, created) if lasts_long else CacheCreation(created, 0),
             cache_creation_input_tokens=created,
             cache_read_input_tokens=usage.cached_tokens,
             output_tokens=usage.completion_tokens if self._terms.max_tokens else 0,

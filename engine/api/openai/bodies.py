@@ -24,6 +24,7 @@ def receipt_fields(receipt: TurnReceipt | None, left_out: list[str]) -> Receipt 
 
 class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int = 0
+    cache_write_tokens: int = 0
 
 
 class CompletionTokensDetails(msgspec.Struct):

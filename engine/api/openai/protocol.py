@@ -17,6 +17,7 @@ from engine.api.identity import ClientIdentity
 from engine.api.openai.allowed_tools import allowed_names, check_tool_choice
 from engine.api.openai.chat_tools import check_tools
 from engine.api.openai.output_format import ResponseFormat, StructuredOutputs, wanted_output
+from engine.api.openai.prompt_cache import PromptCacheOptions, PromptCacheRetention, asked_ttl_s
 from engine.api.openai.repetition import RepetitionDetectionFields
 from engine.api.thinking_effort import effort_arguments, thinking_arguments
 from engine.api.unsupported import refuse_unsupported
@@ -135,6 +136,8 @@ class GenerationRequest(BaseModel):
     job_id: Any = None
     session_id: Any = None
     prompt_cache_key: Any = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_retention: PromptCacheRetention | None = None
     conversation: Any = None
     conversation_id: Any = None
     metadata: dict[str, Any] | None = None
@@ -175,6 +178,7 @@ class GenerationRequest(BaseModel):
             tenant=self.user,
             priority=self.priority,
             cache_salt=self.cache_salt,
+            asked_ttl_s=asked_ttl_s(self.prompt_cache_options, self.prompt_cache_retention),
             kv_transfer_params=self.kv_transfer_params,
         )
 

@@ -26,6 +26,7 @@ from engine.api.openai_responses.pages import page_of
 from engine.api.openai_responses.request import ResponsesRequest
 from engine.api.openai_responses.store import StoredResponse
 from engine.api.openai_responses.turn import ResponseTurn
+from engine.api.prompt_cache.diagnostics import CacheDiagnostics
 from engine.api.served_model import ServedModel
 from engine.errors import RequestError
 
@@ -55,7 +56,8 @@ async def create_response(request: Request) -> HttpResponse:
     """The next turn of a job: items in, items out."""
     body = await read_body(request, ResponsesRequest)
     model, keeper = model_of(request, body.model), keeper_of(request)
-    turn = await ResponseTurn.begin(model, keeper.store, body, request.headers)
+    diagnostics = CacheDiagnostics.of(request, model)
+    turn = await ResponseTurn.begin(model, keeper.store, body, request.headers, diagnostics)
     if body.background:
         return await _in_background(keeper, turn, streams=bool(body.stream))
     return await while_connected(request, _respond(model, turn, streams=bool(body.stream)))
@@ -95,7 +97,8 @@ async def count_input_tokens(request: Request) -> HttpResponse:
     """Counts the tokens of a request's prompt without generating."""
     body = await read_body(request, ResponsesRequest)
     model = model_of(request, body.model)
-    turn = await ResponseTurn.sketch(model, keeper_of(request).store, body, request.headers)
+    diagnostics = CacheDiagnostics.of(request, model)
+    turn = await ResponseTurn.sketch(model, keeper_of(request).store, body, request.headers, diagnostics)
 
     async def count() -> HttpResponse:
         return json_response(InputTokens(input_tokens=await turn.count_input_tokens()))
@@ -153,6 +156,7 @@ async def delete_response(request: Request) -> HttpResponse:
     keeper, response_id = keeper_of(request), request.path_params["response_id"]
     await keeper.find(response_id)
     await keeper.store.delete(response_id)
+    await CacheDiagnostics.of(request, model_of(request, None)).forget(response_id)
     return json_response(DeletedResponse(id=response_id))
 
 

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from engine.api.openai.bodies import ChatTokenLogprob, Receipt
+from engine.api.openai_responses.prompt_cache import PromptCacheDiagnostics
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -152,6 +153,9 @@ class Response(msgspec.Struct, kw_only=True, frozen=True):
     previous_response_id: str | None = None
     conversation: ConversationId | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | UnsetType = UNSET
+    prompt_cache_retention: str | UnsetType = UNSET
+    prompt_cache_diagnostics: PromptCacheDiagnostics | UnsetType = UNSET
     reasoning: ReasoningConfig = ReasoningConfig()
     safety_identifier: str | None = None
     service_tier: str = "default"

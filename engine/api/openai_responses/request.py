@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from engine.api.identity import ClientIdentity
@@ -125,6 +126,21 @@ class ResponsesRequest(GenerationRequest):
         named = self.conversation
         return named.id if isinstance(named, ConversationParam) else named
 
+    @property
+    def prewarms(self) -> bool:
+        """Whether the prompt is only cached: nothing is generated."""
+        return self.prompt_cache_options is not None and bool(self.prompt_cache_options.prewarm)
+
+    @property
+    def compared_with(self) -> str | None:
+        """The response whose prompt should have been reused, if the client asks about it."""
+        options = self.prompt_cache_options
+        return None if options is None else options.comparison_response_id
+
+    def echoed_cache_options(self) -> dict[str, Any] | UnsetType:
+        options = self.prompt_cache_options
+        return UNSET if options is None else options.model_dump(exclude_none=True)
+
     def includes(self, what: str) -> bool:
         return what in (self.include or ())
 
@@ -157,6 +173,8 @@ class ResponsesRequest(GenerationRequest):
         )
 
     def output_limit(self) -> int | None:
+        if self.prewarms:
+            return 1
         return self.max_output_tokens if self.max_output_tokens is not None else self.max_tokens
 
     def identity_after(self, previous_job_id: str | None) -> ClientIdentity:

@@ -8,7 +8,7 @@ from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from time import time
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace as changed
 
 from engine.api.answer_reader import AnswerOutput
@@ -17,7 +17,7 @@ from engine.api.conversation_turn import ConversationTurn, TurnOutput
 from engine.api.errors import CONTEXT_LENGTH_EXCEEDED, explain
 from engine.api.http.streams import begun
 from engine.api.left_out import LeftOut
-from engine.api.openai.bodies import ChatTokenLogprob, receipt_fields
+from engine.api.openai.bodies import ChatTokenLogprob
 from engine.api.openai.logprobs import chat_logprobs
 from engine.api.openai_responses.conversation_lock import ConversationLock
 from engine.api.openai_responses.events import (
@@ -35,20 +35,19 @@ from engine.api.openai_responses.items import (
     ENDED,
     ConversationId,
     IncompleteDetails,
-    InputTokensDetails,
-    OutputTokensDetails,
     Response,
     ResponseError,
-    ResponseUsage,
     new_response_id,
 )
+from engine.api.openai_responses.prompt_cache import PromptCacheDiagnostics, told_diagnosis
 from engine.api.openai_responses.reply import Reply
 from engine.api.openai_responses.request import REASONING_SEALED, ResponsesRequest
+from engine.api.openai_responses.response_usage import usage_of_response
 from engine.api.openai_responses.store import ResponseStore, StoredResponse
 from engine.api.openai_responses.tools import Tools
 from engine.api.openai_responses.truncation import without_oldest
+from engine.api.prompt_cache.diagnostics import CacheDiagnostics
 from engine.api.served_model import ServedModel
-from engine.api.usage import TurnUsage
 from engine.errors import ContextLengthError, RequestError
 from engine.messages import TurnReceipt
 from engine.sampling_params import RequestOutputKind
@@ -67,6 +66,7 @@ class ResponseTurn:
         body: ResponsesRequest,
         history: History,
         headers: Mapping[str, str],
+        diagnostics: CacheDiagnostics,
         response_id: str,
         lock: ConversationLock | None,
     ) -> None:
@@ -74,6 +74,7 @@ class ResponseTurn:
         self._store = store
         self._body = body
         self._history = history
+        self._diagnostics = diagnostics
         self._lock = lock
         """The lock of its conversation, if it belongs to one."""
         self._tools = Tools()
@@ -81,6 +82,8 @@ class ResponseTurn:
         self._reply = Reply(response_id, self._tools, seals_reasoning=body.includes(REASONING_SEALED))
         self.patience = model.patience()
         """How long its stream waits for the first output."""
+        self._is_compacted = False
+        """Whether the oldest of the conversation was left out."""
         self._number = 0
         self._is_kept = False
         self._has_told_its_end = False
@@ -89,7 +92,12 @@ class ResponseTurn:
 
     @classmethod
     async def begin(
-        cls, model: ServedModel, store: ResponseStore, body: ResponsesRequest, headers: Mapping[str, str]
+        cls,
+        model: ServedModel,
+        store: ResponseStore,
+        body: ResponsesRequest,
+        headers: Mapping[str, str],
+        diagnostics: CacheDiagnostics,
     ) -> ResponseTurn:
         """Starts the next turn, which locks its conversation until it ends or is given up.
 
@@ -99,7 +107,7 @@ class ResponseTurn:
         lock = None if named is None else await ConversationLock.take(store, named, response_id)
         try:
             history = await load_history(store, body, response_id)
-            return cls(model, store, body, history, headers, response_id, lock)
+            return cls(model, store, body, history, headers, diagnostics, response_id, lock)
         except BaseException:
             if lock is not None:
                 await lock.release()
@@ -107,12 +115,17 @@ class ResponseTurn:
 
     @classmethod
     async def sketch(
-        cls, model: ServedModel, store: ResponseStore, body: ResponsesRequest, headers: Mapping[str, str]
+        cls,
+        model: ServedModel,
+        store: ResponseStore,
+        body: ResponsesRequest,
+        headers: Mapping[str, str],
+        diagnostics: CacheDiagnostics,
     ) -> ResponseTurn:
         """The next turn for counting only; it is not run."""
         response_id = new_response_id()
         history = await load_history(store, body, response_id)
-        return cls(model, store, body, history, headers, response_id, lock=None)
+        return cls(model, store, body, history, headers, diagnostics, response_id, lock=None)
 
     async def give_up(self) -> None:
         """Gives the turn up."""
@@ -166,6 +179,8 @@ class ResponseTurn:
             previous_response_id=body.previous_response_id,
             conversation=None if named is None else ConversationId(named),
             prompt_cache_key=body.prompt_cache_key if isinstance(body.prompt_cache_key, str) else None,
+            prompt_cache_options=body.echoed_cache_options(),
+            prompt_cache_retention=body.prompt_cache_retention or UNSET,
             reasoning=body.echoed_reasoning(),
             safety_identifier=body.safety_identifier,
             store=body.keeps,
@@ -224,7 +239,8 @@ class ResponseTurn:
                         yield event
                 last = output
                 answer = output.answers[0]
-                for news in self._reply.add(answer.deltas, self._logprobs(answer)):
+                deltas = () if self._body.prewarms else answer.deltas
+                for news in self._reply.add(deltas, self._logprobs(answer)):
                     yield self._numbered(news)
         assert last is not None, "the engine ends a request with an output"
         async for event in self._end(last):
@@ -237,17 +253,18 @@ class ResponseTurn:
         body = self._body
         by_step = body.stream or body.background or self._conversation.params.logprobs is not None
         kind = RequestOutputKind.DELTA if by_step else RequestOutputKind.FINAL_ONLY
-        conversation = self._conversation
         while True:
             try:
-                turn = ConversationTurn(self._model, conversation, self.patience.accepted)
+                turn = ConversationTurn(self._model, self._conversation, self.patience.accepted)
                 outputs = await begun(turn.stream(kind))
                 break
             except ContextLengthError as error:
-                shorter = without_oldest(conversation.messages) if body.truncation == "auto" else None
+                whole = self._conversation.messages
+                shorter = without_oldest(whole) if body.truncation == "auto" else None
                 if shorter is None:
                     raise _named_as_asked(error, body) from None
-                conversation = replace(conversation, messages=shorter)
+                self._conversation = replace(self._conversation, messages=shorter)
+                self._is_compacted = True
         async with aclosing(outputs):
             async for output in outputs:
                 yield output
@@ -266,21 +283,35 @@ class ResponseTurn:
 
     async def _end(self, last: TurnOutput) -> AsyncGenerator[Event, None]:
         """Yields the last events. The response is stored before its client can request it."""
-        cut_off = last.answers[0].finish_reason == "length"
-        for event in self._reply.end("incomplete" if cut_off else "completed"):
-            yield self._numbered(event)
+        cut_off = last.answers[0].finish_reason == "length" and not self._body.prewarms
+        if not self._body.prewarms:
+            for event in self._reply.end("incomplete" if cut_off else "completed"):
+                yield self._numbered(event)
         self.response = changed(
             self.response,
             status="incomplete" if cut_off else "completed",
             completed_at=None if cut_off else int(time()),
             incomplete_details=IncompleteDetails("max_output_tokens") if cut_off else None,
             output=self._reply.items,
-            usage=_usage(last.usage, last.receipt),
+            usage=usage_of_response(last.usage, last.receipt, prewarms=self._body.prewarms),
             kv_transfer_params=last.output.kv_transfer_params or UNSET,
+            prompt_cache_diagnostics=await self._diagnose(last),
         )
         await self._keep(last.receipt)
         for event in self._last_events():
             yield event
+
+    async def _diagnose(self, last: TurnOutput) -> PromptCacheDiagnostics | UnsetType:
+        """Why the prompt named for comparison was not reused, if one is. Keeps this one for later."""
+        conversation, compared = self._conversation, self._body.compared_with
+        told: PromptCacheDiagnostics | UnsetType = UNSET
+        if compared is not None:
+            earlier = await self._diagnostics.earlier(compared)
+            diagnosis = self._diagnostics.diagnose(earlier, conversation, last)
+            told = told_diagnosis(diagnosis, is_compacted=self._is_compacted)
+        if self._body.keeps or self._body.prompt_cache_options is not None:
+            await self._diagnostics.keep(self.response.id, conversation, last)
+        return told
 
     async def _fail(self, error: Exception) -> list[Event]:
         failure = explain(error)
@@ -341,20 +372,6 @@ def _named_as_asked(error: ContextLengthError, body: ResponsesRequest) -> Contex
     if error.field == "max_tokens" and body.max_output_tokens is not None:
         return ContextLengthError(str(error), "max_output_tokens")
     return error
-
-
-def _usage(usage: TurnUsage, receipt: TurnReceipt | None) -> ResponseUsage:
-    return ResponseUsage(
-        input_tokens=usage.prompt_tokens,
-        input_tokens_details=InputTokensDetails(
-            cached_tokens=usage.cached_tokens,
-            cache_write_tokens=max(0, usage.prompt_tokens - usage.cached_tokens),
-        ),
-        output_tokens=usage.completion_tokens,
-        output_tokens_details=OutputTokensDetails(reasoning_tokens=usage.reasoning_tokens),
-        total_tokens=usage.prompt_tokens + usage.completion_tokens,
-        receipt=receipt_fields(receipt, usage.left_out),
-    )
 
 
 def _error_code(error: Exception, status: int) -> str:

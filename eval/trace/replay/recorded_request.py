@@ -160,4 +160,5 @@ def _job_ref(arrived: RequestArrived) -> JobRef | None:
         arrived.num_replies,
         arrived.num_results,
         owner=arrived.owner,
+        asked_ttl_s=arrived.asked_ttl_s,
     )

@@ -1,0 +1,1 @@
+"""What clients of hosted APIs ask of a prompt cache: lifetimes, and why a prefix was not reused."""

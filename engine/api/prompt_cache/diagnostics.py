@@ -1,0 +1,52 @@
+"""Tells the clients of one server what became of the prefixes of their earlier prompts."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+
+from engine.api.conversation import Conversation
+from engine.api.conversation_turn import TurnOutput
+from engine.api.identity import owner_of
+from engine.api.prompt_cache.diagnosis import Diagnosis, diagnose
+from engine.api.prompt_cache.fingerprint import Fingerprint, fingerprint
+from engine.api.prompt_cache.fingerprint_store import FingerprintStore
+from engine.api.served_model import ServedModel
+
+
+class CacheDiagnostics:
+    """The diagnostics of one owner's prompts."""
+
+    def __init__(self, model: ServedModel, store: FingerprintStore, owner: str | None) -> None:
+        self._model = model
+        self._store = store
+        self._owner = owner
+
+    @classmethod
+    def of(cls, request: Request, model: ServedModel) -> CacheDiagnostics:
+        return cls(model, request.app.state.fingerprints, owner_of(request.headers))
+
+    async def keep(self, response_id: str, conversation: Conversation, turn: TurnOutput) -> None:
+        """Keeps the turn's prompt to be compared with later ones."""
+        await self._store.put(self._owner, response_id, self._fingerprint(conversation, turn))
+
+    async def forget(self, response_id: str) -> None:
+        await self._store.delete(self._owner, response_id)
+
+    async def earlier(self, response_id: str) -> Fingerprint | None:
+        """What is kept of that response's prompt; None if nothing is, or no longer."""
+        return await self._store.get(self._owner, response_id)
+
+    def diagnose(
+        self, earlier: Fingerprint | None, conversation: Conversation, turn: TurnOutput
+    ) -> Diagnosis:
+        """What became of the earlier prompt's prefix in this turn."""
+        return diagnose(
+            earlier,
+            self._fingerprint(conversation, turn),
+            turn.output.prompt_token_ids,
+            cached_tokens=turn.usage.cached_tokens,
+            block_size=self._model.engine.ready.block_size,
+        )
+
+    def _fingerprint(self, conversation: Conversation, turn: TurnOutput) -> Fingerprint:
+        return fingerprint(conversation, self._model.name, turn.output.prompt_token_ids)
