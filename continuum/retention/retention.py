@@ -70,9 +70,9 @@ class Retention(BranchListener):
         decision = self._decide(tip, now) if known else UNTIL_READ
         if not known:
             self.update_receipt(tip, decision)
-        if not block_hashes:
-            return None
         num_blocks = self._context.blocks_of_pin(len(block_hashes))
+        if not num_blocks:  # a chunk that is full needs nothing of those before it
+            return None
         if decision.is_final:
             self._trace.refused(tip, num_blocks, now)
             return None
