@@ -6,14 +6,16 @@ Names and defaults are vLLM's where vLLM has the option.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from engine.config_checks import at_least, one_of
 from engine.errors import ConfigError
 from engine.kv_events_config import KVEventsConfig
 from engine.kv_transfer.config import KVTransferConfig
+from engine.lora import LoRAConfig
 from engine.parallel_config import ParallelConfig
+from engine.speculative_config import SpeculativeConfig
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
@@ -21,16 +23,6 @@ ATTENTION_BACKENDS = ("auto", "torch", "triton")
 KV_CACHE_DTYPES = ("auto", "fp8_e4m3")
 EXECUTOR_BACKENDS = ("mp", "ray")
 QUANTIZATIONS = ("int8", "int4")
-
-
-def _one_of(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}.")
-
-
-def _at_least(name: str, value: float, limit: float) -> None:
-    if value < limit:
-        raise ConfigError(f"{name} must be at least {limit}, got {value}.")
 
 
 def _check_gib(name: str, size: float | None) -> None:
@@ -100,16 +92,16 @@ class ModelConfig:
     """Return the experts of each token with the answer that a request ends with."""
 
     def __post_init__(self) -> None:
-        _one_of("dtype", self.dtype, DTYPES)
-        _one_of("device", self.device, DEVICES)
-        _one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        one_of("dtype", self.dtype, DTYPES)
+        one_of("device", self.device, DEVICES)
+        one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         if self.quantization is not None:
-            _one_of("quantization", self.quantization, QUANTIZATIONS)
+            one_of("quantization", self.quantization, QUANTIZATIONS)
         if self.max_model_len is not None:
-            _at_least("max_model_len", self.max_model_len, 1)
-        _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
-        _at_least("pipeline_parallel_size", self.pipeline_parallel_size, 1)
-        _one_of("distributed_executor_backend", self.distributed_executor_backend, EXECUTOR_BACKENDS)
+            at_least("max_model_len", self.max_model_len, 1)
+        at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
+        at_least("pipeline_parallel_size", self.pipeline_parallel_size, 1)
+        one_of("distributed_executor_backend", self.distributed_executor_backend, EXECUTOR_BACKENDS)
         if self.tensor_parallel_size > 1 and self.quantization is not None:
             raise ConfigError("quantization and tensor_parallel_size > 1 cannot be combined.")
 
@@ -170,14 +162,14 @@ class CacheConfig:
         return _blocks_of("kv_offloading_size", self.kv_offloading_size, bytes_per_block)
 
     def __post_init__(self) -> None:
-        _at_least("block_size", self.block_size, 1)
+        at_least("block_size", self.block_size, 1)
         self._check_storage()
         if self.num_gpu_blocks_override is not None:
-            _at_least("num_gpu_blocks_override", self.num_gpu_blocks_override, 2)
+            at_least("num_gpu_blocks_override", self.num_gpu_blocks_override, 2)
         if self.num_state_slots is not None:
-            _at_least("num_state_slots", self.num_state_slots, 5)
+            at_least("num_state_slots", self.num_state_slots, 5)
         if self.kv_cache_memory_bytes is not None:
-            _at_least("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1)
+            at_least("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1)
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}.")
         self._check_host_tier()
@@ -197,7 +189,7 @@ class CacheConfig:
 
     def _check_host_tier(self) -> None:
         if self.num_host_blocks_override is not None:
-            _at_least("num_host_blocks_override", self.num_host_blocks_override, 1)
+            at_least("num_host_blocks_override", self.num_host_blocks_override, 1)
         _check_gib("kv_offloading_size", self.kv_offloading_size)
         if self.has_host_tier and not self.enable_prefix_caching:
             name = (
@@ -207,7 +199,7 @@ class CacheConfig:
 
     def _check_disk_tier(self) -> None:
         if self.num_disk_blocks_override is not None:
-            _at_least("num_disk_blocks_override", self.num_disk_blocks_override, 1)
+            at_least("num_disk_blocks_override", self.num_disk_blocks_override, 1)
         _check_gib("kv_offloading_disk_size", self.kv_offloading_disk_size)
         if self.has_disk_tier != (self.kv_offloading_disk_path is not None):
             raise ConfigError("kv_offloading_disk_size and kv_offloading_disk_path need each other.")
@@ -216,7 +208,7 @@ class CacheConfig:
                 "kv_offloading_disk_size needs kv_offloading_size: the disk takes what host memory evicts."
             )
         if self.kv_offloading_disk_min_tokens is not None:
-            _at_least("kv_offloading_disk_min_tokens", self.kv_offloading_disk_min_tokens, 1)
+            at_least("kv_offloading_disk_min_tokens", self.kv_offloading_disk_min_tokens, 1)
             if not self.has_disk_tier:
                 raise ConfigError("kv_offloading_disk_min_tokens needs kv_offloading_disk_size.")
 
@@ -236,6 +228,8 @@ class SchedulerConfig:
     """Admit a request only if its whole current sequence fits into free KV blocks."""
     async_scheduling: bool | None = None
     """Schedule the next step while the current one runs; None: on an accelerator only."""
+    max_loras: int | None = None
+    """Most adapters of running requests; None: requests have none."""
     stream_interval: int = 1
     """Tokens from one output of a request that is streamed to the next; the first one comes at once."""
 
@@ -244,75 +238,10 @@ class SchedulerConfig:
         return on_accelerator if self.async_scheduling is None else self.async_scheduling
 
     def __post_init__(self) -> None:
-        _at_least("max_num_seqs", self.max_num_seqs, 1)
-        _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
-        _at_least("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
-        _at_least("stream_interval", self.stream_interval, 1)
-
-
-METHODS_WITH_A_FOLDER = ("draft_model", "eagle", "eagle3")
-METHODS_WITH_WEIGHTS = (*METHODS_WITH_A_FOLDER, "mtp")
-DRAFT_METHODS = ("suffix", "ngram", "grammar", *METHODS_WITH_WEIGHTS)
-MAX_SPECULATIVE_TOKENS = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeculativeConfig:
-    """Speculative decoding: where drafts come from, and how many are verified at a time."""
-
-    method: str = "suffix"
-    """``suffix``: from the job's own past and from jobs of its kind | ``ngram``: from the request alone |
-    ``grammar``: only what a grammar forces, which all others draft, too | ``draft_model``: by a small model
-    that has the same tokens | ``eagle``, ``eagle3``: by such a head | ``mtp``: by the model's own layer for
-    multi-token prediction."""
-    model: str | None = None
-    """Folder or hub name of the draft model, or of the head (``draft_model``, ``eagle``, ``eagle3``)."""
-    num_speculative_tokens: int = 16
-    """Most drafts of a request in a step."""
-    weigh_costs: bool = True
-    """Verify only drafts that bring more than they cost, by steps that are measured at start-up; False: all
-    that are likely enough."""
-    prompt_lookup_min: int = 5
-    """Fewest tokens of an n-gram that is looked up (``ngram``)."""
-    prompt_lookup_max: int = 5
-    """Most tokens of an n-gram that is looked up (``ngram``)."""
-    suffix_decoding_max_tree_depth: int = 24
-    """Most tokens from which the next one is guessed, of 1, 2, 4 and 8 (``suffix``)."""
-    suffix_decoding_min_token_prob: float = 0.1
-    """A draft is verified if it is at least so likely to be accepted."""
-    suffix_decoding_max_cached_requests: int = 10_000
-    """Most jobs that are remembered (``suffix``)."""
-
-    def __post_init__(self) -> None:
-        if self.method not in DRAFT_METHODS:
-            raise ConfigError(f"method must be one of {', '.join(DRAFT_METHODS)}, got {self.method!r}.")
-        needs_folder = self.method in METHODS_WITH_A_FOLDER
-        if needs_folder and self.model is None:
-            raise ConfigError(f"method {self.method} needs a model: the folder of its weights.")
-        if not needs_folder and self.model is not None:
-            raise ConfigError(f"method {self.method} takes no model.")
-        _at_least("num_speculative_tokens", self.num_speculative_tokens, 1)
-        if self.num_speculative_tokens > MAX_SPECULATIVE_TOKENS:
-            raise ConfigError(
-                f"num_speculative_tokens must be at most {MAX_SPECULATIVE_TOKENS}, got "
-                f"{self.num_speculative_tokens}."
-            )
-        _at_least("prompt_lookup_min", self.prompt_lookup_min, 1)
-        _at_least("prompt_lookup_max", self.prompt_lookup_max, self.prompt_lookup_min)
-        _at_least("suffix_decoding_max_tree_depth", self.suffix_decoding_max_tree_depth, 1)
-        if not 0 < self.suffix_decoding_min_token_prob <= 1:
-            raise ConfigError("suffix_decoding_min_token_prob must be above 0 and at most 1.")
-        _at_least("suffix_decoding_max_cached_requests", self.suffix_decoding_max_cached_requests, 1)
-
-    @property
-    def has_weights(self) -> bool:
-        """Whether the drafter runs in the worker, beside the model."""
-        return self.method in METHODS_WITH_WEIGHTS
-
-    @property
-    def num_lookahead_tokens(self) -> int:
-        """Places behind a request's tokens at which a drafter writes KV of its own."""
-        return self.num_speculative_tokens if self.has_weights else 0
+        at_least("max_num_seqs", self.max_num_seqs, 1)
+        at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        at_least("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
+        at_least("stream_interval", self.stream_interval, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,9 +280,9 @@ class TraceConfig:
                 "trace_path: a trace is compressed with zstd only; use a name that ends in .jsonl.zst."
             )
         if self.trace_max_bytes is not None:
-            _at_least("trace_max_bytes", self.trace_max_bytes, 1024)
+            at_least("trace_max_bytes", self.trace_max_bytes, 1024)
         if self.trace_max_files is not None:
-            _at_least("trace_max_files", self.trace_max_files, 2)
+            at_least("trace_max_files", self.trace_max_files, 2)
             if self.trace_max_bytes is None:
                 raise ConfigError("trace_max_files needs trace_max_bytes: without it there is only one file.")
         if self.trace_max_bytes is not None and self.trace_path is None and self.trace_dir is None:
@@ -376,6 +305,8 @@ class EngineConfig:
     kv_events: KVEventsConfig = field(default_factory=KVEventsConfig)
     kv_transfer: KVTransferConfig | None = None
     """None: KV neither comes from other servers nor goes to them."""
+    lora: LoRAConfig | None = None
+    """None: there are no adapters."""
 
     @property
     def kv_transfer_port(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from engine.config import EngineConfig
 from engine.core.offload.disk_tier import DiskLevel
@@ -86,6 +86,11 @@ class Executor(Protocol):
     def on_wave(self, callback: Callable[[int], None]) -> None:
         """Register a callback, if cores share experts. It is called on any thread with the number of each
         wave of steps that another core has begun, which waits for this one."""
+
+    def call_worker(self, method: str, *args: Any) -> Any:
+        """Call a method of the worker by name, on all ranks; returns the first one's answer. Called on any
+        thread, also while steps run: between two of them, or beside one where that is safe. Raises the
+        error of a rank, of which the engine does not die; RequestError if there is no such method."""
 
     def shutdown(self) -> None:
         """Free the model and its memory. May be called again."""

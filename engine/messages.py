@@ -1,7 +1,6 @@
-"""Messages between processes, as msgspec structs (positional, defaults omitted).
-
-API server to core: EngineCoreRequest, AbortRequest, Signal, UtilityRequest, ClientNotice. Core to
-API server: EngineCoreOutputs. Times are monotonic seconds.
+"""Messages between processes, as msgspec structs (positional, defaults omitted). To the core go
+EngineCoreRequest, AbortRequest, Signal, UtilityRequest and ClientNotice; EngineCoreOutputs come
+back. Times are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import msgspec
 
 from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
 from engine.kv_transfer.messages import KVLeased, KVTransfer
+from engine.lora import Adapter
 from engine.reported_stats import SchedulerStats
 from engine.routed_experts import RoutedExperts
 from engine.sampling_params import SamplingParams
@@ -82,7 +82,7 @@ class RequestContext(msgspec.Struct, array_like=True, omit_defaults=True, frozen
     """Requests with a lower priority value go first, if the policy uses it."""
     cache_salt: str | None = None
     """Requests with different salts share no cached prefix."""
-    adapter: str | None = None
+    adapter: Adapter | None = None
     kv_transfer: KVTransfer | None = None
 
     @property

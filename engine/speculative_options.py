@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine.config import METHODS_WITH_WEIGHTS, SpeculativeConfig
 from engine.json_options import check_names, make_record, read_fields
+from engine.speculative_config import METHODS_WITH_WEIGHTS, SpeculativeConfig
 
 OPTION = "speculative_config"
 EXAMPLE = '{"method": "suffix"}'

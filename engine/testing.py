@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -184,6 +185,9 @@ class FakeExecutor:
 
     def on_wave(self, callback: Callable[[int], None]) -> None:
         """Never called: it has no experts."""
+
+    def call_worker(self, method: str, *args: Any) -> None:
+        """Do nothing: it has no weights."""
 
     def shutdown(self) -> None:
         self._rows.clear()

@@ -29,6 +29,11 @@ settings.register_profile("default", deadline=None, print_blob=True)
 settings.load_profile("default")
 
 
+# A job in the background of a script ignores it, and so would all processes that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(autouse=True)
 def interrupts() -> Iterator[None]:
     """What a test does to this process's SIGINT, and does not undo, reaches no other test and no process that

@@ -33,6 +33,11 @@ REASONS: dict[str, str] = {
     "--data-parallel-rpc-port": "V1's.",
     "--headless": "V1's.",
     "--data-parallel-backend": "V1's; who starts processes on other machines only their operator knows.",
+    "--enable-lora": "V1's; what linears are wrapped in is settled before the first adapter comes.",
+    "--lora-modules": "V1's; which adapters there are only the operator knows.",
+    "--max-loras": "V1's; how many may share a step depends on the load.",
+    "--max-lora-rank": "V1's; a limit on what operators of adapters may load.",
+    "--max-cpu-loras": "V1's; how much memory adapters may take.",
     "--router": "Whoever compares with V1's balancer needs both in one server.",
 }
 """Flags beyond the cap, each with why no config record's default, nor an existing flag, would do."""

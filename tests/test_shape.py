@@ -53,7 +53,6 @@ LONGER_FUNCTIONS = {
         55,
         "One conversation with an item of each kind.",
     ),
-    "tests/core/test_scheduler_machine.py:start": (52, "The options of an engine, one by one."),
     "tests/core/engine_room.py:__init__": (56, "The options of an engine, one by one."),
     "tests/worker/attention_reference.py:make_case": (55, "A batch of attention, made array by array."),
 }

@@ -72,6 +72,8 @@ class TraceHeader(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """Most tokens of a request, prompt and output."""
     max_num_seqs: int = 0
     """Most requests running at once."""
+    max_loras: int = 0
+    """Most adapters of running requests; 0: there are none."""
     max_num_batched_tokens: int = 0
     """Token budget of a step."""
     enable_chunked_prefill: bool = True
@@ -168,6 +170,8 @@ class RequestArrived(
     """Name under which it gets its share of pins, batch slots and the queue."""
     owner: str | None = None
     """Name of the API key it came with."""
+    adapter: str | None = None
+    """Name and digest of its adapter."""
     num_replies: int | None = None
     """Number of the model's messages in the prompt; None: not counted."""
     num_results: int | None = None

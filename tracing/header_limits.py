@@ -31,6 +31,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "disk_read_share": (0, MAX_COUNT),
     "max_model_len": (0, MAX_COUNT),
     "max_num_seqs": (0, MAX_COUNT),
+    "max_loras": (0, MAX_COUNT),
     "max_num_batched_tokens": (0, MAX_COUNT),
     "long_prefill_token_threshold": (0, MAX_COUNT),
     "part": (1, MAX_COUNT),

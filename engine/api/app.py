@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from engine.api import jobs, models, operations, tokens, tracing
+from engine.api import adapters, jobs, models, operations, tokens, tracing
 from engine.api.anthropic import endpoints as messages
 from engine.api.config import ServerConfig
 from engine.api.dashboard import endpoints as dashboard
@@ -42,6 +42,7 @@ ROUTERS = (
     chat.router,
     completions.router,
     models.router,
+    adapters.router,
     tokens.router,
     jobs.router,
     operations.router,

@@ -107,8 +107,7 @@ async def read_body(request: Request, kind: type[Body]) -> Body:
 def model_of(request: Request, name: str | None = None) -> ServedModel:
     """The served model; ModelNotFoundError if the request names another one."""
     model: ServedModel = request.app.state.model
-    model.check_name(name)
-    return model
+    return model.named(name)
 
 
 def whole_number(request: Request, name: str, default: int, low: int, high: int) -> int:

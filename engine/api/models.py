@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.api.endpoints import endpoint, json_response, model_of
-from engine.api.errors import ModelNotFoundError
 from engine.api.openai.bodies import ModelCard, ModelList
 from engine.api.served_model import ServedModel
 
@@ -28,18 +27,17 @@ async def list_models(request: Request) -> Response:
 async def show_model(request: Request) -> Response:
     """Describes the model under one of its names."""
     name = request.path_params["name"]
-    if name not in model_of(request).names:
-        raise ModelNotFoundError(name, model_of(request).names)
-    return json_response(_card(model_of(request), name))
+    return json_response(_card(model_of(request, name), name))
 
 
 def _card(model: ServedModel, name: str) -> ModelCard:
-    root = model.engine.config.model.model
+    is_adapter = name not in model.config.served_model_names
     return ModelCard(
         id=name,
         display_name=name,
         created=model.created,
         created_at=datetime.fromtimestamp(model.created, UTC),
-        root=root,
+        root=name if is_adapter else model.engine.config.model.model,
+        parent=model.config.served_model_names[0] if is_adapter else None,
         max_model_len=model.max_model_len,
     )

@@ -5,11 +5,13 @@ This module knows neither HTTP nor how a component works.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import copy
 from time import time
 
 import msgspec
 
+from engine.api.adapter_names import AdapterNames
 from engine.api.config import ServerConfig
 from engine.api.core_heartbeat import CoreHeartbeat
 from engine.api.errors import ModelNotFoundError, ServerClosingError
@@ -24,6 +26,7 @@ from engine.api.prompts import Prompts
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.request_output import RequestOutput
 from engine.frontend.server_metrics import ServerMetrics
+from engine.lora import Adapter
 from engine.messages import RequestContext, ToolCall, TurnReceipt
 from engine.sampling_params import SamplingParams
 from engine.tool_parsers.formats import ReplyFormat
@@ -38,7 +41,11 @@ class ServedModel:
         self.config = config
         self.siblings = siblings
         self.name = config.served_model_names[0]
-        self.names = config.served_model_names
+        self.adapter: Adapter | None = None
+        """The adapter that a request has chosen."""
+        lora = engine.config.lora
+        modules = {} if lora is None else {module.name: module for module in lora.modules}
+        self.adapters = AdapterNames(modules, siblings.folder)
         self.created = int(time())
         speculative = engine.config.speculative
         self.metrics = ServerMetrics(
@@ -82,11 +89,22 @@ class ServedModel:
 
     # ---- validation and defaults ----
 
-    def check_name(self, name: str | None) -> None:
-        """Raises ModelNotFoundError for an unknown name. A request without one uses the served
-        model."""
-        if name is not None and name not in self.names:
+    @property
+    def names(self) -> Sequence[str]:
+        """The names that requests may give: the model's, and those of its adapters."""
+        return (*self.config.served_model_names, *self.adapters.all())
+
+    def named(self, name: str | None) -> ServedModel:
+        """The model of that name: this one, or with an adapter; None is this one.
+        ModelNotFoundError for an unknown name."""
+        if name is None or name in self.config.served_model_names:
+            return self
+        adapter = self.adapters.find(name)
+        if adapter is None:
             raise ModelNotFoundError(name, self.names)
+        adapted = copy(self)
+        adapted.name, adapted.adapter = name, adapter
+        return adapted
 
     def sampling_defaults(self) -> SamplingParams:
         return self.engine.generation_defaults.sampling_params()
@@ -105,6 +123,8 @@ class ServedModel:
     def context(self, headers: Mapping[str, str], identity: ClientIdentity) -> RequestContext:
         """The request's context from its headers and body."""
         context = request_context(headers, identity, separates_owners=self.config.access.separates_owners)
+        if self.adapter is not None:
+            context = msgspec.structs.replace(context, adapter=self.adapter)
         if identity.kv_transfer_params is None:
             return context
         kv_transfer = self.engine.kv_transfer.read(identity.kv_transfer_params)

@@ -25,6 +25,8 @@ class NewRequestData:
     sampling_params: SamplingParams
     block_ids: list[int]
     num_computed_tokens: int
+    adapter: str | None = None
+    """Key of its adapter."""
 
 
 @dataclass(slots=True)

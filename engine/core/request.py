@@ -179,13 +179,18 @@ class Request:
             message.arrival_time,
             priority=message.priority,
             cache_salt=message.cache_salt,
-            adapter=message.adapter,
+            adapter=None if message.adapter is None else message.adapter.key,
             media=message.media,
             job=message.job,
             block_hasher=block_hasher,
             external_id=message.external_req_id,
             kv_transfer=message.kv_transfer,
         )
+
+    @property
+    def adapter(self) -> str | None:
+        """Key of its adapter."""
+        return self.hash_context.adapter
 
     @property
     def salt(self) -> str:

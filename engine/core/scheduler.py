@@ -11,8 +11,10 @@ Pure: the time is an argument, and it never reads a clock, a socket or a tensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 
 from engine.config import SchedulerConfig
+from engine.core.adapter_slots import AdapterSlots
 from engine.core.append_tokens import append_tokens
 from engine.core.core_outputs import describe_start, last_output
 from engine.core.draft_tokens import DraftTokens
@@ -263,7 +265,8 @@ class Scheduler:
 
     def _schedule_waiting(self, step: Step) -> None:
         """Admit waiting requests in the policy's order until one does not fit; some may pass it."""
-        behind_unfit = False
+        behind_unfit, running = False, chain(self.running, self.loads.requests)
+        adapters = AdapterSlots(self.config.max_loras, running, step.now)
         while step.budget > 0 and self._has_slot(step):
             request = self.waiting.peek()
             if request is None or request in step.preempted:
@@ -272,9 +275,15 @@ class Scheduler:
                 if not self.waiting.defer(request.tenant):
                     break
                 continue
+            if adapters.sets_aside(request):
+                if not adapters.may_go_on:
+                    break
+                self.waiting.skip()
+                continue
             may_pass = not behind_unfit or self.policy.may_pass(request, step.now)
             if may_pass and self.policy.may_admit(request, self.kv.num_free_blocks, step.now):
                 if self._admit(request, step):
+                    adapters.admitted(request)
                     continue
                 if step.preempted:  # for this one, which still waits for the blocks that they use
                     break
@@ -355,10 +364,7 @@ class Scheduler:
         return True
 
     def _record_admission(self, request: Request, num_cached_tokens: int, now: float) -> None:
-        """Record that the request has its blocks, and hand the pins of its prefix over to it.
-
-        ``num_cached_tokens`` are in the pool, or are being loaded.
-        """
+        """It has its blocks, ``num_cached_tokens`` cached or being loaded: hand its pins over to it."""
         if request.num_cached_tokens is None:
             request.num_cached_tokens = num_cached_tokens
         self.pins.end_all(self.policy.on_admitted(request, now), PinEnd.HANDED_OVER, now)
@@ -402,10 +408,7 @@ class Scheduler:
     def _will_fit_after_inflight(
         self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock]
     ) -> bool:
-        """Whether the request fits once the steps under way are back; then no other one need lose blocks.
-
-        A request that runs alone waits for them in any case.
-        """
+        """Whether it fits once the steps under way are back, which one that runs alone awaits in any case."""
         return self.kv.has_deferred and (
             self._runs_alone(request) or self.kv.fits_after_deferred(request, num_tokens, hit)
         )
@@ -420,10 +423,7 @@ class Scheduler:
     def _preempt_for(
         self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], step: Step
     ) -> bool:
-        """Preempt requests of the tenant with most slots until this one fits.
-
-        False if that is not enough, or if it will fit when the steps that use their blocks are back.
-        """
+        """Preempt the tenant with most slots until this fits; False if that is not enough, or not yet."""
         victims = self._fairness.victims_for(request, num_tokens, hit, self.running, step)
         for victim in victims:
             self._preempt(victim, step, 0)

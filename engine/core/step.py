@@ -88,6 +88,7 @@ class Step:
                     sampling_params=request.sampling_params,
                     block_ids=kv.block_ids(request.request_id),
                     num_computed_tokens=request.num_computed_tokens,
+                    adapter=request.adapter,
                 )
                 for request in self.new
             ],

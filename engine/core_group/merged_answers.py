@@ -93,4 +93,6 @@ _MERGES: dict[str, Callable[[Answers, Sequence[Any]], Any]] = {
     "switch_trace": _trace_state,
     "watch": _watch,
     "unwatch": _nothing,
+    "load_adapter": _nothing,
+    "unload_adapter": _nothing,
 }

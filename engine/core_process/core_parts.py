@@ -65,7 +65,7 @@ def make_scheduler(
     if info.num_host_blocks:
         connector = OffloadingConnector(info.num_host_blocks, block_size, disk_level=info.disk_level)
     scheduler = Scheduler(
-        replace(config.scheduler, async_scheduling=overlap),
+        replace(config.scheduler, async_scheduling=overlap, max_loras=_max_loras(config)),
         block_size=block_size,
         num_blocks=info.num_gpu_blocks,
         max_model_len=info.max_model_len,
@@ -85,6 +85,10 @@ def make_scheduler(
     if transfer is not None and transfer.storage_path is not None:
         _join_storage(scheduler, saves=transfer.saves)
     return scheduler
+
+
+def _max_loras(config: EngineConfig) -> int | None:
+    return None if config.lora is None else config.lora.max_loras
 
 
 def _join_storage(scheduler: Scheduler, *, saves: bool) -> None:

@@ -26,6 +26,7 @@ from engine.core.policy import PolicyFactory, SchedulingPolicy
 from engine.core.request import Request, RequestStatus
 from engine.core.scheduler import Scheduler
 from engine.core.traced_scheduler import TracedScheduler
+from engine.core_process.core_adapters import CoreAdapters
 from engine.core_process.core_parts import (
     check_request,
     check_token_budget,
@@ -93,13 +94,11 @@ class EngineCore:
         self._log_stats = config.log_stats
         # Reentrant: a signal handler may call ``request_stop`` on the thread that holds it.
         self._changed = threading.Condition(threading.RLock())
-        self._stopping = False
-        self._stalled = False
+        self._stopping = self._stalled = self._closed = False
         self._reported = (0, 0)
         """Numbers of pins and of requests, as last reported: both may change while nothing runs."""
         self._failed: list[EngineCoreOutput] = []
         """Final outputs of requests that failed outside of a step; sent with the next step's outputs."""
-        self._closed = False
         self._config = config
         self._tracer = Tracer()
         self._trace = TraceControl(config.trace, self._tracer, self._changed, self._begin_trace)
@@ -133,8 +132,10 @@ class EngineCore:
         self.ready = engine_ready(config, info, self.policy)
         watch = LiveFeed(self._untraced, self._tracer, clock, self._changed)
         self.utilities = CoreUtilities(lambda: self.scheduler, clock, self._changed)
+        self._adapters = CoreAdapters(self._executor, config.lora, self.utilities.adapters_in_use)
         self._by_name: dict[str, Callable[..., Any]] = {
             **self.utilities.by_name(),
+            **self._adapters.by_name(),
             "step_age_s": self.step_age_s,
             "trace_state": self._trace.state,
             "switch_trace": self._trace.switch,
@@ -159,6 +160,7 @@ class EngineCore:
             check_request(message, self.ready)
             if message.request_id in self.scheduler.requests:
                 raise RequestError(f"Request id {message.request_id!r} is in use.")
+            self._adapters.ensure(message.adapter)
             # Hashing a long prompt takes milliseconds, and so do files: before the lock.
             request = Request.from_core_request(message, self.scheduler.request_block_hasher)
             if self._saved_prefixes is not None:

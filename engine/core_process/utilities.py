@@ -45,6 +45,11 @@ class CoreUtilities:
         with self._lock:
             return self._scheduler().statistics()
 
+    def adapters_in_use(self) -> set[str | None]:
+        """The keys of the adapters of all requests that have not ended, and None."""
+        with self._lock:
+            return {request.adapter for request in self._scheduler().requests.values()}
+
     def jobs(self, limit: int, owner: str | None = None) -> list[JobStatus]:
         with self._lock:
             return list(self._jobs.jobs(limit, self._clock.now(), owner))

@@ -23,6 +23,7 @@ from engine.frontend.output_collector import RequestOutputCollector
 from engine.frontend.output_processor import OutputProcessor
 from engine.frontend.request_output import RequestOutput
 from engine.frontend.stats import IterationStats, StatsListener
+from engine.lora import Adapter
 from engine.messages import (
     NO_CONTEXT,
     EngineCoreOutputs,
@@ -287,6 +288,14 @@ class AsyncLLM:
 
     async def resume(self) -> None:
         await self._utility("resume", type(None))
+
+    async def load_adapter(self, adapter: Adapter) -> None:
+        """Loads an adapter on all cores; EngineGenerateError if it cannot be served."""
+        await self._utility("load_adapter", type(None), adapter.name, adapter.path, adapter.digest)
+
+    async def unload_adapter(self, key: str) -> None:
+        """Drops an adapter once no request has it."""
+        await self._utility("unload_adapter", type(None), key)
 
     async def _utility(self, method: str, result_type: type[T], *args: object) -> T:
         self.start()

@@ -27,6 +27,7 @@ from engine.frontend.request_output import RequestOutput
 from engine.kv_events_config import read_kv_events_config
 from engine.kv_transfer.config import read_kv_transfer_config
 from engine.kv_transfer.offloading import with_offloading
+from engine.lora import Adapter, LoRARequest, find_adapter, read_lora_config
 from engine.messages import EngineCoreRequest, JobRef, RequestContext
 from engine.model_executor import model_executor
 from engine.policy_loader import load_policy
@@ -36,6 +37,8 @@ from engine.tokenization.content_format import CONTENT_FORMATS, ContentFormat
 from engine.tokenization.tokenizer import Tokenizer
 
 T = TypeVar("T")
+
+LORA_OPTIONS = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank", "max_cpu_loras")
 
 Prompt = str | list[int]
 Conversation = Sequence[Mapping[str, Any]]
@@ -53,12 +56,14 @@ def engine_config(model: str, **options: Any) -> EngineConfig:
     speculative = read_speculative_config(options.pop("speculative_config", None))
     kv_events = read_kv_events_config(options.pop("kv_events_config", None))
     kv_transfer = read_kv_transfer_config(options.pop("kv_transfer_config", None))
+    lora = read_lora_config(**{name: options.pop(name) for name in LORA_OPTIONS if name in options})
     taken: dict[str, dict[str, Any]] = {name: {} for name in (*parts, "engine")}
     owner = {field.name: name for name, record in parts.items() for field in dataclasses.fields(record)} | {
         field.name: "engine" for field in dataclasses.fields(EngineConfig) if field.name not in parts
     }
-    del owner["speculative"], owner["kv_events"], owner["parallel"], owner["kv_transfer"]
-    known = [*owner, "speculative_config", "kv_events_config", "kv_transfer_config"]
+    for name in ("speculative", "kv_events", "parallel", "kv_transfer", "lora", "max_loras"):
+        del owner[name]
+    known = [*owner, *LORA_OPTIONS, "speculative_config", "kv_events_config", "kv_transfer_config"]
     for option, value in options.items():
         if option not in owner or option == "model":
             raise ConfigError(f"Unknown option {option!r}; choose from {', '.join(sorted(known))}.")
@@ -71,6 +76,7 @@ def engine_config(model: str, **options: Any) -> EngineConfig:
         speculative=speculative,
         kv_events=kv_events,
         kv_transfer=kv_transfer,
+        lora=lora,
         **taken["engine"],
     )
 
@@ -95,6 +101,8 @@ class LLM:
             scheduling_policy = load_policy(scheduling_policy)
         self.engine = LLMEngine(config, executor_factory, scheduling_policy, multiprocess=multiprocess)
         self._request_ids = itertools.count()
+        self._adapters: dict[tuple[str, str], Adapter] = {}
+        """Adapters by the names and paths that requests have given."""
 
     def generate(
         self,
@@ -105,6 +113,7 @@ class LLM:
         jobs: JobRef | Sequence[JobRef | None] | None = None,
         priority: int | Sequence[int] = 0,
         kv_transfer_params: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Finished outputs in the order of the prompts, each a text or token ids. Without
         parameters the model's defaults apply, clamped to the rest of the context.
@@ -114,6 +123,7 @@ class LLM:
 
         ``kv_transfer_params``: where the KV of each prompt lies, or ``{"do_remote_decode": True}``
         to lease it out; the outputs then have the params for the engine that goes on.
+        ``lora_request``: the adapter of each prompt, in V1's words; needs ``enable_lora``.
         """
         all_prompts = _as_prompts(prompts)
         count = len(all_prompts)
@@ -126,16 +136,17 @@ class LLM:
         priorities = _one_each("priority", priority, count)
         read = self.engine.kv_transfer.read
         transfers = [read(each) for each in _one_each("kv_transfer_params", kv_transfer_params, count)]
+        adapters = [self._adapter(each) for each in _one_each("lora_request", lora_request, count)]
         requests = [
             self.engine.check_request(
                 str(next(self._request_ids)),
                 prompt,
                 _final_only(own),
-                RequestContext(job=job, priority=p, kv_transfer=transfer),
+                RequestContext(job=job, priority=p, kv_transfer=transfer, adapter=adapter),
                 fits_context=sampling_params is None,
             )
-            for prompt, own, job, p, transfer in zip(
-                all_prompts, params, all_jobs, priorities, transfers, strict=True
+            for prompt, own, job, p, transfer, adapter in zip(
+                all_prompts, params, all_jobs, priorities, transfers, adapters, strict=True
             )
         ]
         order = {request.external_req_id: position for position, request in enumerate(requests)}
@@ -157,6 +168,7 @@ class LLM:
         chat_template_content_format: str = "auto",
         jobs: JobRef | Sequence[JobRef | None] | None = None,
         priority: int | Sequence[int] = 0,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """The same for one conversation or several, rendered with the model's chat template."""
         conversations: list[Any] = [messages] if _is_conversation(messages) else list(messages)
@@ -172,7 +184,14 @@ class LLM:
             )
             for conversation in conversations
         ]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, jobs=jobs, priority=priority)
+        return self.generate(
+            prompts,
+            sampling_params,
+            use_tqdm=use_tqdm,
+            jobs=jobs,
+            priority=priority,
+            lora_request=lora_request,
+        )
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams
@@ -196,6 +215,19 @@ class LLM:
         for sequence in itertools.chain.from_iterable(found):
             sequence.text = tokenizer.decode(sequence.tokens)
         return [BeamSearchOutput(sequences) for sequences in found]
+
+    def _adapter(self, asked: LoRARequest | None) -> Adapter | None:
+        """The adapter of a request, whose folder is read once."""
+        if asked is None:
+            return None
+        if self.engine.config.lora is None:
+            raise RequestError("lora_request needs enable_lora.", "lora_request")
+        named = asked.lora_name, asked.lora_path
+        if named not in self._adapters:
+            adapter = find_adapter(*named)
+            self.engine.load_adapter(adapter)
+            self._adapters[named] = adapter
+        return self._adapters[named]
 
     def _run(
         self, requests: Sequence[EngineCoreRequest], prompts: Sequence[str | None], use_tqdm: bool

@@ -12,13 +12,14 @@ from engine.core.policy import PolicyFactory
 from engine.core.scheduler_report import SchedulerStatistics
 from engine.core_process.client_protocols import SyncCoreClient
 from engine.core_process.core_client import SyncMPClient
-from engine.errors import EngineDeadError
+from engine.errors import EngineDeadError, EngineGenerateError, RequestError
 from engine.executor import ExecutorFactory
 from engine.frontend.input_processor import GenerationDefaults, InputProcessor
 from engine.frontend.kv_transfer import KVTransferDoor
 from engine.frontend.output_processor import OutputProcessor
 from engine.frontend.request_output import RequestOutput
 from engine.frontend.stats import IterationStats
+from engine.lora import Adapter
 from engine.messages import NO_CONTEXT, EngineCoreRequest, RequestContext
 from engine.reported_stats import SchedulerStats
 from engine.sampling_params import SamplingParams
@@ -38,6 +39,7 @@ class LLMEngine:
         *,
         multiprocess: bool = True,
     ) -> None:
+        self.config = config
         self._clock = MonotonicClock()
         self._client: SyncCoreClient
         if multiprocess:
@@ -136,6 +138,13 @@ class LLMEngine:
     def reset_prefix_cache(self) -> bool:
         """Drops pins and evicts cached prefixes; False while requests hold blocks."""
         return self._utility("reset_prefix_cache", bool)
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        """Loads an adapter; RequestError if it cannot be served."""
+        try:
+            self._utility("load_adapter", type(None), adapter.name, adapter.path, adapter.digest)
+        except EngineGenerateError as error:
+            raise RequestError(str(error), "lora_request") from error
 
     def statistics(self) -> SchedulerStatistics:
         return self._utility("statistics", SchedulerStatistics)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
 from engine.config import EngineConfig
 from engine.core.offload.disk_tier import max_disk_writes
 from engine.core.outputs import SchedulerOutput
-from engine.errors import EngineError
+from engine.errors import EngineError, RequestError
 from engine.executor import ModelInfo, PendingOutput
 from engine.kv_cache_groups import KVCacheGroup
 from engine.routed_experts import RoutedExpertsSpec
@@ -29,6 +30,7 @@ from engine.worker.kv_transfer.remote_transfers import saved_folder, with_remote
 from engine.worker.layer_groups import choose_groups, groups_here
 from engine.worker.loading.loader import LoadedModel, load_model
 from engine.worker.loading.model_folder import choose_device
+from engine.worker.lora.adapter_store import AdapterStore, open_adapters
 from engine.worker.memory import keep_freed_memory
 from engine.worker.model_states import (
     attention_beside_states,
@@ -56,6 +58,15 @@ class Backend(Protocol):
         """The runner of its steps; called once. ``host_pool``: the host tier, if there is one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What a model may have beside its weights."""
+
+    states: StatePool | None
+    drafter: LoadedDrafter | None
+    adapters: AdapterStore | None
+
+
 class UniProcExecutor:
     """An Executor and its own factory: ``UniProcExecutor(config)`` loads the model, or with a group this
     rank's part of it."""
@@ -67,6 +78,7 @@ class UniProcExecutor:
         attention = attention_beside_states(attention, config, states)
         all_groups = choose_groups(loaded.model, config.cache)
         routed_experts = choose_routed_experts(config.model, loaded.model, all_groups)
+        self._adapters = open_adapters(loaded.model, config.lora, group, attention)
         spec = _kv_cache_spec(loaded, groups_here(loaded.model, all_groups), routed_experts, config)
         drafter, spec = beside_drafter(config, loaded, spec)
         step_bytes = _measure_steps(loaded, attention, spec, config, group)
@@ -77,7 +89,8 @@ class UniProcExecutor:
         everything = open_pool(spec, None if drafter is None else drafter.spec, num_all, loaded.device)
         pool = everything.first(num_blocks)
         state_pool = open_states(loaded.model, states, everything.blocks[num_blocks:], state_blocks)
-        backend = _open_backend(loaded, pool, spec.places, attention, config, group, state_pool, drafter)
+        beside = Beside(state_pool, drafter, self._adapters)
+        backend = _open_backend(loaded, pool, spec.places, attention, config, group, beside)
         disk, disk_level = open_disk(
             config.cache,
             everything.blocks,
@@ -85,11 +98,9 @@ class UniProcExecutor:
             max_writes,
         ) or (None, None)
         use_again(loaded.model, state_pool)
-        self._info = ModelInfo(
+        self._info = _info(
+            loaded,
             num_gpu_blocks=num_blocks,
-            max_model_len=loaded.max_model_len,
-            vocab_size=loaded.vocab_size,
-            dtype=str(loaded.dtype).removeprefix("torch."),
             num_host_blocks=num_host_blocks,
             disk_level=disk_level,
             kv_cache_groups=with_state_group(all_groups, states, spec),
@@ -130,11 +141,23 @@ class UniProcExecutor:
         if isinstance(self._runner, WaveRunner):
             self._runner.listen(told)
 
+    def call_worker(self, method: str, *args: Any) -> Any:
+        if self._adapters is not None and method == "load_adapter":
+            return self._adapters.load(*args)
+        if self._adapters is not None and method == "drop_adapter":
+            return self._adapters.drop(*args)
+        raise RequestError(f"The worker has no method {method!r}.", "method")
+
     def shutdown(self) -> None:
         if self._runner is not None:
             self._runner.close()
         self._runner = None
         torch.cuda.empty_cache()
+
+
+def _info(loaded: LoadedModel, **more: Any) -> ModelInfo:
+    dtype = str(loaded.dtype).removeprefix("torch.")
+    return ModelInfo(max_model_len=loaded.max_model_len, vocab_size=loaded.vocab_size, dtype=dtype, **more)
 
 
 def _max_steps(config: EngineConfig, device: torch.device, num_stages: int) -> int:
@@ -206,12 +229,12 @@ def _open_backend(
     attention: str,
     config: EngineConfig,
     group: TensorParallelGroup,
-    states: StatePool | None,
-    drafter: LoadedDrafter | None,
+    beside: Beside,
 ) -> Backend:
     if attention != "triton":
-        placed = None if drafter is None else PlacedDrafter(drafter, pool, attention)
-        return CPUBackend(loaded, pool.kv, places, attention, config, group, states, placed)
+        placed = None if beside.drafter is None else PlacedDrafter(beside.drafter, pool, attention)
+        parts = beside.states, placed, beside.adapters
+        return CPUBackend(loaded, pool.kv, places, attention, config, group, *parts)
     from engine.worker.gpu.backend import GPUBackend  # Triton is optional
 
     gpu = GPUBackend(loaded, pool.kv, places, config, group)

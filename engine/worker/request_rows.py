@@ -74,6 +74,7 @@ class _Known:
 
     params: SamplingParams
     num_prompt_tokens: int
+    adapter: str | None = None
     row: int | None = None
 
 
@@ -203,6 +204,10 @@ class RequestRows:
         """The rows of running requests: [len(req_ids)]"""
         return np.array([self._row_of(req_id) for req_id in req_ids], dtype=np.int64)
 
+    def adapters_of(self, req_ids: Sequence[str]) -> list[str | None]:
+        """The keys of the adapters of known requests."""
+        return [self._known[req_id].adapter for req_id in req_ids]
+
     def num_tokens_of(self, rows: IntArray) -> IntArray:
         """How many tokens of each row are known: [len(rows)]"""
         return self._num_tokens[rows]
@@ -270,7 +275,7 @@ class RequestRows:
 
     def _add(self, new: NewRequestData, changes: RowChanges) -> None:
         assert new.req_id not in self._known, f"request {new.req_id} is already known"
-        known = _Known(new.sampling_params, len(new.prompt_token_ids))
+        known = _Known(new.sampling_params, len(new.prompt_token_ids), new.adapter)
         self._known[new.req_id] = known
         self._num_told += known.params.prompt_logprobs is not None
         row = self._take_row(known, new.prompt_token_ids, changes)

@@ -27,6 +27,7 @@ from engine.kv_transfer.offloading import with_offloading
 from engine.parallel_config import ParallelConfig
 from engine.speculative_options import read_speculative_config
 from eval.cli.flag_group import defaults_of, flag_of
+from eval.cli.lora_flags import lora_config
 from eval.cli.serve_flags import API_KEY_VARIABLE
 
 Record = TypeVar("Record")
@@ -42,11 +43,12 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         model=_record(ModelConfig, args),
         cache=with_offloading(_record(CacheConfig, args), kv_transfer),
         kv_transfer=kv_transfer,
-        scheduler=_record(SchedulerConfig, args),
+        scheduler=_record(SchedulerConfig, args, max_loras=None),
         trace=_record(TraceConfig, args, trace_path=args.trace),
         parallel=_record(ParallelConfig, args),
         log_stats=not args.disable_log_stats,
         speculative=read_speculative_config(args.speculative_config),
+        lora=lora_config(args),
         kv_events=read_kv_events_config(args.kv_events_config),
         telemetry=TelemetryConfig(
             otlp_traces_endpoint=args.otlp_traces_endpoint,

@@ -21,6 +21,7 @@ from engine.parallel_config import ParallelConfig
 from engine.tokenization.content_format import CONTENT_FORMATS
 from engine.tool_parsers.formats import REASONING_PARSERS, TOOL_CALL_PARSERS
 from eval.cli.flag_group import FlagGroup, number
+from eval.cli.lora_flags import add_lora_flags
 from eval.cli.parallel_flags import add_parallelism_flags
 
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
@@ -57,6 +58,7 @@ EXPERIMENTAL = frozenset(
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     """All flags, section by section, in the order of the help."""
     _add_model_flags(FlagGroup(parser, "model", ModelConfig))
+    add_lora_flags(parser)
     add_parallelism_flags(FlagGroup(parser, "parallelism", ModelConfig, ParallelConfig, ServerConfig))
     _add_cache_flags(FlagGroup(parser, "memory and KV cache", CacheConfig))
     _add_offloading_flags(FlagGroup(parser, "KV offloading", CacheConfig))

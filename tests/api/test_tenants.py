@@ -28,6 +28,8 @@ FOR_OPERATORS = {
     "/resume",
     "/is_paused",
     "/engines",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
     "/drain",
     "/trace",
     "/dashboard/feed",

@@ -167,6 +167,7 @@ class EngineRoom:
         cache_salt: str | None = None,
         awaits_grammar: bool = False,
         stops_after: int | None = None,
+        adapter: str | None = None,
     ) -> Request:
         """``job``: all that its client says of it; else it is named, or belongs to none. ``stops_after`` so
         many tokens comes one that ends it."""
@@ -187,6 +188,7 @@ class EngineRoom:
             self.clock.now(),
             priority=priority,
             cache_salt=cache_salt,
+            adapter=adapter,
             job=job,
             block_hasher=self.scheduler.request_block_hasher,
         )

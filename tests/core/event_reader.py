@@ -65,7 +65,8 @@ class EventReader:
             return
         for i, (block_hash, keys) in enumerate(zip(event.block_hashes, event.extra_keys, strict=True)):
             tokens = event.token_ids[i * size : (i + 1) * size]
-            named = b"" if keys is None else msgspec.msgpack.encode([("salt", key) for key in keys])
+            kinds = ("adapter", "salt") if event.lora_name is not None else ("salt",)
+            named = b"" if keys is None else msgspec.msgpack.encode(list(zip(kinds, keys, strict=False)))
             parent = sha256(parent + struct.pack(f"={size}I", *tokens) + named).digest()
             assert event_hash(parent) == block_hash, "a hash is not that of its tokens"
             self._full[block_hash] = parent

@@ -59,6 +59,9 @@ class TimedDevice:
     def on_wave(self, told: Callable[[int], None]) -> None:
         self._executor.on_wave(told)
 
+    def call_worker(self, method: str, *args: object) -> None:
+        self._executor.call_worker(method, *args)
+
     def shutdown(self) -> None:
         self._executor.shutdown()
 

@@ -176,6 +176,9 @@ class Awaited:
         assert not finished or self.ended_early or len(received) == self.num_tokens
 
 
+ADAPTERS = (None, None, "x@0", None, "y@0", None, None, "z@0")
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """Jobs with turns, retries and branches, aborted, broken, paused and preempted in any order, with or
     without a step under way."""
@@ -226,14 +229,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_host_blocks = num_host_blocks if caching else 0
         self.num_blocks = NUM_BLOCKS if groups == (FULL,) else 1 + 16 * len(groups)
         groups = (*groups, STATES) if num_states else groups
-        context = PolicyContext(
-            BLOCK_SIZE,
-            self.num_blocks - 1,
-            self.tracer,
-            num_host_blocks=num_host_blocks,
-            kv_cache_groups=groups,
-            num_states=max(0, num_states - 1),
-        )
+        tiers = {"num_host_blocks": num_host_blocks, "num_states": max(0, num_states - 1)}
+        context = PolicyContext(BLOCK_SIZE, self.num_blocks - 1, self.tracer, kv_cache_groups=groups, **tiers)
         self.room = EngineRoom(
             make_policy(policy, bits, context),
             block_size=BLOCK_SIZE,
@@ -251,6 +248,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_stages=num_stages,
             scheduler_reserve_full_isl=reserve,
             long_prefill_token_threshold=threshold,
+            max_loras=1 + len(bits) % 3,
         )
         if draft_fates:
             self.room.draft_fate = lambda: next(drafts)
@@ -264,7 +262,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         """``job`` None: outside of all; ``said``: what its client says of it, its name perhaps left out."""
         request_id = f"r{next(self.ids)}"
         prompt = prompt[: MAX_LEN - 8]
-        request = self.room.add(request_id, prompt, job=None if job is None else said, **options)
+        adapter = ADAPTERS[len(prompt) % len(ADAPTERS)]
+        said_job = None if job is None else said
+        request = self.room.add(request_id, prompt, job=said_job, adapter=adapter, **options)
         stops_after = options.get("stops_after")
         ends = [
             request.max_tokens,

@@ -13,6 +13,7 @@ from engine.config import ModelConfig
 from engine.errors import ConfigError, ContextLengthError, RequestError
 from engine.frontend.input_processor import GenerationDefaults, InputProcessor
 from engine.kv_transfer.messages import RemotePrefix
+from engine.lora import Adapter
 from engine.messages import EngineCoreRequest, EngineReady, JobRef, RequestContext
 from engine.sampling_params import SamplingParams
 from engine.tokenization.tokenizer import Tokenizer
@@ -45,7 +46,7 @@ def test_the_context_reaches_the_core_as_it_was_made(tokenizer: Tokenizer) -> No
         job=JobRef("job", owner="ann"),
         priority=-3,
         cache_salt="salt",
-        adapter="lora",
+        adapter=Adapter("sql", "/adapters/sql", "0a1b"),
         kv_transfer=RemotePrefix("opens it", 32, "10.0.0.1", 5600),
     )
     assert None not in msgspec.structs.astuple(context)

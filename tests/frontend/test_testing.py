@@ -62,6 +62,8 @@ class Pair:
     def on_wave(self, told: Callable[[int], None]) -> None:
         self._real.on_wave(told)
 
+    def call_worker(self, method: str, *args: object) -> None: ...
+
     def shutdown(self) -> None:
         self._real.shutdown()
         self._fake.shutdown()

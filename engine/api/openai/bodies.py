@@ -198,7 +198,8 @@ class ModelCard(msgspec.Struct, kw_only=True):
     created_at: datetime
     owned_by: str = "continuum"
     root: str
-    parent: None = None
+    parent: str | None = None
+    """The base model of an adapter."""
     max_model_len: int
 
 

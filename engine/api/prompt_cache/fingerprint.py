@@ -57,11 +57,12 @@ class Fingerprint(msgspec.Struct, array_like=True, frozen=True):
 def fingerprint(conversation: Conversation, model_name: str, token_ids: Sequence[int]) -> Fingerprint:
     """The fingerprint of a conversation that was rendered as ``token_ids``."""
     system = [message for message in conversation.messages if message.get("role") in ("system", "developer")]
-    context = conversation.context
+    adapter = conversation.context.adapter
+    adapter_key = None if adapter is None else adapter.key
     return Fingerprint(
         num_tokens=len(token_ids),
         parts={
-            "model": _hash([model_name, context.adapter, conversation.chat_template]),
+            "model": _hash([model_name, adapter_key, conversation.chat_template]),
             "tools": _hash(conversation.tools),
             "system": _hash(system),
             "reasoning": _hash(conversation.chat_template_kwargs),

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from engine.config import SpeculativeConfig
 from engine.core.drafts.ngram import NgramDrafter
 from engine.core.drafts.proposal import NOTHING, Proposal
 from engine.core.drafts.suffix import SuffixDrafter
 from engine.core.drafts.worker_drafts import WorkerDrafts
 from engine.core.request import Request
+from engine.speculative_config import SpeculativeConfig
 
 
 class Drafter(Protocol):

@@ -31,6 +31,7 @@ class HashContext:
 
     cache_salt: str | None = None
     adapter: str | None = None
+    """Name and digest of the adapter."""
     media: Sequence[MediaSpan] = ()
 
     @property

@@ -21,6 +21,7 @@ from engine.kv_events import (
     KVCacheEvent,
     event_hash,
 )
+from engine.lora import name_of
 
 if TYPE_CHECKING:
     from engine.core.kv_cache.kv_cache_manager import KVCacheManager
@@ -84,7 +85,7 @@ class KVEventRecorder:
             block_size=size,
             lora_id=None,
             medium=medium,
-            lora_name=context.adapter,
+            lora_name=name_of(context.adapter),
             extra_keys=[context.event_keys(i * size, (i + 1) * size) for i in range(start, end)],
             group_idx=group_idx,
             kv_cache_spec_kind=group.kind,

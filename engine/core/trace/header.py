@@ -44,6 +44,7 @@ def trace_header(scheduler: Scheduler, wall_time_s: float, now: float, *, from_s
         enable_prefix_caching=scheduler.kv.enable_caching,
         max_model_len=scheduler.max_model_len,
         max_num_seqs=config.max_num_seqs,
+        max_loras=config.max_loras or 0,
         max_num_batched_tokens=config.max_num_batched_tokens,
         enable_chunked_prefill=config.enable_chunked_prefill,
         long_prefill_token_threshold=config.long_prefill_token_threshold,

@@ -99,6 +99,7 @@ class InputTrace:
             prefix_blocks=num_named,
             prefix_end=_name_of(request.block_hashes[num_named - 1]) if num_named else b"",
             blocks=_names(new),
+            adapter=request.adapter,
         )
         match request.kv_transfer:
             case (

@@ -14,6 +14,7 @@ from engine.worker.cpu.rank_sampler import select_sampler
 from engine.worker.drafts.loaded_drafter import PlacedDrafter
 from engine.worker.kv_tiers.host_pool import HostTransfers
 from engine.worker.loading.loader import LoadedModel
+from engine.worker.lora.adapter_store import AdapterStore
 from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder
 from engine.worker.models.routing_recorder import RoutingRecorder
@@ -35,10 +36,12 @@ class CPUBackend:
         group: TensorParallelGroup,
         states: StatePool | None = None,
         drafter: PlacedDrafter | None = None,
+        adapters: AdapterStore | None = None,
     ) -> None:
         """``attention``: from ``resolve_attention``. ``states``: those of a model that has any.
         ``drafter``: one with weights, if there is any."""
         self._drafter = drafter
+        self._adapters = adapters
         self._states = states
         self._num_groups = num_groups(places)
         self._loaded = loaded
@@ -67,6 +70,7 @@ class CPUBackend:
             recorder,
             self._states,
             None if self._drafter is None else self._drafter.put_to_work(batch),
+            self._adapters,
         )
         ahead = config.scheduler.plans_ahead(loaded.device.type != "cpu") or self._group.stage.size > 1
         return ThreadedRunner(runner) if ahead else InlineRunner(runner)
@@ -76,7 +80,10 @@ class CPUBackend:
         if self._drafter is not None and self._drafter.tap is not None:
             return self._drafter.tap
         model = self._loaded.model
-        return model if with_routing else with_compiled_steps(model, self.attention)
+        if with_routing:
+            return model
+        step = None if self._adapters is None else self._adapters.step
+        return with_compiled_steps(model, self.attention, step)
 
     def _recorder(self) -> RoutingRecorder | None:
         """What records the experts of tokens if they are to be returned, on the first rank. Compiled steps do

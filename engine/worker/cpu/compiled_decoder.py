@@ -16,6 +16,7 @@ from torch import nn
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.attention.layer_places import LayerPlace
 from engine.worker.cpu.attention_kernel import PoolAddress, SequenceAddresses
+from engine.worker.cpu.compiled_adapters import NO_ADAPTERS, AdaptersAddress, CompiledAdapters
 from engine.worker.cpu.cores import MAX_CPUS, cores_for, usable_cpus
 from engine.worker.cpu.kernels.library import typed
 from engine.worker.cpu.kernels.weights import CompiledGemm, ExpertsAddress, WeightAddress
@@ -23,6 +24,7 @@ from engine.worker.cpu.packed_experts import PackedExperts
 from engine.worker.cpu.packed_weights import PackedEmbedding, PackedWeightLinear, Weight16
 from engine.worker.cpu.paged_attention import CpuPagedAttention
 from engine.worker.cpu.thread_team import ThreadTeam
+from engine.worker.lora.low_rank import LowRankLinear, StepAdapters
 from engine.worker.memory import empty_pages
 from engine.worker.models.attention import SelfAttention
 from engine.worker.models.base import CausalModel
@@ -129,6 +131,7 @@ class _Step(ctypes.Structure):
         ("positions", ctypes.c_void_p),
         ("sample_rows", ctypes.c_void_p),
         ("logits", ctypes.c_void_p),
+        ("adapters", AdaptersAddress),
     )
 
 
@@ -148,14 +151,16 @@ class _Cores(ctypes.Structure):
     )
 
 
-def with_compiled_steps(model: CausalModel, attention: AttentionBackend) -> CausalModel:
+def with_compiled_steps(
+    model: CausalModel, attention: AttentionBackend, adapters: StepAdapters | None = None
+) -> CausalModel:
     """Wrap ``model`` in a CompiledDecoder if this model and this attention allow it."""
     if not isinstance(model, Decoder) or not isinstance(attention, CpuPagedAttention):
         return model
     if not hasattr(attention.library, "continuum_run_step") or not _is_known(model):
         return model
     logger.info("Using the compiled CPU backend for whole steps.")
-    return CompiledDecoder(model, attention)
+    return CompiledDecoder(model, attention, adapters)
 
 
 def _is_known(model: Decoder) -> bool:
@@ -188,7 +193,8 @@ def _linears(layer: nn.Module) -> tuple[nn.Module | None, ...]:
     assert isinstance(layer.attention, SelfAttention)
     mlp = layer.mlp.shared if isinstance(layer.mlp, MixtureOfExperts) else layer.mlp
     gated = (None, None) if mlp is None else (mlp.gate_up, mlp.down)
-    return (layer.attention.qkv, layer.attention.output, *gated)
+    linears = (layer.attention.qkv, layer.attention.output, *gated)
+    return tuple(each.plain if isinstance(each, LowRankLinear) else each for each in linears)
 
 
 def _sparse_mlps(model: Decoder) -> list[MixtureOfExperts]:
@@ -204,7 +210,9 @@ def _head(model: Decoder) -> nn.Module:
 class CompiledDecoder:
     """A CausalModel for one attention backend, run by the compiled kernels."""
 
-    def __init__(self, model: Decoder, attention: CpuPagedAttention) -> None:
+    def __init__(
+        self, model: Decoder, attention: CpuPagedAttention, adapters: StepAdapters | None = None
+    ) -> None:
         """``model``: one that ``with_compiled_steps`` accepts; its weights are shared, not copied."""
         self.num_layers, self.num_kv_heads, self.head_dim = (
             model.num_layers,
@@ -215,6 +223,7 @@ class CompiledDecoder:
         self.windows, self.chunks = model.windows, model.chunks
         self._plain = model
         self._attention = attention
+        self._adapters = None if adapters is None else CompiledAdapters(adapters, model.num_layers)
         num_threads = torch.get_num_threads()
         self._team = ThreadTeam(num_threads)
         self._cores = _cores(cores_for(num_threads))
@@ -254,6 +263,7 @@ class CompiledDecoder:
             positions.data_ptr(),
             sample_rows.data_ptr(),
             logits.data_ptr(),
+            NO_ADAPTERS if self._adapters is None else self._adapters.address(),
         )
         pool, decodes, prompts = self._attention.addresses
         self._team.compute(

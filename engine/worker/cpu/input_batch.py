@@ -40,6 +40,8 @@ class StepInputs:
     """[num_samples] drafts of the sequence up to each of them; None: there are no drafts."""
     prompts: list[PromptRows]
     """Tokens whose logits are told, of requests that ask for log-probabilities of their prompts."""
+    adapters: list[str | None]
+    """Key of each sequence's adapter."""
 
     @property
     def logit_tokens(self) -> IntArray:
@@ -97,6 +99,7 @@ class InputBatch:
             sample_rows=step.sample_rows,
             sample_drafts=step.sample_drafts,
             prompts=self._prompt_rows(plan, step),
+            adapters=self._rows.adapters_of(step.req_ids),
         )
 
     def _prompt_rows(self, plan: SchedulerOutput, step: StepRows) -> list[PromptRows]:

@@ -12,6 +12,7 @@ from engine.worker.cpu.input_batch import InputBatch, StepInputs
 from engine.worker.cpu.prompt_logprobs import prompt_logprobs
 from engine.worker.drafts.drafter import WorkerDrafter
 from engine.worker.kv_tiers.host_pool import HostTransfers, with_reports
+from engine.worker.lora.adapter_store import AdapterStore
 from engine.worker.model_states import drafts_of, state_batch
 from engine.worker.models.base import CausalModel
 from engine.worker.models.hidden_tap import HiddenTap
@@ -35,6 +36,7 @@ class ModelRunner:
         recorder: RoutingRecorder | None = None,
         states: StatePool | None = None,
         drafter: WorkerDrafter | None = None,
+        adapters: AdapterStore | None = None,
     ) -> None:
         self._model = model
         self._attention = attention
@@ -45,6 +47,7 @@ class ModelRunner:
         self._recorder = recorder
         self._states = states
         self._drafter = drafter
+        self._adapters = adapters
 
     @torch.inference_mode()
     def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput:
@@ -71,6 +74,8 @@ class ModelRunner:
         if self._states is not None:
             batch = state_batch(plan, step.req_ids, step.attention.query_lens)
             self._states.begin_step(batch, drafts_of(plan, step.req_ids))
+        if self._adapters is not None:
+            self._adapters.begin_step(step.adapters, step.attention.query_lens)
         self._attention.begin_step(step.attention)
         logits = self._model.forward(
             self._to_device(step.input_ids),

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine.config import EngineConfig, ModelConfig, SpeculativeConfig
+from engine.config import EngineConfig, ModelConfig
 from engine.errors import ConfigError, ModelLoadError
 from engine.kv_cache_groups import one_group
+from engine.speculative_config import SpeculativeConfig
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.attention.kv_cache import KvCacheSpec
 from engine.worker.attention.selection import select_attention

@@ -19,13 +19,14 @@ class SelfAttention(nn.Module):
     def __init__(self, shape: DecoderShape, index: int, build: Builder) -> None:
         """``index``: the layer's number among those that attend."""
         super().__init__()
-        self._shape = shape
+        self.shape = shape
         self._index = index
         self._chunk = shape.layer_chunks[index]
         self._group = build.group
         hidden = shape.hidden_size
-        self._queries_size = shape.query_size * (2 if shape.output_gate else 1)
-        self.qkv = build.linear(hidden, self._queries_size + 2 * shape.kv_size, shape.qkv_bias)
+        self.queries_size = shape.query_size * (2 if shape.output_gate else 1)
+        """Outputs of ``qkv`` before the keys."""
+        self.qkv = build.linear(hidden, self.queries_size + 2 * shape.kv_size, shape.qkv_bias)
         self.q_norm = build.parameter(shape.head_dim) if shape.qk_norm else None
         self.k_norm = build.parameter(shape.head_dim) if shape.qk_norm else None
         self.sinks = build.parameter(shape.num_heads, dtype=torch.float32) if shape.sinks else None
@@ -35,7 +36,7 @@ class SelfAttention(nn.Module):
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attention: AttentionBackend
     ) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape"""
-        shape = self._shape
+        shape = self.shape
         heads = self.qkv(x).view(len(x), -1, shape.head_dim)
         qk, v = heads[:, : -shape.num_kv_heads], heads[:, -shape.num_kv_heads :]
         gate = None
@@ -64,22 +65,22 @@ class SelfAttention(nn.Module):
         """Queries and keys as they are attended with. qk [num_tokens, num_heads + num_kv_heads, head_dim] ->
         the same shape"""
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = qk[:, : self._shape.num_heads], qk[:, self._shape.num_heads :]
+            q, k = qk[:, : self.shape.num_heads], qk[:, self.shape.num_heads :]
             qk = torch.cat((self._norm(q, self.q_norm), self._norm(k, self.k_norm)), dim=1)
-        return rotate(qk, cos, sin) if self._shape.has_rope else qk
+        return rotate(qk, cos, sin) if self.shape.has_rope else qk
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return normed(x, weight, self._shape)
+        return normed(x, weight, self.shape)
 
     def checkpoint_parts(self) -> dict[str, TensorPart]:
         """The checkpoint's tensor names, each with its part and the parameter that it fills."""
-        shape, rank, size = self._shape, self._group.rank, self._group.size
+        shape, rank, size = self.shape, self._group.rank, self._group.size
         parts = {}
         if self.q_norm is not None and self.k_norm is not None:
             parts["q_norm.weight"] = TensorPart(self.q_norm)
             parts["k_norm.weight"] = TensorPart(self.k_norm)
         for kind, qkv in self.qkv.named_parameters():
-            q, k, v = torch.split(qkv, [self._queries_size, shape.kv_size, shape.kv_size])
+            q, k, v = torch.split(qkv, [self.queries_size, shape.kv_size, shape.kv_size])
             kv_index, kv_count = rank // shape.num_kv_copies, size // shape.num_kv_copies
             parts[f"q_proj.{kind}"] = TensorPart(q, 0, rank, size)
             parts[f"k_proj.{kind}"] = TensorPart(k, 0, kv_index, kv_count)

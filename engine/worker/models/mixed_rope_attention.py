@@ -27,13 +27,13 @@ class MixedRopeAttention(SelfAttention):
         keys alike, which changes no product of the two.
         """
         if not self._is_rotated:
-            q, k = qk[:, : self._shape.num_heads], qk[:, self._shape.num_heads :]
+            q, k = qk[:, : self.shape.num_heads], qk[:, self.shape.num_heads :]
             return torch.cat(((q * cos).to(qk.dtype), k), dim=1)
         pairs = torch.cat((qk[..., ::2], qk[..., 1::2]), dim=-1).float()
         rotated = rotate(pairs, cos, sin).to(qk.dtype)
         if not self._unit_heads:
             return rotated
-        return rms_norm(rotated.float(), rotated.shape[-1:], eps=self._shape.norm_eps).to(qk.dtype)
+        return rms_norm(rotated.float(), rotated.shape[-1:], eps=self.shape.norm_eps).to(qk.dtype)
 
 
 class QueryFactors:

@@ -18,8 +18,10 @@ class GatedMLP(nn.Module):
         """``partial``: the outputs of ranks are added up by the caller."""
         super().__init__()
         self._group = build.group
-        self._by_gelu, self._joined = shape.by_gelu, shape.joined
-        inner = shape.intermediate_size
+        self._by_gelu = shape.by_gelu
+        self.is_joined = shape.joined
+        """Whether gates and ups are one linear in checkpoints."""
+        self.intermediate_size = inner = shape.intermediate_size
         self.gate_up = build.linear(hidden_size, 2 * inner, shape.bias)
         self.down = (build.linear if partial else build.row_parallel)(inner, hidden_size, shape.bias)
 
@@ -35,7 +37,7 @@ class GatedMLP(nn.Module):
         rank, size = self._group.rank, self._group.size
         parts = {}
         for kind, gate_up in self.gate_up.named_parameters():
-            if self._joined:
+            if self.is_joined:
                 parts[f"gate_up_proj.{kind}"] = TensorPart(gate_up, 0, rank, size, num_pieces=2)
                 continue
             gate, up = gate_up.chunk(2)

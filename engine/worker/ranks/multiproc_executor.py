@@ -19,7 +19,15 @@ from engine.core.outputs import NO_MASKS, ModelRunnerOutput, SchedulerOutput, To
 from engine.errors import EngineDeadError, EngineError
 from engine.executor import ModelInfo, PendingOutput
 from engine.process.private_folder import make_private_folder, remove_private_folder
-from engine.worker.ranks.rank_messages import RankOrder, RankReady, StepPlan, WaveBegun, rank_places
+from engine.worker.ranks.rank_messages import (
+    RankOrder,
+    RankReady,
+    StepPlan,
+    WaveBegun,
+    WorkerAnswer,
+    WorkerCall,
+    rank_places,
+)
 from engine.worker.ranks.rank_process import RankLink, RankProcess
 from engine.worker.ranks.report_merger import ReportMerger
 
@@ -56,6 +64,9 @@ class RankExecutor:
         self._on_wave: Callable[[int], None] = lambda number: None
         self._stopped = False
         self._merger = ReportMerger(len(ranks))
+        self._calls: deque[Future[Any]] = deque()
+        self._answers: list[deque[WorkerAnswer]] = [deque() for _ in self._ranks]
+        """Answers of each rank to calls that not all ranks have answered yet."""
         self._outputs: list[deque[ModelRunnerOutput]] = [deque() for _ in self._ranks]
         """Outputs of each rank that not all ranks have sent yet."""
         try:
@@ -96,6 +107,16 @@ class RankExecutor:
         if plan.masks is not None:
             plan.masks.add_done_callback(self._send_masks)
         return step
+
+    def call_worker(self, method: str, *args: Any) -> Any:
+        message, answer = pickle.dumps(WorkerCall(method, args)), Future[Any]()
+        with self._changing:  # all ranks get calls in the same order
+            if self._failure is not None:
+                raise self._failure
+            self._calls.append(answer)
+            for rank in self._ranks:
+                rank.send(message)
+        return answer.result()
 
     def shutdown(self) -> None:
         with self._changing:
@@ -140,6 +161,9 @@ class RankExecutor:
                 if isinstance(message, ModelRunnerOutput):
                     self._take(rank, message)
                     continue
+                if isinstance(message, WorkerAnswer):
+                    self._take_answer(rank, message)
+                    continue
                 if isinstance(message, WaveBegun):
                     self._on_wave(message.number)
                     continue
@@ -160,15 +184,33 @@ class RankExecutor:
         if step is not None:
             step.output.set_result(merged)
 
+    def _take_answer(self, rank: RankLink, answer: WorkerAnswer) -> None:
+        """Collect answers to a call: it has ended when all ranks have answered."""
+        self._answers[rank.rank].append(answer)
+        if not all(self._answers):
+            return
+        answers = [answers.popleft() for answers in self._answers]
+        with self._changing:
+            call = self._calls.popleft() if self._calls else None
+        if call is None:
+            return
+        errors = [answer.error for answer in answers if answer.error is not None]
+        if errors:
+            call.set_exception(errors[0])
+        else:
+            call.set_result(answers[0].result)
+
     def _fail(self, failure: EngineError) -> None:
         with self._changing:
             if self._failure is not None:
                 return
             self._failure = failure
             steps, told = list(self._pending), self._told
+            calls = list(self._calls)
             self._pending.clear()
-        for step in steps:
-            step.output.set_exception(failure)
+            self._calls.clear()
+        for waiting in (*(step.output for step in steps), *calls):
+            waiting.set_exception(failure)
         if told is not None:
             told(failure)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
 from engine.config import EngineConfig
 from engine.core.outputs import SchedulerOutput
@@ -127,6 +128,22 @@ class StepPlan:
     """Whether masks follow as TokenMasks. Those for the first rank have content. The others wait for theirs,
     too: a device that waits for the first rank's tokens may block its host, and the masks may depend on that
     host."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCall:
+    """A call of ``Executor.call_worker``, the same bytes for all ranks; each answers with a WorkerAnswer."""
+
+    method: str
+    args: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAnswer:
+    """What a rank answers to a WorkerCall, in the order of the calls."""
+
+    result: Any = None
+    error: Exception | None = None
 
 
 class RankOrder(Enum):

@@ -28,7 +28,15 @@ from engine.executor import Executor, PendingOutput
 from engine.process.network import keep_alive
 from engine.process.process_log import begin_log
 from engine.process.trim import finish_startup
-from engine.worker.ranks.rank_messages import RankOrder, RankReady, RankStart, StepPlan, WaveBegun
+from engine.worker.ranks.rank_messages import (
+    RankOrder,
+    RankReady,
+    RankStart,
+    StepPlan,
+    WaveBegun,
+    WorkerAnswer,
+    WorkerCall,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +55,12 @@ class Inbox:
     def __init__(self, start: RankStart, channel: Connection[Any, Any]) -> None:
         self._start = start
         self._channel = channel
-        self._orders: SimpleQueue[SchedulerOutput | RankOrder] = SimpleQueue()
+        self._orders: SimpleQueue[SchedulerOutput | WorkerCall | RankOrder] = SimpleQueue()
         self._awaited_masks: deque[Future[TokenMasks]] = deque()
         threading.Thread(target=self._run, name="inbox", daemon=True).start()
 
-    def next_order(self) -> SchedulerOutput | RankOrder:
-        """Wait for the next plan or order."""
+    def next_order(self) -> SchedulerOutput | WorkerCall | RankOrder:
+        """Wait for the next plan, call or order."""
         return self._orders.get()
 
     def _run(self) -> None:
@@ -69,12 +77,12 @@ class Inbox:
         time.sleep(STOP_GRACE_S)
         exit_process(self._start)
 
-    def _receive(self) -> StepPlan | TokenMasks | RankOrder:
+    def _receive(self) -> StepPlan | TokenMasks | WorkerCall | RankOrder:
         with suppress(EOFError, OSError):
             while not self._channel.poll(PARENT_POLL_S):
                 if os.getppid() != self._start.parent_pid:
                     return RankOrder.STOP
-            message: StepPlan | TokenMasks | RankOrder = self._channel.recv()
+            message: StepPlan | TokenMasks | WorkerCall | RankOrder = self._channel.recv()
             return message
         return RankOrder.STOP
 
@@ -141,7 +149,7 @@ class _Replies:
         self._channel = channel
         self._sending = threading.Lock()
 
-    def send(self, message: ModelRunnerOutput | EngineError | RankReady | WaveBegun) -> None:
+    def send(self, message: ModelRunnerOutput | EngineError | RankReady | WaveBegun | WorkerAnswer) -> None:
         with self._sending:
             self._channel.send(message)
 
@@ -152,6 +160,8 @@ def _serve(executor: Executor, inbox: Inbox, replies: _Replies, rank: int) -> No
         while (order := inbox.next_order()) is not RankOrder.STOP:
             if isinstance(order, SchedulerOutput):
                 in_flight.append(_submitted(executor, order))
+            elif isinstance(order, WorkerCall):
+                replies.send(_called(executor, order, rank))
             else:
                 replies.send(_answer(in_flight.popleft(), rank))
     executor.shutdown()
@@ -164,6 +174,15 @@ def _submitted(executor: Executor, plan: SchedulerOutput) -> PendingOutput:
         failed: Future[ModelRunnerOutput] = Future()
         failed.set_exception(error)
         return failed
+
+
+def _called(executor: Executor, call: WorkerCall, rank: int) -> WorkerAnswer:
+    try:
+        return WorkerAnswer(executor.call_worker(call.method, *call.args))
+    except Exception as error:
+        if not isinstance(error, EngineError):
+            logger.error("A call of %s on rank %d failed.", call.method, rank, exc_info=error)
+        return WorkerAnswer(error=error if isinstance(error, EngineError) else EngineError(repr(error)))
 
 
 def _answer(step: PendingOutput, rank: int) -> ModelRunnerOutput | EngineError:

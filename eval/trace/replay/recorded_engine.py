@@ -170,6 +170,7 @@ class RecordedEngine:
 def _scheduler_config(header: TraceHeader) -> SchedulerConfig:
     return SchedulerConfig(
         max_num_seqs=header.max_num_seqs,
+        max_loras=header.max_loras or None,
         max_num_batched_tokens=header.max_num_batched_tokens,
         enable_chunked_prefill=header.enable_chunked_prefill,
         long_prefill_token_threshold=header.long_prefill_token_threshold,

@@ -42,6 +42,7 @@ class RecordedRequest(Request):
             params,
             arrived.arrival_s,
             priority=arrived.priority,
+            adapter=arrived.adapter,
             job=_job_ref(arrived),
             external_id=arrived.external_id,
             kv_transfer=_kv_transfer(arrived),

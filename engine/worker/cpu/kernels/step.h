@@ -11,6 +11,7 @@
 #include "decode.h"
 #include "elementwise.h"
 #include "experts.h"
+#include "low_rank.h"
 #include "prefill.h"
 #include "rows.h"
 
@@ -63,6 +64,7 @@ struct Step {
     const std::int64_t* positions;   // [num_tokens]
     const std::int64_t* sample_rows; // [num_samples], ascending
     void* logits;                    // [num_samples, vocab_size]
+    Adapters adapters;
 };
 
 }  // extern "C"
@@ -83,8 +85,11 @@ struct RowBlock {
     Sequences decodes{}, prefills{};
     std::vector<std::int64_t> query_lens, seq_lens;  // of the prefills
     std::int64_t first_sample = 0, num_samples = 0;  // the samples among its rows
+    AdaptedRows adapted, adapted_samples;
     std::vector<QueryBlock> plan, last_plan;         // of the prefills: all their tokens, and only the sampled ones
 };
+
+const AdaptedRows NO_ADAPTED_ROWS;
 
 // How the decodes of a step are attended in the layers of one KV cache group and reach.
 struct DecodePlan {
@@ -131,6 +136,7 @@ struct StepBuffers {
     Lines<Bf16> normed_or_attended, heads_or_inner;
     Lines<Bf16> outputs;  // of attention or MLP, where they are normalized
     Lines<float> cosines, sines, partials;  // cosines and sines of one rope after the other
+    Lines<Bf16> products;                   // of rows with the low-rank inputs of their adapters
     ExpertBuffers experts;
 };
 
@@ -261,6 +267,7 @@ class DecoderStep {
             const std::int64_t* first = std::lower_bound(step_.sample_rows, end, row);
             row_block.first_sample = first - step_.sample_rows;
             row_block.num_samples = std::lower_bound(first, end, row + row_block.num_rows) - first;
+            note_adapters(row_block);
         }
     }
 
@@ -321,6 +328,7 @@ class DecoderStep {
             ExpertStep(layer.sparse->experts, buffers_->experts).resize(rows);
             grow(buffers_->experts.mixed, rows * hidden_);
         }
+        if (step_.adapters.of_row != nullptr) grow(buffers_->products, most * step_.adapters.max_rank);
         grow(buffers_->cosines, angles_from(model_.num_ropes, 0));
         grow(buffers_->sines, angles_from(model_.num_ropes, 0));
         std::size_t num_partials = 0;
@@ -328,6 +336,15 @@ class DecoderStep {
             num_partials =
                 std::max(num_partials, DecodeAttention<Bf16, HEAD_DIM>::num_partial_floats(known.plan, model_.num_heads));
         grow(buffers_->partials, num_partials);
+    }
+
+    // Notes which rows of a block have adapters; of other blocks nothing is noted.
+    void note_adapters(RowBlock& row_block) const {
+        const std::int64_t* const of_row = step_.adapters.of_row;
+        if (of_row == nullptr) return;
+        for (std::int64_t row = 0; row < row_block.num_rows; ++row) row_block.adapted.add(of_row[row_block.first_row + row]);
+        for (std::int64_t i = 0; i < row_block.num_samples; ++i)
+            row_block.adapted_samples.add(of_row[step_.sample_rows[row_block.first_sample + i]]);
     }
 
     static std::size_t padded(std::int64_t num_rows) { return (num_rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS; }
@@ -339,8 +356,9 @@ class DecoderStep {
             compute_qkv(layer, row_block);
             attend(layer, row_block, row_block.plan);
             Bf16* const residual = residual_of(row_block);
-            multiply_into_residual(layer.output, attended_rows(), layer.attention_output_norm, residual, row_block.num_rows);
-            if (layer.sparse == nullptr) add_mlp(layer, residual, row_block.num_rows);
+            multiply_into_residual(layer.output, attended_rows(), layer.attention_output_norm, residual,
+                                   row_block.num_rows, low_rank(layer, OUTPUT, row_block.adapted));
+            if (layer.sparse == nullptr) add_mlp(layer, residual, row_block.num_rows, row_block.adapted);
         }
         if (layer.sparse != nullptr) add_experts(layer, x(), step_.num_tokens);
     }
@@ -355,8 +373,9 @@ class DecoderStep {
             const Rows rows{heads(), Layout::plain(query_size_)};  // heads are free: attention has read them
             take_samples(row_block, heads());
             Bf16* const residual = sampled() + row_block.first_sample * hidden_;
-            multiply_into_residual(layer.output, rows, layer.attention_output_norm, residual, row_block.num_samples);
-            if (layer.sparse == nullptr) add_mlp(layer, residual, row_block.num_samples);
+            multiply_into_residual(layer.output, rows, layer.attention_output_norm, residual, row_block.num_samples,
+                                   low_rank(layer, OUTPUT, row_block.adapted_samples));
+            if (layer.sparse == nullptr) add_mlp(layer, residual, row_block.num_samples, row_block.adapted_samples);
         }
         if (layer.sparse != nullptr) add_experts(layer, sampled(), step_.num_samples);
     }
@@ -364,18 +383,29 @@ class DecoderStep {
     // Elementwise ops after a GEMM are fused: they use its results while they are in registers.
     void compute_qkv(const Layer& layer, const RowBlock& row_block) const {
         Bf16* const to = heads();
-        multiply_rows(layer.qkv, norm_of(layer.input_norm, residual_of(row_block), row_block.num_rows), row_block.num_rows,
-                      [&](std::int64_t row, std::int64_t output, const HalfRow& result) {
-                          store_half(to + row * heads_size_ + output, result);
-                      });
+        const Rows x = norm_of(layer.input_norm, residual_of(row_block), row_block.num_rows);
+        const LowRankGemm added = low_rank(layer, QKV, row_block.adapted);
+        added.project(x);
+        multiply_rows(layer.qkv, x, row_block.num_rows, [&](std::int64_t row, std::int64_t output, const HalfRow& result) {
+            store_half(to + row * heads_size_ + output, added.add(row, output, result));
+        });
         rotate_rows<HEAD_DIM>(model_, layer, pool_.num_kv_heads, row_block.num_rows,
                               buffers_->cosines.data() + angles_from(layer.rope, row_block.first_row),
                               buffers_->sines.data() + angles_from(layer.rope, row_block.first_row), to);
     }
 
-    void add_mlp(const Layer& layer, Bf16* residual, std::int64_t num_rows) const {
-        multiply_gated(layer, norm_of(layer.post_attention_norm, residual, num_rows), num_rows);
-        multiply_into_residual(layer.down, inner_rows(layer.gate_up), layer.mlp_output_norm, residual, num_rows);
+    // The low-rank additions to a weight of a layer, for these rows.
+    enum LayerWeight { QKV, OUTPUT, GATE_UP, DOWN };
+    LowRankGemm low_rank(const Layer& layer, LayerWeight weight, const AdaptedRows& rows) const {
+        const std::int64_t number = (&layer - model_.layers) * WEIGHTS_OF_LAYER + weight;
+        return {step_.adapters, rows, number, buffers_->products.data()};
+    }
+
+    void add_mlp(const Layer& layer, Bf16* residual, std::int64_t num_rows, const AdaptedRows& adapters) const {
+        multiply_gated(layer, norm_of(layer.post_attention_norm, residual, num_rows), num_rows,
+                       low_rank(layer, GATE_UP, adapters));
+        multiply_into_residual(layer.down, inner_rows(layer.gate_up), layer.mlp_output_norm, residual, num_rows,
+                               low_rank(layer, DOWN, adapters));
     }
 
     void add_experts(const Layer& layer, Bf16* residual, std::int64_t num_rows) const {
@@ -400,7 +430,7 @@ class DecoderStep {
         experts.mix(normed, num_rows, chosen, weights, [&](std::int64_t row, std::int64_t number, const HalfRow& sum) {
             store_half(mixed + row * hidden_ + number, sum);
         });
-        multiply_gated(layer, normed, num_rows);
+        multiply_gated(layer, normed, num_rows, low_rank(layer, GATE_UP, NO_ADAPTED_ROWS));
         multiply_rows(layer.down, inner_rows(layer.gate_up), num_rows,
                       [&](std::int64_t row, std::int64_t output, const HalfRow& result) {
                           add_half(mixed + row * hidden_ + output, rounded(result));
@@ -452,17 +482,23 @@ class DecoderStep {
 
     // norm: what the outputs go through before they are added, or null
     void multiply_into_residual(
-        const Weight& weight, const Rows& x, const void* norm, Bf16* residual, std::int64_t num_rows) const {
-        if (norm != nullptr) return multiply_into_residual_normed(weight, x, norm, residual, num_rows);
+        const Weight& weight, const Rows& x, const void* norm, Bf16* residual, std::int64_t num_rows,
+        const LowRankGemm& added) const {
+        added.project(x);
+        if (norm != nullptr) return multiply_into_residual_normed(weight, x, norm, residual, num_rows, added);
         multiply_rows(weight, x, num_rows, [&](std::int64_t row, std::int64_t output, const HalfRow& result) {
-            add_half(residual + row * hidden_ + output, rounded(result));
+            add_half(residual + row * hidden_ + output, rounded(added.add(row, output, result)));
         });
     }
 
     void multiply_into_residual_normed(
-        const Weight& weight, const Rows& x, const void* norm, Bf16* residual, std::int64_t num_rows) const {
+        const Weight& weight, const Rows& x, const void* norm, Bf16* residual, std::int64_t num_rows,
+        const LowRankGemm& added) const {
         Bf16* const outputs = buffers_->outputs.data();
-        multiply_rows(weight, x, num_rows, store_rows(weight, outputs));
+        const auto store = store_rows(weight, outputs);
+        multiply_rows(weight, x, num_rows, [&](std::int64_t row, std::int64_t output, const HalfRow& result) {
+            store(row, output, added.add(row, output, result));
+        });
 #pragma omp for schedule(static)
         for (std::int64_t row = 0; row < num_rows; ++row) {
             Bf16* const output = outputs + row * hidden_;
@@ -488,14 +524,15 @@ class DecoderStep {
     }
 
     // inner = silu(gate) * up, or with GELU; the gates are the first half of the outputs.
-    void multiply_gated(const Layer& layer, const Rows& x, std::int64_t num_rows) const {
+    void multiply_gated(const Layer& layer, const Rows& x, std::int64_t num_rows, const LowRankGemm& added) const {
+        added.project(x);
         if (fits_one_block(num_rows))
-            multiply_gated_few(layer, x, static_cast<int>(num_rows));
+            multiply_gated_few(layer, x, static_cast<int>(num_rows), added);
         else
-            multiply_gated_many(layer, x, num_rows);
+            multiply_gated_many(layer, x, num_rows, added);
     }
 
-    void multiply_gated_few(const Layer& layer, const Rows& x, int num_rows) const {
+    void multiply_gated_few(const Layer& layer, const Rows& x, int num_rows, const LowRankGemm& added) const {
         const Weight& weight = layer.gate_up;
         const std::int64_t num_units = inner_size_of(weight) / UNIT;
 #pragma omp for schedule(static)
@@ -504,26 +541,28 @@ class DecoderStep {
             multiply_unit(weight, unit, x, num_rows, gates);
             multiply_unit(weight, num_units + unit, x, num_rows, ups);
             for (int i = 0; i < num_rows * UNIT; i += HALF_UNIT)
-                store_gated(layer, i / UNIT, unit * UNIT + i % UNIT, gates + i, ups + i);
+                store_gated(layer, i / UNIT, unit * UNIT + i % UNIT, gates + i, ups + i, added);
         }
     }
 
     // A unit is HALF_UNIT gates and the HALF_UNIT ups that they are multiplied with.
-    void multiply_gated_many(const Layer& layer, const Rows& x, std::int64_t num_rows) const {
+    void multiply_gated_many(const Layer& layer, const Rows& x, std::int64_t num_rows, const LowRankGemm& added) const {
         const Weight& weight = layer.gate_up;
         const std::int64_t size = inner_size_of(weight);
         const auto outputs_of = [&](std::int64_t unit) { return Halves{unit * HALF_UNIT, size + unit * HALF_UNIT}; };
         const auto keep = [&](std::int64_t unit, std::int64_t row, const float* sums) {
-            store_gated(layer, row, unit * HALF_UNIT, sums, sums + HALF_UNIT);
+            store_gated(layer, row, unit * HALF_UNIT, sums, sums + HALF_UNIT, added);
         };
         BlockedGemm(weight, x, num_rows).multiply(size / HALF_UNIT, outputs_of, keep);
     }
 
     // Stores the gated ups of the HALF_UNIT outputs from `output` on, given their sums.
-    void store_gated(const Layer& layer, std::int64_t row, std::int64_t output, const float* gates, const float* ups) const {
+    void store_gated(const Layer& layer, std::int64_t row, std::int64_t output, const float* gates, const float* ups,
+                     const LowRankGemm& added) const {
         const Weight& weight = layer.gate_up;
-        const HalfRow gate = rounded(result_of(weight, output, gates));
-        const HalfRow up = rounded(result_of(weight, inner_size_of(weight) + output, ups));
+        const std::int64_t size = inner_size_of(weight);
+        const HalfRow gate = rounded(added.add(row, output, result_of(weight, output, gates)));
+        const HalfRow up = rounded(added.add(row, size + output, result_of(weight, size + output, ups)));
         store_half(inner() + inner_rows(weight).layout.of(row, output), gated(gate, up, layer.by_gelu != 0));
     }
 

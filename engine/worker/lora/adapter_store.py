@@ -1,0 +1,127 @@
+"""The adapters of a worker: loaded from their folders, and given to the rows of each step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from engine.errors import ConfigError, RequestError
+from engine.lora import Adapter, LoRAConfig
+from engine.worker.attention.backend import IntArray
+from engine.worker.lora.adapter_folder import LowRankWeights, read_adapter
+from engine.worker.lora.low_rank import LoadedAdapter, LowRankLinear, Piece, StepAdapters
+from engine.worker.lora.places import NUM_JOINED, JoinedLinear, Place, places_of
+from engine.worker.models.base import CausalModel
+from engine.worker.models.decoder import Decoder, DecoderLayer
+from engine.worker.parallel.group import TensorParallelGroup
+from engine.worker.parallel.linears import RowParallelLinear
+
+logger = logging.getLogger(__name__)
+
+_JOINED_NAMES = {
+    JoinedLinear.QKV: ("attention", "qkv"),
+    JoinedLinear.OUTPUT: ("attention", "output"),
+    JoinedLinear.GATE_UP: ("mlp", "gate_up"),
+    JoinedLinear.DOWN: ("mlp", "down"),
+}
+
+
+class AdapterStore:
+    """Adapters by their keys. They may be loaded while a step runs."""
+
+    def __init__(self, model: Decoder, config: LoRAConfig, group: TensorParallelGroup) -> None:
+        """Puts a LowRankLinear around each linear that adapters may change."""
+        self.step = StepAdapters()
+        self.num_layers = model.num_layers
+        self._max_rank = config.max_lora_rank
+        self._dtype, self._device = model.final_norm.dtype, model.final_norm.device
+        self._layers = model.layer_numbers
+        self._num_all_layers = model.num_all_layers
+        self._places: dict[int, dict[str, Place]] = {}
+        self._loaded: dict[str, LoadedAdapter] = {}
+        for index, layer in enumerate(model.layers):
+            assert isinstance(layer, DecoderLayer)
+            places = places_of(layer, model.shape, group.rank, group.size)
+            self._places[index] = places
+            for joined in {place.linear for place in places.values()}:
+                _wrap(layer, joined, index, self.step)
+
+    def load(self, adapter: Adapter) -> None:
+        """Load an adapter, unless it is loaded. RequestError if it does not fit the model."""
+        if adapter.key not in self._loaded:
+            self._loaded[adapter.key] = self._read(adapter)
+            logger.info("Loaded adapter %s from %s.", adapter.name, adapter.path)
+
+    def drop(self, key: str) -> None:
+        """Forget an adapter that no request names."""
+        self._loaded.pop(key, None)
+
+    @property
+    def loaded(self) -> list[LoadedAdapter]:
+        """Those that are loaded now."""
+        return list(self._loaded.values())
+
+    def begin_step(self, keys: Sequence[str | None], query_lens: IntArray) -> None:
+        """Give the rows of a step their adapters, by the key of each sequence's."""
+        self.step.begin_step([None if key is None else self._loaded[key] for key in keys], query_lens)
+
+    def _read(self, adapter: Adapter) -> LoadedAdapter:
+        pieces: dict[int, list[Piece]] = {}
+        for (number, name), weights in read_adapter(Path(adapter.path), self._max_rank).items():
+            if number >= self._num_all_layers:
+                raise self._misfit(adapter, f"the model has no layer {number}")
+            if number not in self._layers:
+                continue  # another stage's
+            index = number - self._layers.start
+            place = self._places[index].get(name)
+            if place is None:
+                raise self._misfit(
+                    adapter, f"layers.{number}.{name} is no linear that adapters may change here"
+                )
+            own = place.part_of(weights)
+            if own is None:
+                raise self._misfit(adapter, f"layers.{number}.{name} has other sizes in this model")
+            pieces.setdefault(index * NUM_JOINED + place.linear, []).append(self._piece(place, own))
+        return LoadedAdapter(pieces)
+
+    def _piece(self, place: Place, own: LowRankWeights) -> Piece:
+        def placed(weight: torch.Tensor) -> torch.Tensor:
+            return weight.to(self._device, self._dtype).contiguous()
+
+        return Piece(place.first, placed(own.down), placed(own.up), own.scale)
+
+    def _misfit(self, adapter: Adapter, what: str) -> RequestError:
+        return RequestError(f"Adapter {adapter.name!r} does not fit: {what}.", "lora_path")
+
+
+def open_adapters(
+    model: CausalModel, config: LoRAConfig | None, group: TensorParallelGroup, attention: str
+) -> AdapterStore | None:
+    """The store, with all adapters that are configured; None without adapters. ConfigError if the model can
+    have none, or one cannot be loaded."""
+    if config is None:
+        return None
+    if attention == "triton":
+        raise ConfigError("enable_lora needs attention_backend torch: the Triton path adds no adapters yet.")
+    if not isinstance(model, Decoder):
+        raise ConfigError("enable_lora needs a model with a native implementation.")
+    store = AdapterStore(model, config, group)
+    for adapter in config.modules:
+        try:
+            store.load(adapter)
+        except RequestError as error:
+            raise ConfigError(f"lora_modules: {error}") from error
+    return store
+
+
+def _wrap(layer: DecoderLayer, joined: JoinedLinear, index: int, step: StepAdapters) -> None:
+    part, name = _JOINED_NAMES[joined]
+    parent: nn.Module = layer.get_submodule(part)
+    plain = parent.get_submodule(name)
+    if isinstance(plain, RowParallelLinear):  # what is added is summed with the ranks' outputs
+        parent, name, plain = plain, "partial", plain.partial
+    setattr(parent, name, LowRankLinear(plain, index * NUM_JOINED + joined, step))

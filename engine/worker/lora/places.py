@@ -1,0 +1,93 @@
+"""Where the linears of a checkpoint are in a decoder's joined ones, and which part of them a rank has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+
+from engine.worker.lora.adapter_folder import LowRankWeights
+from engine.worker.models.attention import SelfAttention
+from engine.worker.models.decoder import DecoderLayer
+from engine.worker.models.mlp import GatedMLP
+from engine.worker.models.shape import DecoderShape
+
+
+class JoinedLinear(IntEnum):
+    """The linears of a layer, as they are computed; the order is that of the compiled step."""
+
+    QKV = 0
+    OUTPUT = 1
+    GATE_UP = 2
+    DOWN = 3
+
+
+NUM_JOINED = len(JoinedLinear)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A linear of a checkpoint within a joined one, and a rank's part of it."""
+
+    linear: JoinedLinear
+    first: int
+    """Its first output there."""
+    num_outputs: int
+    """Outputs that the rank has."""
+    num_inputs: int
+    """Inputs that the rank has."""
+    part: int = 0
+    num_parts: int = 1
+    by_inputs: bool = False
+
+    def part_of(self, weights: LowRankWeights) -> LowRankWeights | None:
+        """The rank's part of what is added; None if the sizes do not fit."""
+        down, up = weights.down, weights.up
+        if self.by_inputs:
+            down = _part(down, 1, self.num_inputs, self.part, self.num_parts)
+        else:
+            up = _part(up, 0, self.num_outputs, self.part, self.num_parts)
+        if down.shape[1] != self.num_inputs or len(up) != self.num_outputs:
+            return None
+        return LowRankWeights(down, up, weights.scale)
+
+
+def _part(weight: torch.Tensor, dim: int, size: int, part: int, num_parts: int) -> torch.Tensor:
+    """A part, or the whole if it has not ``num_parts`` parts of this size."""
+    if weight.shape[dim] != size * num_parts:
+        return weight
+    return weight.narrow(dim, size * part, size)
+
+
+def places_of(layer: DecoderLayer, shape: DecoderShape, rank: int, size: int) -> dict[str, Place]:
+    """The places of a layer's linears by their names in a checkpoint; only those that adapters may change."""
+    places: dict[str, Place] = {}
+    if isinstance(layer.attention, SelfAttention):
+        places |= _attention_places(layer.attention, shape.hidden_size, rank, size)
+    if isinstance(layer.mlp, GatedMLP):
+        named = _mlp_places(layer.mlp, shape.hidden_size, rank, size)
+        places |= {shape.mlp_prefix + name: place for name, place in named}
+    return places
+
+
+def _attention_places(attention: SelfAttention, hidden: int, rank: int, size: int) -> dict[str, Place]:
+    shape, queries = attention.shape, attention.queries_size
+    kv, keys_end = shape.kv_size, attention.queries_size + shape.kv_size
+    copies = shape.num_kv_copies
+    qkv, output = JoinedLinear.QKV, JoinedLinear.OUTPUT
+    return {
+        "self_attn.q_proj": Place(qkv, 0, queries, hidden, rank, size),
+        "self_attn.k_proj": Place(qkv, queries, kv, hidden, rank // copies, size // copies),
+        "self_attn.v_proj": Place(qkv, keys_end, kv, hidden, rank // copies, size // copies),
+        "self_attn.o_proj": Place(output, 0, hidden, shape.query_size, rank, size, by_inputs=True),
+    }
+
+
+def _mlp_places(mlp: GatedMLP, hidden: int, rank: int, size: int) -> Iterator[tuple[str, Place]]:
+    inner = mlp.intermediate_size
+    if not mlp.is_joined:  # else gates and ups are one linear in the checkpoint, too
+        yield "gate_proj", Place(JoinedLinear.GATE_UP, 0, inner, hidden, rank, size)
+        yield "up_proj", Place(JoinedLinear.GATE_UP, inner, inner, hidden, rank, size)
+    yield "down_proj", Place(JoinedLinear.DOWN, 0, hidden, inner, rank, size, by_inputs=True)

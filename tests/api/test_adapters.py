@@ -1,0 +1,172 @@
+"""Adapters over HTTP: chosen by their names, loaded and unloaded while the server runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.api.server import Server, running_server
+from tests.worker.lora.made_adapters import AdaptedReference, save_adapter
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+
+FLAGS = ("--num-gpu-blocks-override", "400", "--enable-lora", "--max-loras", "2")
+MESSAGES: Any = [
+    {"role": "user", "content": "Name the files of this project, one by one, and say what each is."}
+]
+BLOCK_SIZE = 16
+
+
+@pytest.fixture(scope="module")
+def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("adapters")
+    return {name: save_adapter(model, folder / name, seed) for seed, name in enumerate(("sql", "law", "art"))}
+
+
+@pytest.fixture(scope="module")
+def adapted(model: Path, adapters: dict[str, Path]) -> Iterator[Server]:
+    with running_server(
+        model,
+        *FLAGS,
+        *("--lora-modules", f"sql={adapters['sql']}", f"law={adapters['law']}"),
+        *("--api-server-count", "2"),
+    ) as server:
+        yield server
+
+
+@pytest.fixture
+def client(adapted: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{adapted.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture
+def post(adapted: Server) -> Iterator[Callable[..., httpx.Response]]:
+    with httpx.Client(base_url=adapted.url, timeout=60) as http:
+
+        def posted(path: str, **body: Any) -> httpx.Response:
+            return http.post(path, json=body)
+
+        yield posted
+
+
+def complete(client: openai.OpenAI, model: str, prompt: list[int]) -> list[int]:
+    extra = {"return_token_ids": True, "ignore_eos": True}
+    answer: Any = client.completions.create(
+        model=model, prompt=prompt, max_tokens=6, temperature=0, extra_body=extra
+    )
+    assert answer.model == model
+    tokens: list[int] = answer.choices[0].token_ids
+    return tokens
+
+
+def test_the_name_chooses(client: openai.OpenAI, model: Path, adapters: dict[str, Path]) -> None:
+    """At once, in one batch, while only two of them may run."""
+    prompt = list(range(10, 40))
+    answers: dict[str, list[int]] = {}
+
+    def ask(name: str) -> None:
+        answers[name] = complete(client, name, prompt)
+
+    threads = [threading.Thread(target=ask, args=(name,)) for name in ("tiny", "sql", "law")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    paths = {"tiny": None, "sql": adapters["sql"], "law": adapters["law"]}
+    assert answers == {name: AdaptedReference(model, path).greedy(prompt, 6) for name, path in paths.items()}
+
+
+def test_models_are_listed_with_their_base(client: openai.OpenAI) -> None:
+    cards: dict[str, Any] = {card.id: card for card in client.models.list()}
+    assert {name: card.parent for name, card in cards.items()} == {"tiny": None, "sql": "tiny", "law": "tiny"}
+    assert client.models.retrieve("sql").id == "sql"
+
+
+def test_turns_of_an_adapter_find_their_own_prefix(client: openai.OpenAI) -> None:
+    """And its pins, by the job's name; of another adapter, or of the base, they find nothing."""
+
+    def cached(name: str) -> int:
+        chat = client.chat.completions.create(
+            model=name, messages=MESSAGES, max_tokens=4, extra_body={"job_id": f"job of {name}"}
+        )
+        assert chat.model == name
+        assert chat.usage is not None
+        assert chat.usage.prompt_tokens_details is not None
+        return chat.usage.prompt_tokens_details.cached_tokens or 0
+
+    assert [cached("sql"), cached("law"), cached("tiny")] == [0, 0, 0]
+    assert all(cached(name) >= BLOCK_SIZE for name in ("sql", "law", "tiny"))
+
+
+def test_an_adapter_comes_and_goes_while_it_serves(
+    client: openai.OpenAI, post: Callable[..., httpx.Response], model: Path, adapters: dict[str, Path]
+) -> None:
+    """For both processes of the server, whichever a connection comes to."""
+    prompt = list(range(50, 70))
+    with pytest.raises(openai.NotFoundError, match="The model `art` does not exist"):
+        complete(client, "art", prompt)
+    loaded = post("/v1/load_lora_adapter", lora_name="art", lora_path=str(adapters["art"]))
+    assert (loaded.status_code, loaded.text) == (200, "Success: LoRA adapter 'art' added successfully.")
+    expected = AdaptedReference(model, adapters["art"]).greedy(prompt, 6)
+    for _ in range(6):
+        with openai.OpenAI(base_url=client.base_url, api_key="none", max_retries=0) as another:
+            assert complete(another, "art", prompt) == expected
+    other = post("/v1/load_lora_adapter", lora_name="art", lora_path=str(adapters["law"]))
+    assert (other.status_code, other.json()["error"]["param"]) == (400, "lora_name")
+    replaced = post(
+        "/v1/load_lora_adapter", lora_name="art", lora_path=str(adapters["law"]), load_inplace=True
+    )
+    assert replaced.status_code == 200
+    assert complete(client, "art", prompt) == AdaptedReference(model, adapters["law"]).greedy(prompt, 6)
+    assert post("/v1/unload_lora_adapter", lora_name="art").status_code == 200
+    with pytest.raises(openai.NotFoundError):
+        complete(client, "art", prompt)
+    assert post("/v1/unload_lora_adapter", lora_name="art").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "message"),
+    [
+        ("", "/", "lora_name"),
+        ("tiny", "/", "'tiny' is the base model's name"),
+        ("a@b", "/", "printable characters other than @"),
+        ("nowhere", "/nowhere", "lora_path must be a folder with adapter_config.json"),
+        ("model", None, "adapter_config.json of adapter 'model' cannot be read"),
+    ],
+)
+def test_what_cannot_be_loaded_is_said(
+    post: Callable[..., httpx.Response], model: Path, name: str, path: str | None, message: str
+) -> None:
+    refused = post("/v1/load_lora_adapter", lora_name=name, lora_path=path or str(model))
+    assert refused.status_code == 400
+    assert message in refused.text
+
+
+def test_a_server_without_adapters_says_so(server: Server, adapters: dict[str, Path]) -> None:
+    body = {"lora_name": "sql", "lora_path": str(adapters["sql"])}
+    refused = httpx.post(f"{server.url}/v1/load_lora_adapter", json=body)
+    assert refused.status_code == 400
+    assert "start it with --enable-lora" in refused.text
+
+
+def test_what_is_too_many_for_memory_is_read_again(model: Path, adapters: dict[str, Path]) -> None:
+    """One in memory, three in turn."""
+    modules = [f"{name}={path}" for name, path in adapters.items()]
+    expected = {name: AdaptedReference(model, path).greedy([5, 6, 7], 6) for name, path in adapters.items()}
+    with (
+        running_server(
+            model,
+            *("--num-gpu-blocks-override", "400", "--enable-lora", "--max-cpu-loras", "1"),
+            *("--lora-modules", *modules),
+        ) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made,
+    ):
+        for _ in range(2):
+            assert {name: complete(made, name, [5, 6, 7]) for name in adapters} == expected

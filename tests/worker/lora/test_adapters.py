@@ -1,0 +1,266 @@
+"""Requests with adapters of their own, in one batch: what peft makes of each."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.errors import ConfigError, RequestError
+from engine.frontend.llm import LLM
+from engine.frontend.request_output import CompletionOutput
+from engine.lora import CONFIG_FILE, WEIGHTS_FILE, LoRARequest
+from engine.sampling_params import SamplingParams
+from engine.worker.loading.tiny_models import make_model_folder
+from tests.worker.cpu.compiled_steps import has_compiled_steps
+from tests.worker.generation import random_tokens
+from tests.worker.lora.made_adapters import AdaptedReference, save_adapter
+
+# peft and transformers of today do not go together without one.
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+
+Case = tuple[list[int], LoRARequest | None, Path | None]
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+OPTIONS: dict[str, Any] = {
+    "enable_lora": True,
+    "max_loras": 4,
+    "max_lora_rank": 16,
+    "num_gpu_blocks_override": 200,
+    "max_model_len": 256,
+}
+WIDE = {**OPTIONS, "max_model_len": 1024}
+COMPILED: dict[str, Any] = {
+    "hidden_size": 128,
+    "num_heads": 2,
+    "num_kv_heads": 1,
+    "head_dim": 64,
+    "dtype": "bfloat16",
+}
+"""A model of sizes that the compiled steps take."""
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "attention alone": {"target_modules": ["q_proj", "v_proj"], "r": 8, "lora_alpha": 32},
+    "ranks and alphas by module": {
+        "r": 5,
+        "lora_alpha": 7,
+        "rank_pattern": {"down_proj": 11},
+        "alpha_pattern": {"layers.1.self_attn.q_proj": 3},
+        "use_rslora": True,
+    },
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen3": {"family": "qwen3"},
+    "qwen2, with biases": {"family": "qwen2"},
+    "gemma3, with norms of outputs": {"family": "gemma3_text"},
+}
+
+
+def save_all(model: Path, folder: Path, **config: Any) -> dict[str, Path]:
+    return {
+        kind: save_adapter(model, folder / str(seed), seed, **{**config, **fields})
+        for seed, (kind, fields) in enumerate(KINDS.items())
+    }
+
+
+def prompts_and_adapters(
+    adapters: dict[str, Path],
+) -> list[tuple[list[int], LoRARequest | None, Path | None]]:
+    """Two prompts for each adapter, and two without."""
+    named = [*adapters.items(), ("", None)]
+    return [
+        (
+            random_tokens(5 + 9 * index, seed=index),
+            None if path is None else LoRARequest(kind, 1, str(path)),
+            path,
+        )
+        for index, (kind, path) in enumerate(named * 2)
+    ]
+
+
+def check_tokens(llm: LLM, model: Path, cases: list[Case]) -> None:
+    """All of them in one batch: the tokens are those of peft."""
+    prompts, requests = [prompt for prompt, _, _ in cases], [one for _, one, _ in cases]
+    outputs = llm.generate(prompts, GREEDY, lora_request=requests, use_tqdm=False)
+    for output, (prompt, _, path) in zip(outputs, cases, strict=True):
+        expected = AdaptedReference(model, path).greedy(prompt, len(output.outputs[0].token_ids))
+        assert output.outputs[0].token_ids == expected
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_request_has_its_adapters_tokens(tmp_path: Path, name: str) -> None:
+    model = make_model_folder(tmp_path / "model", **MODELS[name])
+    cases = prompts_and_adapters(save_all(model, tmp_path))
+    with LLM(model, multiprocess=False, **OPTIONS) as llm:
+        check_tokens(llm, model, cases)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=str)
+def test_ranks_have_parts_of_adapters(tmp_path: Path, options: dict[str, Any]) -> None:
+    model = make_model_folder(tmp_path / "model")
+    cases = prompts_and_adapters(save_all(model, tmp_path))
+    with LLM(model, **options, **OPTIONS) as llm:
+        check_tokens(llm, model, cases)
+
+
+@pytest.mark.skipif(not has_compiled_steps(), reason="steps cannot be compiled here")
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+def test_compiled_steps_add_adapters(tmp_path: Path, family: str, caplog: pytest.LogCaptureFixture) -> None:
+    """In bf16 they err hardly more than peft does, which keeps adapters in fp32: in short prompts, in one of
+    several blocks of rows, and in the tokens that follow. What a row's adapter adds depends on no other."""
+    model = make_model_folder(tmp_path / "model", family, **COMPILED)
+    adapters = save_all(model, tmp_path)
+    cases = prompts_and_adapters(adapters)
+    cases += [
+        (random_tokens(700, seed=99), LoRARequest("plain", 1, str(adapters["plain"])), adapters["plain"])
+    ]
+    with caplog.at_level(logging.INFO), LLM(model, multiprocess=False, **WIDE) as llm:
+        outputs = answers(llm, cases)
+        assert [answers(llm, [case])[0].token_ids for case in cases[:4]] == [o.token_ids for o in outputs[:4]]
+    assert "Using the compiled CPU backend for whole steps." in caplog.messages
+    ours, of_peft = [], []
+    for answer, (prompt, _, path) in zip(outputs, cases, strict=True):
+        tokens = [*prompt, *answer.token_ids]
+        exact = AdaptedReference(model, path).logprobs(tokens)
+        rounded = AdaptedReference(model, path, torch.bfloat16).logprobs(tokens)
+        for place, (token, told) in enumerate(zip(answer.token_ids, answer.logprobs or [], strict=True)):
+            before = len(prompt) + place - 1
+            ours.append(abs(told.chosen.logprob - float(exact[before, token])))
+            of_peft.append(abs(float(rounded[before, token] - exact[before, token])))
+    assert fmean(ours) < 1.6 * fmean(of_peft), (fmean(ours), fmean(of_peft))
+
+
+@pytest.mark.skipif(not has_compiled_steps(), reason="steps cannot be compiled here")
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_adapters_of_quantized_bases(tmp_path: Path, quantization: str) -> None:
+    """What an adapter changes is changed as much over a base in few bits."""
+    model = make_model_folder(tmp_path / "model", **COMPILED)
+    cases = prompts_and_adapters(save_all(model, tmp_path))[:3]
+    with LLM(model, multiprocess=False, quantization=quantization, **WIDE) as llm:
+        outputs = answers(llm, cases)
+    for answer, (prompt, _, path) in zip(outputs, cases, strict=True):
+        tokens = [*prompt, *answer.token_ids]
+        adapted, plain = (
+            AdaptedReference(model, each).logprobs(tokens)[len(prompt) - 1] for each in (path, None)
+        )
+        first = answer.token_ids[0]
+        told = (answer.logprobs or [])[0].chosen.logprob
+        assert abs(told - float(adapted[first])) < abs(told - float(plain[first]))
+
+
+def answers(llm: LLM, cases: list[Case]) -> list[CompletionOutput]:
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=1)
+    prompts, requests = [prompt for prompt, _, _ in cases], [one for _, one, _ in cases]
+    outputs = llm.generate(prompts, params, lora_request=requests, use_tqdm=False)
+    return [output.outputs[0] for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, LLM]]:
+    folder = tmp_path_factory.mktemp("served")
+    model = make_model_folder(folder / "model")
+    with LLM(model, multiprocess=False, **OPTIONS) as llm:
+        yield model, llm
+
+
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "another method": ({"peft_type": "IA3"}, "does not say peft_type LORA"),
+    "magnitudes": ({"use_dora": True}, "use_dora is not supported"),
+    "biases": ({"bias": "all"}, "bias is not supported"),
+    "other modules": ({"modules_to_save": ["lm_head"]}, "modules_to_save is not supported"),
+    "a field of tomorrow": ({"use_tomorrow": 1}, "use_tomorrow is not supported"),
+    "a changed base": ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' changes the base model"),
+    "no number": ({"lora_alpha": "much"}, "lora_alpha must be a number"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_is_not_supported_is_named(served: tuple[Path, LLM], tmp_path: Path, name: str) -> None:
+    model, llm = served
+    changes, message = FAULTS[name]
+    folder = save_adapter(model, tmp_path / "adapter", 1)
+    config = json.loads((folder / CONFIG_FILE).read_text())
+    (folder / CONFIG_FILE).write_text(json.dumps(config | changes))
+    with pytest.raises(RequestError, match=message):
+        llm.generate([1, 2, 3], GREEDY, lora_request=LoRARequest("bad", 1, str(folder)), use_tqdm=False)
+    assert llm.generate([1, 2, 3], GREEDY, use_tqdm=False)[0].finished
+
+
+def damaged(weights: dict[str, torch.Tensor], how: str) -> dict[str, torch.Tensor]:
+    prefix = "base_model.model.model.layers.0.self_attn.q_proj"
+    down = weights[f"{prefix}.lora_A.weight"]
+    match how:
+        case "infinite":
+            down[0, 0] = torch.inf
+        case "half":
+            del weights[f"{prefix}.lora_A.weight"]
+        case "narrow":
+            weights[f"{prefix}.lora_A.weight"] = down[:, :-1].contiguous()
+        case "deep":
+            renamed = f"{prefix.replace('layers.0', 'layers.9')}.lora_A.weight"
+            weights[renamed] = weights.pop(f"{prefix}.lora_A.weight")
+        case "head":
+            weights["base_model.model.lm_head.lora_A.weight"] = down.clone()
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("infinite", "weights that are not finite"),
+        ("half", r"needs lora_A \[rank, inputs\] and lora_B"),
+        ("narrow", "has other sizes in this model"),
+        ("deep", "needs lora_A"),
+        ("head", "tensor base_model.model.lm_head.lora_A.weight belongs to no linear of a layer"),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(
+    served: tuple[Path, LLM], tmp_path: Path, how: str, message: str
+) -> None:
+    model, llm = served
+    folder = save_adapter(model, tmp_path / "adapter", 1)
+    weights = damaged(load_file(folder / WEIGHTS_FILE), how)
+    save_file(weights, folder / WEIGHTS_FILE)
+    with pytest.raises(RequestError, match=message):
+        llm.generate([1, 2, 3], GREEDY, lora_request=LoRARequest("bad", 1, str(folder)), use_tqdm=False)
+
+
+def test_ranks_are_bounded(served: tuple[Path, LLM], tmp_path: Path) -> None:
+    model, llm = served
+    folder = save_adapter(model, tmp_path / "adapter", 1, r=17)
+    with pytest.raises(RequestError, match="has rank 17, and max_lora_rank is 16"):
+        llm.generate([1, 2, 3], GREEDY, lora_request=LoRARequest("big", 1, str(folder)), use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_loras": 2}, "max_loras needs enable_lora"),
+        ({"enable_lora": True, "max_loras": 0}, "max_loras must be at least 1"),
+        ({"enable_lora": True, "max_lora_rank": 513}, "max_lora_rank must be at most 512"),
+        ({"enable_lora": True, "lora_modules": ["sql"]}, "lora_modules must be NAME=PATH"),
+        ({"enable_lora": True, "lora_modules": ["sql=/nowhere"]}, "lora_path must be a folder"),
+        ({"enable_lora": True, "attention_backend": "triton"}, "enable_lora needs attention_backend torch"),
+        ({"enable_lora": True, "model_impl": "transformers"}, "needs a model with a native implementation"),
+    ],
+)
+def test_wrong_options_are_named(served: tuple[Path, LLM], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LLM(served[0], multiprocess=False, num_gpu_blocks_override=50, max_model_len=64, **options)
+
+
+def test_without_adapters_none_is_taken(served: tuple[Path, LLM], tmp_path: Path) -> None:
+    asked = LoRARequest("any", 1, str(tmp_path))
+    with (
+        LLM(served[0], multiprocess=False, num_gpu_blocks_override=50, max_model_len=64) as llm,
+        pytest.raises(RequestError, match="lora_request needs enable_lora"),
+    ):
+        llm.generate([1, 2, 3], GREEDY, lora_request=asked, use_tqdm=False)
