@@ -1,16 +1,25 @@
-"""The record of ``speculative_config``: where drafts come from, and how many are verified at a time."""
+"""The record of ``speculative_config``, vLLM V1's JSON or the same as a mapping, and how it is read."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from engine.config_checks import at_least
 from engine.errors import ConfigError
+from engine.json_options import check_names, make_record, read_fields
 
 METHODS_WITH_A_FOLDER = ("draft_model", "eagle", "eagle3")
 METHODS_WITH_WEIGHTS = (*METHODS_WITH_A_FOLDER, "mtp")
 DRAFT_METHODS = ("suffix", "ngram", "grammar", *METHODS_WITH_WEIGHTS)
 MAX_SPECULATIVE_TOKENS = 64
+
+OPTION = "speculative_config"
+EXAMPLE = '{"method": "suffix"}'
+LOOKUPS = ("prompt_lookup_min", "prompt_lookup_max")
+DRAFTS_OF_WEIGHTS = 3
+"""Most drafts in a step by default of a drafter with weights, to which each costs a pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,3 +79,19 @@ class SpeculativeConfig:
     def num_lookahead_tokens(self) -> int:
         """Places behind a request's tokens at which a drafter writes KV of its own."""
         return self.num_speculative_tokens if self.has_weights else 0
+
+
+def read_speculative_config(
+    given: str | Mapping[str, Any] | SpeculativeConfig | None,
+) -> SpeculativeConfig | None:
+    """The record of what was given, JSON or fields; ConfigError names the field that is wrong."""
+    if given is None or isinstance(given, SpeculativeConfig):
+        return given
+    fields = read_fields(OPTION, given, EXAMPLE)
+    check_names(OPTION, fields, SpeculativeConfig)
+    for name, other in (LOOKUPS, LOOKUPS[::-1]):  # as in V1, the one that is left out is the other
+        if name not in fields and other in fields:
+            fields[name] = fields[other]
+    if fields.get("method") in METHODS_WITH_WEIGHTS:
+        fields.setdefault("num_speculative_tokens", DRAFTS_OF_WEIGHTS)
+    return make_record(OPTION, fields, SpeculativeConfig)

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from engine.api import adapters, jobs, models, operations, tokens, tracing
+from engine.api import jobs, models, operations, tokens, tracing
 from engine.api.anthropic import endpoints as messages
 from engine.api.config import ServerConfig
 from engine.api.dashboard import endpoints as dashboard
@@ -29,6 +29,7 @@ from engine.api.http.head import HeadRequests
 from engine.api.http.hosts import HostMiddleware
 from engine.api.http.middleware import BodyLimitMiddleware, OriginMiddleware, RequestIdMiddleware
 from engine.api.http.unknown_paths import allowed_methods, unknown_path_message, wrong_method_message
+from engine.api.lora import endpoints as lora
 from engine.api.openai import chat, completions
 from engine.api.openai_responses import conversation_items, conversations
 from engine.api.openai_responses import endpoints as responses
@@ -42,7 +43,7 @@ ROUTERS = (
     chat.router,
     completions.router,
     models.router,
-    adapters.router,
+    lora.router,
     tokens.router,
     jobs.router,
     operations.router,

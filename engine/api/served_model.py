@@ -11,7 +11,6 @@ from time import time
 
 import msgspec
 
-from engine.api.adapter_names import AdapterNames
 from engine.api.config import ServerConfig
 from engine.api.core_heartbeat import CoreHeartbeat
 from engine.api.errors import ModelNotFoundError, ServerClosingError
@@ -20,6 +19,7 @@ from engine.api.http.auth import ApiKeys
 from engine.api.http.streams import Patience
 from engine.api.identity import ClientIdentity, request_context
 from engine.api.limits import Admission
+from engine.api.lora.adapter_names import AdapterNames
 from engine.api.processes.server_group import ALONE, ServerGroup
 from engine.api.processes.shared_load import SharedLoad, Tally
 from engine.api.prompts import Prompts

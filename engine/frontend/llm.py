@@ -32,7 +32,7 @@ from engine.messages import EngineCoreRequest, JobRef, RequestContext
 from engine.model_executor import model_executor
 from engine.policy_loader import load_policy
 from engine.sampling_params import RequestOutputKind, SamplingParams
-from engine.speculative_options import read_speculative_config
+from engine.speculative_config import read_speculative_config
 from engine.tokenization.content_format import CONTENT_FORMATS, ContentFormat
 from engine.tokenization.tokenizer import Tokenizer
 

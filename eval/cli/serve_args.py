@@ -25,7 +25,7 @@ from engine.kv_events_config import read_kv_events_config
 from engine.kv_transfer.config import read_kv_transfer_config
 from engine.kv_transfer.offloading import with_offloading
 from engine.parallel_config import ParallelConfig
-from engine.speculative_options import read_speculative_config
+from engine.speculative_config import read_speculative_config
 from eval.cli.flag_group import defaults_of, flag_of
 from eval.cli.lora_flags import lora_config
 from eval.cli.serve_flags import API_KEY_VARIABLE
