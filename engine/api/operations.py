@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from typing import Literal
+from collections.abc import Awaitable
+from typing import Annotated, Literal
 
 import msgspec
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from engine.api.endpoints import endpoint, json_response, model_of
+from engine.api.endpoints import endpoint, json_response, model_of, read_body
 from engine.core.scheduler_report import PauseState
 from engine.core_process.client_protocols import EngineState
-from engine.errors import RequestError
+from engine.errors import EngineGenerateError, RequestError
 from engine.version import package_version
 
 router = APIRouter()
@@ -106,6 +108,57 @@ async def resume(request: Request) -> Response:
     """Ends the pause."""
     await model_of(request).engine.resume()
     return JSONResponse({"status": "resumed"})
+
+
+@endpoint(router, "POST", "/sleep", operators_only=True)
+async def sleep(request: Request) -> Response:
+    """Gives memory back once what runs has ended: ``level=1`` that of the KV pool, ``level=2`` that
+    of the weights, too. New requests are accepted and wait for ``/wake_up``."""
+    level, mode = request.query_params.get("level", "1"), request.query_params.get("mode", "wait")
+    if level not in ("1", "2"):
+        raise RequestError(f"level must be 1 or 2, got {level[:40]!r}.", "level")
+    if mode != "wait":
+        raise RequestError(f"mode must be wait, got {mode[:40]!r}: running requests are not aborted.", "mode")
+    await _resting(model_of(request).engine.sleep(int(level)), "level")
+    return JSONResponse({"status": "sleeping"})
+
+
+@endpoint(router, "POST", "/wake_up", operators_only=True)
+async def wake_up(request: Request) -> Response:
+    """Ends the sleep: weights that were dropped are loaded again, and what waits runs."""
+    await _resting(model_of(request).engine.wake_up(), "level")
+    return JSONResponse({"status": "awake"})
+
+
+@endpoint(router, "GET", "/is_sleeping", operators_only=True)
+async def is_sleeping(request: Request) -> Response:
+    """Whether the engine sleeps, and at which level."""
+    level = await model_of(request).engine.sleep_level()
+    return JSONResponse({"is_sleeping": level > 0, "level": level})
+
+
+class UpdateWeightsRequest(BaseModel):
+    """Body of POST /update_weights."""
+
+    path: Annotated[str, Field(min_length=1, max_length=4096)]
+    """A model folder of the same architecture."""
+
+
+@endpoint(router, "POST", "/update_weights", body=UpdateWeightsRequest, operators_only=True)
+async def update_weights(request: Request) -> Response:
+    """Serves the weights of another folder of the same architecture once what runs has ended; all
+    cached prefixes are evicted. If it cannot be served, the weights stay as they were."""
+    body = await read_body(request, UpdateWeightsRequest)
+    await _resting(model_of(request).engine.update_weights(body.path), "path")
+    return JSONResponse({"status": "updated"})
+
+
+async def _resting(work: Awaitable[None], field: str) -> None:
+    """Waits for the work; what the engine refuses is the client's error."""
+    try:
+        await work
+    except EngineGenerateError as error:
+        raise RequestError(str(error), field) from error
 
 
 @endpoint(router, "GET", "/engines", operators_only=True)

@@ -80,6 +80,11 @@ class StepsInFlight:
         self._ids = itertools.count()
         self._steps: deque[_Step] = deque()
 
+    @property
+    def num_under_way(self) -> int:
+        """Steps whose output has not come back."""
+        return len(self._steps)
+
     def begin(self, plan: SchedulerOutput) -> None:
         """Add a plan whose tokens count as computed, and reserve places for the tokens it will sample."""
         if not self.overlap:

@@ -94,5 +94,9 @@ _MERGES: dict[str, Callable[[Answers, Sequence[Any]], Any]] = {
     "watch": _watch,
     "unwatch": _nothing,
     "load_adapter": _nothing,
+    "sleep": _whether_all,
+    "wake_up": _nothing,
+    "sleep_level": _largest,
+    "update_weights": _whether_all,
     "unload_adapter": _nothing,
 }

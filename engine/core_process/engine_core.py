@@ -131,7 +131,7 @@ class EngineCore:
         self._executor.on_wave(self._join_wave)
         self.ready = engine_ready(config, info, self.policy)
         watch = LiveFeed(self._untraced, self._tracer, clock, self._changed)
-        self.utilities = CoreUtilities(lambda: self.scheduler, clock, self._changed)
+        self.utilities = CoreUtilities(lambda: self.scheduler, clock, self._changed, self._executor)
         self._adapters = CoreAdapters(self._executor, config.lora, self.utilities.adapters_in_use)
         self._by_name: dict[str, Callable[..., Any]] = {
             **self.utilities.by_name(),

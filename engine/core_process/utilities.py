@@ -11,6 +11,8 @@ from engine.core.policy import JobDirectory
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_report import PauseState, SchedulerStatistics
 from engine.core.traced_scheduler import TracedScheduler
+from engine.core_process.core_sleep import CoreSleep
+from engine.executor import Executor
 from engine.messages import JobStatus, PastTurn
 
 
@@ -22,12 +24,14 @@ class CoreUtilities:
         scheduler: Callable[[], Scheduler | TracedScheduler],
         clock: Clock,
         lock: threading.Condition,
+        executor: Executor,
     ) -> None:
         """``lock`` is the core's: the scheduler is read and changed only under it."""
         self._scheduler = scheduler
         self._jobs: JobDirectory = scheduler().policy
         self._clock = clock
         self._lock = lock
+        self._sleep = CoreSleep(scheduler, executor, clock, lock)
 
     def by_name(self) -> dict[str, Callable[..., Any]]:
         """All utilities by the name under which another process calls them."""
@@ -35,7 +39,7 @@ class CoreUtilities:
             *(self.reset_prefix_cache, self.statistics, self.check_invariants, self.pause, self.resume),
             *(self.jobs, self.job, self.past_turns),
         )
-        return {utility.__name__: utility for utility in utilities}
+        return {utility.__name__: utility for utility in utilities} | self._sleep.by_name()
 
     def reset_prefix_cache(self) -> bool:
         with self._lock:

@@ -17,13 +17,13 @@ from engine.config import EngineConfig
 from engine.core.scheduler_report import SchedulerStatistics
 from engine.core_process.client_protocols import AsyncCoreClient, Delivery, EngineState
 from engine.errors import EngineDeadError, EngineGenerateError, RequestError
+from engine.frontend.engine_operations import EngineOperations
 from engine.frontend.input_processor import GenerationDefaults, InputProcessor
 from engine.frontend.kv_transfer import KVTransferDoor
 from engine.frontend.output_collector import RequestOutputCollector
 from engine.frontend.output_processor import OutputProcessor
 from engine.frontend.request_output import RequestOutput
 from engine.frontend.stats import IterationStats, StatsListener
-from engine.lora import Adapter
 from engine.messages import (
     NO_CONTEXT,
     EngineCoreOutputs,
@@ -63,7 +63,7 @@ MAX_REMEMBERED_TURNS = 65536
 """The most finished turns whose internal ids are kept for later signals."""
 
 
-class AsyncLLM:
+class AsyncLLM(EngineOperations):
     """Generates for many concurrent callers, with the core in another process. An instance belongs
     to one event loop."""
 
@@ -281,21 +281,6 @@ class AsyncLLM:
         if enabled and state.state == "off":
             raise RequestError(f"The trace could not be started: {state.error}.", "name")
         return state
-
-    async def pause(self, *, running_too: bool = False) -> None:
-        """Stops admission; with ``running_too`` nothing is scheduled at all."""
-        await self._utility("pause", type(None), running_too)
-
-    async def resume(self) -> None:
-        await self._utility("resume", type(None))
-
-    async def load_adapter(self, adapter: Adapter) -> None:
-        """Loads an adapter on all cores; EngineGenerateError if it cannot be served."""
-        await self._utility("load_adapter", type(None), adapter.name, adapter.path, adapter.digest)
-
-    async def unload_adapter(self, key: str) -> None:
-        """Drops an adapter once no request has it."""
-        await self._utility("unload_adapter", type(None), key)
 
     async def _utility(self, method: str, result_type: type[T], *args: object) -> T:
         self.start()

@@ -254,6 +254,20 @@ class LLM:
         """The defaults of the model's generation config."""
         return self.engine.generation_defaults.sampling_params()
 
+    def sleep(self, level: int = 1) -> None:
+        """Gives memory back: that of the KV pool, and with level 2 that of the weights; on CPUs.
+        ``generate`` needs ``wake_up`` before. RequestError if the model cannot sleep."""
+        self.engine.sleep(level)
+
+    def wake_up(self) -> None:
+        """Ends the sleep; weights that were dropped are loaded again."""
+        self.engine.wake_up()
+
+    def update_weights(self, path: str | os.PathLike[str]) -> None:
+        """Takes the weights of another folder of the same architecture, with an empty cache.
+        RequestError if they cannot be served: then those before are."""
+        self.engine.rest("update_weights", os.fspath(path))
+
     def reset_prefix_cache(self) -> bool:
         return self.engine.reset_prefix_cache()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, TypeVar
 
 import msgspec
@@ -27,6 +28,8 @@ from engine.tokenization.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
+REST_POLL_S = 0.01
+
 
 class LLMEngine:
     """Connects input processing, the core and output processing, for one thread."""
@@ -40,6 +43,7 @@ class LLMEngine:
         multiprocess: bool = True,
     ) -> None:
         self.config = config
+        self._sleeps = False
         self._clock = MonotonicClock()
         self._client: SyncCoreClient
         if multiprocess:
@@ -75,6 +79,8 @@ class LLMEngine:
     ) -> EngineCoreRequest:
         """The validated request for the core, not yet added; RequestError if it is invalid.
         ``fits_context``: see InputProcessor.process."""
+        if self._sleeps:
+            raise RequestError("The engine sleeps: call wake_up first.")
         arrival_time = self._clock.now()
         return self._inputs.process(
             request_id,
@@ -138,6 +144,25 @@ class LLMEngine:
     def reset_prefix_cache(self) -> bool:
         """Drops pins and evicts cached prefixes; False while requests hold blocks."""
         return self._utility("reset_prefix_cache", bool)
+
+    def rest(self, method: str, *args: object) -> None:
+        """Calls a utility that needs the engine at rest, which it is between calls; RequestError if
+        it is refused."""
+        try:
+            while not self._utility(method, bool, *args):
+                time.sleep(REST_POLL_S)
+        except EngineGenerateError as error:
+            raise RequestError(str(error)) from error
+
+    def sleep(self, level: int) -> None:
+        """Gives memory back; no request is taken before ``wake_up``."""
+        self.rest("sleep", level)
+        self._sleeps = True
+
+    def wake_up(self) -> None:
+        """Ends a sleep."""
+        self._utility("wake_up", type(None))
+        self._sleeps = False
 
     def load_adapter(self, adapter: Adapter) -> None:
         """Loads an adapter; RequestError if it cannot be served."""

@@ -90,7 +90,7 @@ class UniProcExecutor:
         pool = everything.first(num_blocks)
         state_pool = open_states(loaded.model, states, everything.blocks[num_blocks:], state_blocks)
         beside = Beside(state_pool, drafter, self._adapters)
-        backend = _open_backend(loaded, pool, spec.places, attention, config, group, beside)
+        self._backend = backend = _open_backend(loaded, pool, spec.places, attention, config, group, beside)
         disk, disk_level = open_disk(
             config.cache,
             everything.blocks,
@@ -146,6 +146,10 @@ class UniProcExecutor:
             return self._adapters.load(*args)
         if self._adapters is not None and method == "drop_adapter":
             return self._adapters.drop(*args)
+        if method in ("sleep", "wake_up", "update_weights"):
+            if not isinstance(self._backend, CPUBackend):
+                raise RequestError("Only a model on a CPU sleeps, or takes other weights, so far.", "level")
+            return getattr(self._backend, method)(*args)
         raise RequestError(f"The worker has no method {method!r}.", "method")
 
     def shutdown(self) -> None:

@@ -83,6 +83,23 @@ def empty_pages(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=dtype, count=num_numbers, offset=-start % _HUGE_PAGE).view(*shape)
 
 
+_released: set[int] = set()
+"""Where memory begins that was given back once: it is not populated in the background."""
+
+
+def release_pages(tensor: torch.Tensor) -> None:
+    """Give the memory of a tensor on pages of its own back to the system; it reads as zeros afterwards."""
+    madvise = getattr(ctypes.CDLL(None), "madvise", None)
+    if madvise is None:
+        return
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    _released.add(tensor.data_ptr())
+    start = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    num_bytes = tensor.data_ptr() + tensor.nbytes - start
+    if num_bytes >= mmap.PAGESIZE:
+        madvise(start, num_bytes // mmap.PAGESIZE * mmap.PAGESIZE, mmap.MADV_DONTNEED)
+
+
 def use_huge_pages(tensors: Iterable[torch.Tensor]) -> None:
     """Collapse the memory of tensors from ``empty_pages`` into huge pages, in the background at idle
     priority: doing it on first touch takes seconds (Linux 6.1 and later)."""
@@ -137,10 +154,12 @@ def _address(memory: mmap.mmap) -> int:
 
 def _populate(reference: weakref.ref[mmap.mmap]) -> None:
     """Populate all pages without changing them, at idle priority (Linux 5.14 and later), as long as the
-    memory is still referenced."""
+    memory is still referenced, and not given back."""
     madvise = _madvise_at_lowest_priority()
     start = 0
     while madvise is not None and (memory := reference()) is not None and start < len(memory):
+        if any(0 <= released - _address(memory) < len(memory) for released in _released):
+            return
         num_bytes = min(_POPULATED_AT_ONCE, len(memory) - start)
         if madvise(_address(memory) + start, num_bytes, _MADV_POPULATE_WRITE):
             return

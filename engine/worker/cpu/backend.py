@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 
 from engine.config import EngineConfig
+from engine.errors import RequestError
 from engine.worker.attention.layer_places import LayerPlaces, num_groups
 from engine.worker.attention.selection import select_attention
 from engine.worker.cpu.compiled_decoder import with_compiled_steps
 from engine.worker.cpu.input_batch import InputBatch
 from engine.worker.cpu.model_runner import ModelRunner
 from engine.worker.cpu.rank_sampler import select_sampler
+from engine.worker.cpu.resting import Resting
 from engine.worker.drafts.loaded_drafter import PlacedDrafter
 from engine.worker.kv_tiers.host_pool import HostTransfers
 from engine.worker.loading.loader import LoadedModel
@@ -42,43 +44,82 @@ class CPUBackend:
         ``drafter``: one with weights, if there is any."""
         self._drafter = drafter
         self._adapters = adapters
+        self._resting = Resting(config.model, loaded, pool, group)
+        self._model_runner: ModelRunner | None = None
         self._states = states
         self._num_groups = num_groups(places)
-        self._loaded = loaded
+        self._loaded: LoadedModel | None = loaded
+        self._max_model_len, self._vocab_size = loaded.max_model_len, loaded.vocab_size
+        self._device = loaded.device
         self._config = config
         self._group = group
         self.attention = select_attention(pool, attention, places)
 
     def runner(self, host_pool: HostTransfers | None) -> StepRunner:
-        loaded, config = self._loaded, self._config
+        config = self._config
         batch = InputBatch(
             config.scheduler.max_num_seqs,
-            loaded.max_model_len,
+            self._max_model_len,
             config.cache.block_size,
-            loaded.vocab_size,
+            self._vocab_size,
             self._num_groups,
             samples=self._group.stage.is_last,
         )
         recorder = self._recorder()
-        runner = ModelRunner(
+        runner = self._model_runner = ModelRunner(
             self._model(with_routing=recorder is not None),
             self.attention,
             batch,
             select_sampler(config.model.seed, self._group),
-            loaded.device,
+            self._device,
             host_pool,
             recorder,
             self._states,
             None if self._drafter is None else self._drafter.put_to_work(batch),
             self._adapters,
         )
-        ahead = config.scheduler.plans_ahead(loaded.device.type != "cpu") or self._group.stage.size > 1
+        ahead = config.scheduler.plans_ahead(self._device.type != "cpu") or self._group.stage.size > 1
         return ThreadedRunner(runner) if ahead else InlineRunner(runner)
+
+    def sleep(self, level: int) -> None:
+        """See ``Resting``. RequestError where the model is not alone with its weights."""
+        self._check_alone()
+        self._resting.sleep(level, self._take)
+
+    def wake_up(self) -> None:
+        self._resting.wake_up(self._take)
+
+    def update_weights(self, folder: str) -> None:
+        """See ``Resting``."""
+        self._check_alone()
+        self._resting.update_weights(folder, self._take)
+
+    def _check_alone(self) -> None:
+        config = self._config
+        others = {
+            "a drafter with weights": self._drafter is not None,
+            "states of linear attention": self._states is not None,
+            "returned experts": config.model.enable_return_routed_experts,
+            "experts shared by cores": self._group.peers.num_cores > 1,
+        }
+        for what, is_there in others.items():
+            if is_there:
+                raise RequestError(f"A model with {what} does not sleep, nor take other weights, so far.")
+
+    def _take(self, loaded: LoadedModel | None) -> None:
+        assert self._model_runner is not None, "it has run"
+        self._model_runner.use_model(None)
+        self._loaded = loaded
+        if loaded is not None:
+            if self._adapters is not None:
+                self._adapters.attach(loaded.model)
+            self._model_runner.use_model(self._model(with_routing=False))
 
     def _model(self, *, with_routing: bool) -> CausalModel:
         """What runs the steps: compiled code, unless somebody wants to see experts or hidden states."""
         if self._drafter is not None and self._drafter.tap is not None:
             return self._drafter.tap
+        assert self._loaded is not None
         model = self._loaded.model
         if with_routing:
             return model
@@ -88,8 +129,10 @@ class CPUBackend:
     def _recorder(self) -> RoutingRecorder | None:
         """What records the experts of tokens if they are to be returned, on the first rank. Compiled steps do
         not tell them."""
-        model, config = self._loaded.model, self._config
+        config = self._config
         if not config.model.enable_return_routed_experts or self._group.rank:
             return None
+        assert self._loaded is not None
+        model = self._loaded.model
         assert isinstance(model, Decoder), "choose_routed_experts() refuses others"
         return RoutingRecorder(model, config.scheduler.max_num_batched_tokens)

@@ -38,7 +38,7 @@ class ModelRunner:
         drafter: WorkerDrafter | None = None,
         adapters: AdapterStore | None = None,
     ) -> None:
-        self._model = model
+        self._model: CausalModel | None = model
         self._attention = attention
         self._batch = batch
         self._sampler = sampler
@@ -48,6 +48,10 @@ class ModelRunner:
         self._states = states
         self._drafter = drafter
         self._adapters = adapters
+
+    def use_model(self, model: CausalModel | None) -> None:
+        """Run steps with this model from now on; None: there is no step before the next call."""
+        self._model = model
 
     @torch.inference_mode()
     def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput:
@@ -77,6 +81,7 @@ class ModelRunner:
         if self._adapters is not None:
             self._adapters.begin_step(step.adapters, step.attention.query_lens)
         self._attention.begin_step(step.attention)
+        assert self._model is not None, "it sleeps"
         logits = self._model.forward(
             self._to_device(step.input_ids),
             self._to_device(step.positions),

@@ -43,9 +43,15 @@ class AdapterStore:
         self._num_all_layers = model.num_all_layers
         self._places: dict[int, dict[str, Place]] = {}
         self._loaded: dict[str, LoadedAdapter] = {}
+        self._group = group
+        self.attach(model)
+
+    def attach(self, model: CausalModel) -> None:
+        """Add what adapters add to this model from now on, which has the sizes of the one before."""
+        assert isinstance(model, Decoder)
         for index, layer in enumerate(model.layers):
             assert isinstance(layer, DecoderLayer)
-            places = places_of(layer, model.shape, group.rank, group.size)
+            places = places_of(layer, model.shape, self._group.rank, self._group.size)
             self._places[index] = places
             for joined in {place.linear for place in places.values()}:
                 _wrap(layer, joined, index, self.step)

@@ -1,0 +1,89 @@
+"""Sleep, wake-up and new weights of an engine core."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from engine.clock import Clock
+from engine.core.scheduler import Scheduler
+from engine.core.scheduler_report import PauseState
+from engine.core.traced_scheduler import TracedScheduler
+from engine.errors import RequestError
+from engine.executor import Executor
+
+LEVELS = (1, 2)
+
+
+class CoreSleep:
+    """Thread-safe. A core that sleeps keeps its queue: what waits runs after ``wake_up``."""
+
+    def __init__(
+        self,
+        scheduler: Callable[[], Scheduler | TracedScheduler],
+        executor: Executor,
+        clock: Clock,
+        lock: threading.Condition,
+    ) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._clock = clock
+        self._lock = lock
+        self._level = 0
+
+    def by_name(self) -> dict[str, Callable[..., Any]]:
+        """The utilities by the names under which another process calls them."""
+        utilities = (self.sleep, self.wake_up, self.sleep_level, self.update_weights)
+        return {utility.__name__: utility for utility in utilities}
+
+    def sleep(self, level: int) -> bool:
+        """Go to sleep; False while requests run: then nothing new is admitted, and it is asked again. Cached
+        prefixes are evicted and pins end, on all tiers."""
+        if level not in LEVELS:
+            raise RequestError(f"level must be 1 or 2, got {level}.", "level")
+        if self._level >= level:
+            return True
+        if not self._rests():
+            return False
+        try:
+            self._executor.call_worker("sleep", level)
+        except BaseException:
+            self._go_on()
+            raise
+        self._level = level
+        return True
+
+    def wake_up(self) -> None:
+        """Load the weights if they were dropped, and go on with what waits."""
+        if self._level:
+            self._executor.call_worker("wake_up")
+        self._level = 0
+        self._go_on()
+
+    def sleep_level(self) -> int:
+        """0: it is awake."""
+        return self._level
+
+    def update_weights(self, folder: str) -> bool:
+        """Serve the weights of another folder; False while requests run, as in ``sleep``."""
+        if self._level:
+            raise RequestError("The engine sleeps: wake it up first.", "path")
+        if not self._rests():
+            return False
+        try:
+            self._executor.call_worker("update_weights", folder)
+        finally:
+            self._go_on()
+        return True
+
+    def _rests(self) -> bool:
+        """Admit nothing more, and evict what is cached; False while requests or steps still hold blocks."""
+        with self._lock:
+            scheduler, now = self._scheduler(), self._clock.now()
+            scheduler.set_pause_state(PauseState.PAUSED_NEW, now)
+            return not scheduler.steps.num_under_way and scheduler.reset_prefix_cache(now)
+
+    def _go_on(self) -> None:
+        with self._lock:
+            self._scheduler().set_pause_state(PauseState.UNPAUSED, self._clock.now())

@@ -1,0 +1,67 @@
+"""What operators do with a running engine: pause and rest it, exchange adapters and weights."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from typing import TypeVar
+
+from engine.lora import Adapter
+
+T = TypeVar("T")
+
+REST_POLL_S = 0.05
+"""How often a core is asked whether it has come to rest."""
+
+
+class EngineOperations(ABC):
+    """Calls of the core's utilities. On a group of cores each is of all of them."""
+
+    @abstractmethod
+    async def _utility(self, method: str, result_type: type[T], *args: object) -> T:
+        """Calls a utility; EngineGenerateError if it fails."""
+
+    async def pause(self, *, running_too: bool = False) -> None:
+        """Stops admission; with ``running_too`` nothing is scheduled at all."""
+        await self._utility("pause", type(None), running_too)
+
+    async def resume(self) -> None:
+        await self._utility("resume", type(None))
+
+    async def sleep(self, level: int) -> None:
+        """Gives memory back, once what runs has ended: that of the KV pool (1), or of the weights,
+        too (2). Further requests are accepted and wait. EngineGenerateError if the model cannot sleep."""
+        await self._until_done("sleep", level)
+
+    async def wake_up(self) -> None:
+        """Ends the sleep: what waits runs."""
+        await self._utility("wake_up", type(None))
+
+    async def sleep_level(self) -> int:
+        """The level of sleep; 0 is awake."""
+        return await self._utility("sleep_level", int)
+
+    async def update_weights(self, folder: str) -> None:
+        """Serves the weights of another folder, once what runs has ended, with an empty cache.
+        EngineGenerateError if they cannot be served: then those before are."""
+        await self._until_done("update_weights", folder)
+
+    async def _until_done(self, method: str, *args: object) -> None:
+        """Asks a core to rest until it does; if nobody waits any more, it goes on."""
+        is_done = False
+        try:
+            while not is_done:
+                is_done = await self._utility(method, bool, *args)
+                await asyncio.sleep(0 if is_done else REST_POLL_S)
+        except asyncio.CancelledError:
+            if not is_done:
+                await self.resume()
+            raise
+
+    async def load_adapter(self, adapter: Adapter) -> None:
+        """Loads an adapter on all cores; EngineGenerateError if it cannot be served."""
+        await self._utility("load_adapter", type(None), adapter.name, adapter.path, adapter.digest)
+
+    async def unload_adapter(self, key: str) -> None:
+        """Drops an adapter once no request has it."""
+        await self._utility("unload_adapter", type(None), key)
