@@ -24,7 +24,9 @@ def last_output(request: Request, token_ids: list[int], receipt: TurnReceipt | N
 
 def describe_start(request: Request, output: EngineCoreOutput) -> None:
     """Add how the request came to its first token."""
-    output.prompt_logprobs = request.prompt_logprobs or None
+    is_asked = request.sampling_params.prompt_logprobs is not None
+    if is_asked and (request.prompt_logprobs or request.num_prompt_tokens == 1):
+        output.prompt_logprobs = request.prompt_logprobs  # of one token there is nothing to tell
     output.num_cached_tokens = request.num_cached_tokens or 0
     output.num_preemptions = request.num_preemptions
     if request.first_scheduled_time is not None:

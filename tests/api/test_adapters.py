@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -170,3 +173,26 @@ def test_what_is_too_many_for_memory_is_read_again(model: Path, adapters: dict[s
     ):
         for _ in range(2):
             assert {name: complete(made, name, [5, 6, 7]) for name in adapters} == expected
+
+
+@pytest.mark.slow
+def test_a_core_that_is_started_again_reads_what_was_loaded(model: Path, adapters: dict[str, Path]) -> None:
+    """Of two engine cores one dies; whichever a request comes to, its adapter is there."""
+    expected = AdaptedReference(model, adapters["art"]).greedy([5, 6, 7], 6)
+    flags = (*FLAGS, "--data-parallel-size", "2")
+    with (
+        running_server(model, *flags) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as made,
+    ):
+        body = {"lora_name": "art", "lora_path": str(adapters["art"])}
+        assert http.post("/v1/load_lora_adapter", json=body).status_code == 200
+        os.kill(server.core_pids()[1], signal.SIGKILL)
+        while True:
+            states = http.get("/engines").json()["data"]
+            assert complete(made, "art", [5, 6, 7]) == expected
+            if all(state["state"] == "up" for state in states) and states[1]["num_blocks"]:
+                break
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda _: complete(made, "art", [5, 6, 7]), range(16)))
+    assert answers == [expected] * 16

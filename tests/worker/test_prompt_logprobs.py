@@ -27,9 +27,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def check(model: Any, output: RequestOutput) -> None:
     told, prompt = output.prompt_logprobs, output.prompt_token_ids
-    if len(prompt) == 1:
-        assert told is None
-        return
     assert told is not None
     assert [told[0], len(told)] == [None, len(prompt)]
     with torch.inference_mode():

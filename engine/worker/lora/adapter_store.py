@@ -22,6 +22,9 @@ from engine.worker.parallel.linears import RowParallelLinear
 
 logger = logging.getLogger(__name__)
 
+STEPS_TO_STAY = 64
+"""More than there are ever under way: so long an adapter stays that was dropped."""
+
 _JOINED_NAMES = {
     JoinedLinear.QKV: ("attention", "qkv"),
     JoinedLinear.OUTPUT: ("attention", "output"),
@@ -43,6 +46,9 @@ class AdapterStore:
         self._num_all_layers = model.num_all_layers
         self._places: dict[int, dict[str, Place]] = {}
         self._loaded: dict[str, LoadedAdapter] = {}
+        self._leaving: dict[str, tuple[LoadedAdapter, int]] = {}
+        """Adapters that were dropped, each with the number of steps before."""
+        self._num_steps = 0
         self._group = group
         self.attach(model)
 
@@ -63,8 +69,10 @@ class AdapterStore:
             logger.info("Loaded adapter %s from %s.", adapter.name, adapter.path)
 
     def drop(self, key: str) -> None:
-        """Forget an adapter that no request names."""
-        self._loaded.pop(key, None)
+        """Forget an adapter that no request names. Steps under way may still have rows of one that ended."""
+        adapter = self._loaded.pop(key, None)
+        if adapter is not None:
+            self._leaving[key] = adapter, self._num_steps
 
     @property
     def loaded(self) -> list[LoadedAdapter]:
@@ -73,7 +81,14 @@ class AdapterStore:
 
     def begin_step(self, keys: Sequence[str | None], query_lens: IntArray) -> None:
         """Give the rows of a step their adapters, by the key of each sequence's."""
-        self.step.begin_step([None if key is None else self._loaded[key] for key in keys], query_lens)
+        self._num_steps += 1
+        self.step.begin_step([None if key is None else self._find(key) for key in keys], query_lens)
+        for key, (_, dropped_at) in list(self._leaving.items()):
+            if self._num_steps - dropped_at > STEPS_TO_STAY:
+                del self._leaving[key]
+
+    def _find(self, key: str) -> LoadedAdapter:
+        return self._loaded[key] if key in self._loaded else self._leaving[key][0]
 
     def _read(self, adapter: Adapter) -> LoadedAdapter:
         pieces: dict[int, list[Piece]] = {}

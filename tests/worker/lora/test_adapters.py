@@ -9,16 +9,21 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.config import ModelConfig
 from engine.errors import ConfigError, RequestError
 from engine.frontend.llm import LLM
 from engine.frontend.request_output import CompletionOutput
-from engine.lora import CONFIG_FILE, WEIGHTS_FILE, LoRARequest
+from engine.lora import CONFIG_FILE, WEIGHTS_FILE, LoRAConfig, LoRARequest, find_adapter
 from engine.sampling_params import SamplingParams
+from engine.worker.loading.loader import load_model
 from engine.worker.loading.tiny_models import make_model_folder
+from engine.worker.lora.adapter_store import STEPS_TO_STAY, open_adapters
+from engine.worker.parallel.group import ALONE
 from tests.worker.cpu.compiled_steps import has_compiled_steps
 from tests.worker.generation import random_tokens
 from tests.worker.lora.made_adapters import AdaptedReference, save_adapter
@@ -231,6 +236,23 @@ def test_weights_that_do_not_fit_are_named(
     save_file(weights, folder / WEIGHTS_FILE)
     with pytest.raises(RequestError, match=message):
         llm.generate([1, 2, 3], GREEDY, lora_request=LoRARequest("bad", 1, str(folder)), use_tqdm=False)
+
+
+def test_steps_under_way_keep_what_is_dropped(served: tuple[Path, LLM], tmp_path: Path) -> None:
+    """A request may end while a step of it is queued, and its adapter be dropped before that runs."""
+    model, _ = served
+    store = open_adapters(load_model(ModelConfig(model=str(model))).model, LoRAConfig(), ALONE, "torch")
+    assert store is not None
+    adapter = find_adapter("sql", str(save_adapter(model, tmp_path / "adapter", 1)))
+    store.load(adapter)
+    store.drop(adapter.key)
+    store.begin_step([adapter.key, None], np.array([1, 2]))
+    assert store.step.of_row is not None
+    assert store.step.of_row.tolist() == [0, -1, -1]
+    for _ in range(STEPS_TO_STAY + 1):
+        store.begin_step([None], np.array([1]))
+    with pytest.raises(KeyError):
+        store.begin_step([adapter.key], np.array([1]))
 
 
 def test_ranks_are_bounded(served: tuple[Path, LLM], tmp_path: Path) -> None:
