@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import zip_longest
 from typing import Any, NoReturn
 
@@ -25,6 +26,7 @@ import zmq
 from engine.clock import MonotonicClock
 from engine.core.core_outputs import failed_output
 from engine.core_process.client_registry import FIRST_CLIENT, ClientRegistry
+from engine.core_process.core_sleep import SLOW_UTILITIES
 from engine.core_process.core_start import FAILED, READY, CoreSpec, CoreStart
 from engine.core_process.engine_core import EngineCore
 from engine.core_process.output_sockets import OutputSockets, socket_address
@@ -167,11 +169,15 @@ class EngineCoreProc:
         except msgspec.DecodeError as error:
             logger.error("Cannot decode a utility call: %s", error)
             return
-        self._answer(
-            message.client_index,
-            message.call_id,
-            lambda: self._core.call_utility(message.method, message.args),
-        )
+
+        def answer() -> None:
+            call = partial(self._core.call_utility, message.method, message.args)
+            self._answer(message.client_index, message.call_id, call)
+
+        if message.method in SLOW_UTILITIES:  # the core must not fall silent meanwhile
+            threading.Thread(target=answer, name=message.method, daemon=True).start()
+        else:
+            answer()
 
     def _signal(self, payload: bytes) -> None:
         try:

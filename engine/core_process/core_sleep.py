@@ -14,6 +14,8 @@ from engine.errors import RequestError
 from engine.executor import Executor
 
 LEVELS = (1, 2)
+SLOW_UTILITIES = frozenset(("sleep", "wake_up", "update_weights"))
+"""Calls that may take as long as loading a model."""
 
 
 class CoreSleep:
@@ -31,6 +33,8 @@ class CoreSleep:
         self._clock = clock
         self._lock = lock
         self._level = 0
+        self._changing = threading.Lock()
+        """Held while the engine changes: a call may take as long as loading a model."""
 
     def by_name(self) -> dict[str, Callable[..., Any]]:
         """The utilities by the names under which another process calls them."""
@@ -42,24 +46,26 @@ class CoreSleep:
         prefixes are evicted and pins end, on all tiers."""
         if level not in LEVELS:
             raise RequestError(f"level must be 1 or 2, got {level}.", "level")
-        if self._level >= level:
+        with self._changing:
+            if self._level >= level:
+                return True
+            if not self._rests():
+                return False
+            try:
+                self._executor.call_worker("sleep", level)
+            except BaseException:
+                self._go_on()
+                raise
+            self._level = level
             return True
-        if not self._rests():
-            return False
-        try:
-            self._executor.call_worker("sleep", level)
-        except BaseException:
-            self._go_on()
-            raise
-        self._level = level
-        return True
 
     def wake_up(self) -> None:
         """Load the weights if they were dropped, and go on with what waits."""
-        if self._level:
-            self._executor.call_worker("wake_up")
-        self._level = 0
-        self._go_on()
+        with self._changing:
+            if self._level:
+                self._executor.call_worker("wake_up")
+            self._level = 0
+            self._go_on()
 
     def sleep_level(self) -> int:
         """0: it is awake."""
@@ -67,15 +73,16 @@ class CoreSleep:
 
     def update_weights(self, folder: str) -> bool:
         """Serve the weights of another folder; False while requests run, as in ``sleep``."""
-        if self._level:
-            raise RequestError("The engine sleeps: wake it up first.", "path")
-        if not self._rests():
-            return False
-        try:
-            self._executor.call_worker("update_weights", folder)
-        finally:
-            self._go_on()
-        return True
+        with self._changing:
+            if self._level:
+                raise RequestError("The engine sleeps: wake it up first.", "path")
+            if not self._rests():
+                return False
+            try:
+                self._executor.call_worker("update_weights", folder)
+            finally:
+                self._go_on()
+            return True
 
     def _rests(self) -> bool:
         """Admit nothing more, and evict what is cached; False while requests or steps still hold blocks."""
