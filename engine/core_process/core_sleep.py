@@ -76,6 +76,7 @@ class CoreSleep:
         with self._changing:
             if self._level:
                 raise RequestError("The engine sleeps: wake it up first.", "path")
+            self._executor.call_worker("check_weights", folder)  # before it costs anybody anything
             if not self._rests():
                 return False
             try:

@@ -146,7 +146,7 @@ class UniProcExecutor:
             return self._adapters.load(*args)
         if self._adapters is not None and method == "drop_adapter":
             return self._adapters.drop(*args)
-        if method in ("sleep", "wake_up", "update_weights"):
+        if method in ("sleep", "wake_up", "check_weights", "update_weights"):
             if not isinstance(self._backend, CPUBackend):
                 raise RequestError("Only a model on a CPU sleeps, or takes other weights, so far.", "level")
             return getattr(self._backend, method)(*args)

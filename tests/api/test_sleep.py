@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -111,11 +112,26 @@ def test_other_weights_are_served_with_an_empty_cache(
 def test_weights_that_cannot_be_served_leave_those_before(
     ask: Callable[..., httpx.Response], expected: dict[str, list[int]], folders: dict[str, Path]
 ) -> None:
-    for path in (folders["other"], "/nowhere"):
+    """A wrong folder costs nobody the cache; one whose tensors are damaged costs no more than that."""
+    complete(ask)
+    for path, message in (
+        (folders["other"], "its config differs in"),
+        ("/nowhere", "does not exist"),
+    ):
         refused = ask("/update_weights", path=str(path))
         assert refused.status_code == 400
         assert refused.json()["error"]["param"] == "path"
-        assert complete(ask)[0] == expected["old"]
+        assert message in refused.text
+        tokens, cached = complete(ask)
+        assert tokens == expected["old"]
+        assert cached > 0
+    damaged = folders["new"].with_name("damaged")
+    shutil.copytree(folders["new"], damaged)
+    (damaged / "model.safetensors").write_bytes(b"nothing")
+    refused = ask("/update_weights", path=str(damaged))
+    assert refused.status_code == 400
+    assert "cannot be served" in refused.text
+    assert complete(ask) == (expected["old"], 0)
 
 
 @pytest.mark.parametrize("query", ["level=3", "level=", "level=1&mode=abort"])

@@ -89,6 +89,11 @@ class CPUBackend:
     def wake_up(self) -> None:
         self._resting.wake_up(self._take)
 
+    def check_weights(self, folder: str) -> None:
+        """Refuse a folder of another model while the one that is served still is."""
+        self._check_alone()
+        self._resting.check_weights(folder)
+
     def update_weights(self, folder: str) -> None:
         """See ``Resting``."""
         self._check_alone()

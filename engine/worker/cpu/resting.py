@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -11,11 +12,16 @@ from engine.config import ModelConfig
 from engine.errors import EngineError, RequestError
 from engine.process.trim import give_back_freed
 from engine.worker.loading.loader import LoadedModel, load_model
+from engine.worker.loading.model_folder import raw_config, resolve_folder
 from engine.worker.memory import release_pages
 from engine.worker.parallel.group import TensorParallelGroup
 
 KV_ONLY, WEIGHTS_TOO = 1, 2
 """Levels of sleep. On a GPU the first would keep the weights in host memory, where they are here."""
+
+MAX_NAMES = 8
+"""The most fields of a config that a message names."""
+_INCIDENTAL = ("_name_or_path", "transformers_version", "use_cache")
 
 TakeModel = Callable[[LoadedModel | None], None]
 
@@ -44,6 +50,21 @@ class Resting:
         if not self._has_weights:
             self._load(self._options, take)
 
+    def check_weights(self, folder: str) -> None:
+        """Check from its config that a folder has the architecture that is served; RequestError if not. What
+        is wrong with its tensors is found when they are read."""
+        try:
+            mine, other = (_architecture(each) for each in (self._options.model, folder))
+        except EngineError as error:
+            raise RequestError(f"The weights in {folder} cannot be served: {error}", "path") from error
+        changed = sorted(name for name in mine.keys() | other.keys() if mine.get(name) != other.get(name))
+        if changed:
+            raise RequestError(
+                f"The model in {folder} is not the one that is served: its config differs in "
+                f"{', '.join(changed[:MAX_NAMES])}.",
+                "path",
+            )
+
     def update_weights(self, folder: str, take: TakeModel) -> None:
         """Serve the weights of another folder of the same architecture. If they cannot be served, those
         before are loaded again, and RequestError is raised."""
@@ -67,3 +88,9 @@ class Resting:
             raise RequestError(f"{options.model} has other sizes than the model that is served.", "path")
         take(loaded)
         self._options, self._has_weights = options, True
+
+
+def _architecture(model: str) -> dict[str, Any]:
+    """What a folder's config says of the model."""
+    config = raw_config(resolve_folder(model))
+    return {name: value for name, value in config.items() if name not in _INCIDENTAL}

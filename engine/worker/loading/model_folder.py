@@ -49,7 +49,7 @@ def resolve_folder(model: str) -> Path:
 def read_config(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
     """Read the folder's config, without transformers where possible. It says nothing of how weights are
     stored: see ``read_format``."""
-    native = native_config(_without_format(_raw_config(folder)))
+    native = native_config(_without_format(raw_config(folder)))
     if native is not None:
         return cast("PreTrainedConfig", native)
     config = read_by_transformers(folder, trust_remote_code)
@@ -58,13 +58,13 @@ def read_config(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
 
 def is_multimodal_folder(folder: Path) -> bool:
     """Whether the folder holds a decoder beside parts that are left out."""
-    return is_multimodal(_raw_config(folder))
+    return is_multimodal(raw_config(folder))
 
 
 def read_format(folder: Path) -> WeightFormat | None:
     """How the folder's weights are stored, or those of its decoder; None if as they are. Raises
     ModelLoadError."""
-    raw = _raw_config(folder)
+    raw = raw_config(folder)
     own = read_weight_format(raw)
     if own is None and is_multimodal(raw):
         return read_weight_format(raw.get("text_config") or {})
@@ -75,7 +75,7 @@ def _without_format(raw: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in raw.items() if name not in FORMAT_FIELDS}
 
 
-def _raw_config(folder: Path) -> dict[str, Any]:
+def raw_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise ModelLoadError(f"{folder} is not a model folder: it has no config.json.")
@@ -93,7 +93,7 @@ def read_by_transformers(folder: Path, trust_remote_code: bool) -> PreTrainedCon
     were plain."""
     import transformers  # takes seconds and 150 MB
 
-    path, fields = folder / "config.json", _raw_config(folder)
+    path, fields = folder / "config.json", raw_config(folder)
     read_as = _READ_AS.get(str(fields.pop("model_type", None)))
     try:
         if read_as is None:
