@@ -14,8 +14,8 @@ WORKLOAD ?= synthetic
 ARGS ?=
 PIP_ARGS ?=
 comma := ,
-# One more than there are cores: a quarter of the time tests wait for processes that they start.
-PARALLEL := -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4))) --dist loadfile
+# In their order: sorted by number of tests, the files with one long test would all come last.
+PARALLEL := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -24,7 +24,7 @@ SHELL := bash
 .PHONY: help demo chat serve bench simulate readme-tables reproduce bench-sim bench-cores \
   bench-cpu bench-front bench-step bench-drafts bench-grammar bench-trace bench-watch bench-replay bench-policy \
   bench-parts bench-constants bench-served gpu-check agent-model agent-score test test-all lint \
-  types browser bare-install check format clean
+  test-most types browser bare-install check format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -113,7 +113,7 @@ agent-score: $(DEV) ## share of 200 new tasks that the bundled model solves (min
 test: $(DEV) ## run the quick tests (under 4 minutes), or those named [ARGS="tests/core -k pin"]
 	$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),$(PARALLEL) -m "not slow")
 
-test-all: $(DEV) ## run every test (20 minutes)
+test-all: $(DEV) ## run every test (half an hour)
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 lint: $(DEV) ## ruff: rules and formatting
@@ -129,7 +129,10 @@ browser: $(DEV) ## install a browser for tests/browser, where that is possible
 bare-install: $(DEV) ## resolve the pinned requirements as a machine with only the package index would (seconds)
 	@bash tests/install/resolve.sh $(BIN)/uv
 
-check: bare-install browser lint types test-all ## what CI runs: bare-install, browser, lint, types, test-all
+test-most: $(DEV) ## run every test but those of half a minute and more (20 minutes)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not long" $(ARGS)
+
+check: bare-install browser lint types test-most ## what CI runs: bare-install, browser, lint, types, test-most
 
 format: $(DEV) ## let ruff fix and format the code
 	$(BIN)/ruff check --fix .

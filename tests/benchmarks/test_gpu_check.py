@@ -126,6 +126,7 @@ def test_what_no_time_is_left_for_is_named(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)  # where other tests take the cores, too
 def test_all_sections_run_at_toy_sizes(tmp_path: Path) -> None:
     """The whole command in Triton's interpreter: everything is right, nothing is left out, goals or not."""

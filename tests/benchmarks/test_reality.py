@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.simulator.reality import Comparison, RealityConfig, compare, report
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 NUM_JOBS = 16
 

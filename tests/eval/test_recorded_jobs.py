@@ -10,7 +10,7 @@ from eval.cli.main import main
 from eval.report.results import read_results
 from eval.workloads.catalog import load_jobs
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 RECORDED = Path(__file__).parents[3] / "shared" / "workloads" / "miniswe-gemini3-text.jsonl"
 

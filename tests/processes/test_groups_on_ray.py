@@ -45,6 +45,7 @@ def complete(server: Server, prompt: list[int], **fields: Any) -> Body:
     return done
 
 
+@pytest.mark.long
 def test_cores_on_three_nodes_are_one_server(model_folder: Path, cluster: Any, tmp_path: Path) -> None:
     """Jobs come back to their cores and get transformers' tokens. A node that is killed under load costs
     what ran there; Ray starts its core on a node that comes. None of it is left at the end."""

@@ -14,7 +14,7 @@ from tests.api.conftest import SERVER_FLAGS
 SUITES = ("test_jobs_endpoints", "test_jobs", "test_identity", "test_responses", "test_chat", "test_messages")
 REPOSITORY = Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def test_suites_of_jobs_signals_and_responses_pass() -> None:

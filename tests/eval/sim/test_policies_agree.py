@@ -12,7 +12,7 @@ import pytest
 from eval.cli.main import main
 from eval.report.results import read_results
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 RULES = (
     "continuum",
