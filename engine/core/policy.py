@@ -41,6 +41,10 @@ class PinEnd(StrEnum):
     """Its job went on without these blocks."""
 
 
+AS_MANY_AS_ITS_PREFIX = -1
+"""Blocks of a pin that does not say how many; 0 is a number."""
+
+
 @dataclass(slots=True, eq=False)
 class Pin:
     """A tip whose blocks are held after its turn ended. Compared by identity.
@@ -55,7 +59,7 @@ class Pin:
     block_hashes: list[BlockHash]
     """Hashes of the tip's full blocks, first to last."""
     deadline_s: float
-    num_blocks: int = 0
+    num_blocks: int = AS_MANY_AS_ITS_PREFIX
     """Blocks of the pool that it holds, over all groups: ``PolicyContext.blocks_of_pin`` of its prefix, which
     the scheduler fills in when it is held."""
     num_wanted_blocks: int | None = None
@@ -65,7 +69,8 @@ class Pin:
 
     def __post_init__(self) -> None:
         self.num_prefix_blocks = len(self.block_hashes)
-        self.num_blocks = self.num_blocks or self.num_prefix_blocks
+        if self.num_blocks == AS_MANY_AS_ITS_PREFIX:
+            self.num_blocks = self.num_prefix_blocks
 
     @property
     def held_hashes(self) -> Sequence[BlockHash]:

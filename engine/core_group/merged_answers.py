@@ -96,6 +96,7 @@ _MERGES: dict[str, Callable[[Answers, Sequence[Any]], Any]] = {
     "load_adapter": _nothing,
     "sleep": _whether_all,
     "wake_up": _nothing,
+    "stop_resting": _nothing,
     "sleep_level": _largest,
     "update_weights": _whether_all,
     "unload_adapter": _nothing,

@@ -33,12 +33,14 @@ class CoreSleep:
         self._clock = clock
         self._lock = lock
         self._level = 0
+        self._pause_before: PauseState | None = None
+        """What an operator had paused before the engine was asked to rest; None: it was not."""
         self._changing = threading.Lock()
         """Held while the engine changes: a call may take as long as loading a model."""
 
     def by_name(self) -> dict[str, Callable[..., Any]]:
         """The utilities by the names under which another process calls them."""
-        utilities = (self.sleep, self.wake_up, self.sleep_level, self.update_weights)
+        utilities = (self.sleep, self.wake_up, self.sleep_level, self.update_weights, self.stop_resting)
         return {utility.__name__: utility for utility in utilities}
 
     def sleep(self, level: int) -> bool:
@@ -49,6 +51,7 @@ class CoreSleep:
         with self._changing:
             if self._level >= level:
                 return True
+            self._executor.call_worker("check_alone")  # before it costs anybody anything
             if not self._rests():
                 return False
             try:
@@ -85,13 +88,27 @@ class CoreSleep:
                 self._go_on()
             return True
 
+    def stop_resting(self) -> None:
+        """Go on: whoever had asked the engine to rest waits no more."""
+        with self._changing:
+            if not self._level:
+                self._go_on()
+
     def _rests(self) -> bool:
         """Admit nothing more, and evict what is cached; False while requests or steps still hold blocks."""
         with self._lock:
             scheduler, now = self._scheduler(), self._clock.now()
+            if self._pause_before is None:
+                self._pause_before = scheduler.pause_state
+            if self._pause_before is PauseState.PAUSED_ALL and scheduler.running:
+                self._pause_before = None
+                raise RequestError("Running requests are paused, and would never end: resume first.", "mode")
             scheduler.set_pause_state(PauseState.PAUSED_NEW, now)
             return not scheduler.steps.num_under_way and scheduler.reset_prefix_cache(now)
 
     def _go_on(self) -> None:
+        """As it was before, paused or not."""
         with self._lock:
-            self._scheduler().set_pause_state(PauseState.UNPAUSED, self._clock.now())
+            if self._pause_before is not None:
+                self._scheduler().set_pause_state(self._pause_before, self._clock.now())
+            self._pause_before = None

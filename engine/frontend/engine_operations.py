@@ -55,7 +55,7 @@ class EngineOperations(ABC):
                 await asyncio.sleep(0 if is_done else REST_POLL_S)
         except asyncio.CancelledError:
             if not is_done:
-                await self.resume()
+                await self._utility("stop_resting", type(None))
             raise
 
     async def load_adapter(self, adapter: Adapter) -> None:

@@ -15,6 +15,7 @@ from engine.core_process.client_protocols import SyncCoreClient
 from engine.core_process.core_client import SyncMPClient
 from engine.errors import EngineDeadError, EngineGenerateError, RequestError
 from engine.executor import ExecutorFactory
+from engine.frontend.engine_operations import REST_POLL_S
 from engine.frontend.input_processor import GenerationDefaults, InputProcessor
 from engine.frontend.kv_transfer import KVTransferDoor
 from engine.frontend.output_processor import OutputProcessor
@@ -27,8 +28,6 @@ from engine.sampling_params import SamplingParams
 from engine.tokenization.tokenizer import Tokenizer
 
 T = TypeVar("T")
-
-REST_POLL_S = 0.01
 
 
 class LLMEngine:

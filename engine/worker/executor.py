@@ -58,6 +58,9 @@ class Backend(Protocol):
         """The runner of its steps; called once. ``host_pool``: the host tier, if there is one."""
 
 
+SLEEP_METHODS = ("check_alone", "sleep", "wake_up", "check_weights", "update_weights")
+
+
 @dataclass(frozen=True, slots=True)
 class Beside:
     """What a model may have beside its weights."""
@@ -146,7 +149,7 @@ class UniProcExecutor:
             return self._adapters.load(*args)
         if self._adapters is not None and method == "drop_adapter":
             return self._adapters.drop(*args)
-        if method in ("sleep", "wake_up", "check_weights", "update_weights"):
+        if method in SLEEP_METHODS:
             if not isinstance(self._backend, CPUBackend):
                 raise RequestError("Only a model on a CPU sleeps, or takes other weights, so far.", "level")
             return getattr(self._backend, method)(*args)

@@ -9,9 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
+
+import httpx
 
 from tests.child_processes import children_of
 
@@ -42,6 +45,17 @@ class Server:
 
     def wait(self, timeout_s: float) -> int:
         return self.process.wait(timeout_s)
+
+
+@contextmanager
+def posting(server: Server) -> Iterator[Callable[..., httpx.Response]]:
+    """A function that posts its keyword arguments as a JSON body to a route."""
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+
+        def post(route: str, **body: Any) -> httpx.Response:
+            return http.post(route, json=body)
+
+        yield post
 
 
 def is_alive(pid: int) -> bool:

@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from tests.api.server import Server, running_server
+from tests.api.server import Server, posting, running_server
 from tests.worker.lora.made_adapters import AdaptedReference, save_adapter
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
@@ -51,12 +51,8 @@ def client(adapted: Server) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def post(adapted: Server) -> Iterator[Callable[..., httpx.Response]]:
-    with httpx.Client(base_url=adapted.url, timeout=60) as http:
-
-        def posted(path: str, **body: Any) -> httpx.Response:
-            return http.post(path, json=body)
-
-        yield posted
+    with posting(adapted) as made:
+        yield made
 
 
 def complete(client: openai.OpenAI, model: str, prompt: list[int]) -> list[int]:

@@ -16,7 +16,7 @@ from engine.frontend.llm import LLM
 from engine.lora import LoRARequest
 from engine.sampling_params import SamplingParams
 from engine.worker.loading.tiny_models import make_model_folder
-from tests.api.server import Server, running_server
+from tests.api.server import Server, posting, running_server
 from tests.worker.generation import Reference
 from tests.worker.lora.made_adapters import AdaptedReference, save_adapter
 
@@ -52,12 +52,8 @@ def sleeper(folders: dict[str, Path]) -> Iterator[Server]:
 
 @pytest.fixture
 def ask(sleeper: Server) -> Iterator[Callable[..., httpx.Response]]:
-    with httpx.Client(base_url=sleeper.url, timeout=60) as http:
-
-        def asked(route: str, **body: Any) -> httpx.Response:
-            return http.post(route, json=body)
-
-        yield asked
+    with posting(sleeper) as made:
+        yield made
 
 
 def complete(ask: Callable[..., httpx.Response]) -> tuple[list[int], int]:
@@ -107,6 +103,17 @@ def test_other_weights_are_served_with_an_empty_cache(
     for name in ("new", "old"):
         assert ask("/update_weights", path=str(folders[name])).json() == {"status": "updated"}
         assert complete(ask) == (expected[name], 0)
+
+
+def test_a_pause_outlasts_new_weights(
+    sleeper: Server, ask: Callable[..., httpx.Response], folders: dict[str, Path]
+) -> None:
+    """Trainers pause, exchange the weights and resume."""
+    ask("/pause")
+    assert ask("/update_weights", path=str(folders["old"])).status_code == 200
+    assert httpx.get(f"{sleeper.url}/is_paused").json()["is_paused"]
+    ask("/resume")
+    assert not httpx.get(f"{sleeper.url}/is_paused").json()["is_paused"]
 
 
 def test_weights_that_cannot_be_served_leave_those_before(

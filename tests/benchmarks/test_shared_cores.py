@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.http.shared_cores import SETTINGS, main
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.slow
 
 
 def test_each_setting_has_its_rates(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.tracing.trace_steps import main
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.slow
 
 
 def test_a_short_run(capsys: pytest.CaptureFixture[str]) -> None:

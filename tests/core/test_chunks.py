@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from continuum.policy import ContinuumPolicyFactory
 from engine.core.policy import Pin, PinEnd, PolicyContext, StalePrefix
 from engine.core.request import Request
 from engine.kv_cache_groups import KVCacheGroup, groups_of
@@ -168,3 +169,17 @@ def test_at_100k_tokens_chunks_take_little() -> None:
     assert held <= 0.34 * all_full
     assert room.scheduler.kv.num_pinned_blocks <= 0.27 * all_full
     assert held_blocks(room) == room.scheduler.kv.num_pinned_blocks
+
+
+def test_a_tip_at_the_end_of_a_chunk_needs_no_pin() -> None:
+    """With layers that have chunks only, what comes next reads nothing of those before."""
+    groups = (KVCacheGroup((0,), attention_chunk=8),)
+    policy = ContinuumPolicyFactory()(PolicyContext(4, 16, kv_cache_groups=groups))
+    room = EngineRoom(policy, block_size=4, num_blocks=17, kv_cache_groups=groups)
+    room.add("r1", list(range(7)), max_tokens=2, job_id="a", tenant="t")
+    room.run()
+    assert list(policy.pins()) == []
+    assert Pin(1, "a", "r1", [], 1.0, num_blocks=0).num_blocks == 0
+    room.add("r2", list(range(7)), max_tokens=6, job_id="b", tenant="t")
+    room.run()
+    assert [pin.num_blocks for pin in policy.pins()] == [1]

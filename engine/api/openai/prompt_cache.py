@@ -6,10 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from engine.api.prompt_cache.lifetime import checked_lifetime_s
+from engine.api.prompt_cache.lifetime import checked_lifetime_s, lifetime_s
 
 PromptCacheRetention = Literal["in_memory", "in-memory", "24h"]
-_RETAINED = {"24h": 24 * 3600.0}
 
 
 class PromptCacheOptions(BaseModel):
@@ -30,4 +29,4 @@ def asked_ttl_s(options: PromptCacheOptions | None, retention: PromptCacheRetent
     """How long the client asks to keep the prompt; None if it does not say."""
     if options is not None and options.ttl is not None:
         return checked_lifetime_s(options.ttl, "prompt_cache_options.ttl")
-    return _RETAINED.get(retention or "")
+    return lifetime_s(retention or "")  # in memory is none

@@ -25,9 +25,8 @@ from engine.api.openai_responses.keeper import ResponseKeeper, keeper_of
 from engine.api.openai_responses.pages import page_of
 from engine.api.openai_responses.request import ResponsesRequest
 from engine.api.openai_responses.store import StoredResponse
-from engine.api.openai_responses.turn import ResponseTurn
+from engine.api.openai_responses.turn import Asker, ResponseTurn
 from engine.api.prompt_cache.diagnostics import CacheDiagnostics
-from engine.api.served_model import ServedModel
 from engine.errors import RequestError
 
 router = APIRouter()
@@ -55,15 +54,19 @@ class InputTokens(msgspec.Struct, kw_only=True):
 async def create_response(request: Request) -> HttpResponse:
     """The next turn of a job: items in, items out."""
     body = await read_body(request, ResponsesRequest)
-    model, keeper = model_of(request, body.model), keeper_of(request)
-    diagnostics = CacheDiagnostics.of(request, model)
-    turn = await ResponseTurn.begin(model, keeper.store, body, request.headers, diagnostics)
+    turn = await ResponseTurn.begin(_asker(request, body), body)
     if body.background:
-        return await _in_background(keeper, turn, streams=bool(body.stream))
-    return await while_connected(request, _respond(model, turn, streams=bool(body.stream)))
+        return await _in_background(keeper_of(request), turn, streams=bool(body.stream))
+    return await while_connected(request, _respond(turn, streams=bool(body.stream)))
 
 
-async def _respond(model: ServedModel, turn: ResponseTurn, *, streams: bool) -> HttpResponse:
+def _asker(request: Request, body: ResponsesRequest) -> Asker:
+    model = model_of(request, body.model)
+    diagnostics = CacheDiagnostics.of(request, model)
+    return Asker(model, keeper_of(request).store, request.headers, diagnostics)
+
+
+async def _respond(turn: ResponseTurn, *, streams: bool) -> HttpResponse:
     if not streams:
         return json_response(await turn.whole())
     events = await begun(turn.events(), turn.patience)
@@ -96,9 +99,7 @@ async def _encoded(events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes,
 async def count_input_tokens(request: Request) -> HttpResponse:
     """Counts the tokens of a request's prompt without generating."""
     body = await read_body(request, ResponsesRequest)
-    model = model_of(request, body.model)
-    diagnostics = CacheDiagnostics.of(request, model)
-    turn = await ResponseTurn.sketch(model, keeper_of(request).store, body, request.headers, diagnostics)
+    turn = await ResponseTurn.sketch(_asker(request, body), body)
 
     async def count() -> HttpResponse:
         return json_response(InputTokens(input_tokens=await turn.count_input_tokens()))

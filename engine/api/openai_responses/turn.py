@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import time
 
 from msgspec import UNSET, UnsetType
@@ -56,29 +56,36 @@ _LAST_EVENTS = {"completed": ResponseCompleted, "incomplete": ResponseIncomplete
 """The last event by status; other responses end with ``response.failed``."""
 
 
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who sends a request, and to which model: what its turn needs beside the body."""
+
+    model: ServedModel
+    store: ResponseStore
+    headers: Mapping[str, str]
+    diagnostics: CacheDiagnostics
+
+
 class ResponseTurn:
     """Runs one request. An instance is used once: by ``whole``, by ``events``, or it is given up."""
 
     def __init__(
         self,
-        model: ServedModel,
-        store: ResponseStore,
+        asker: Asker,
         body: ResponsesRequest,
         history: History,
-        headers: Mapping[str, str],
-        diagnostics: CacheDiagnostics,
         response_id: str,
         lock: ConversationLock | None,
     ) -> None:
-        self._model = model
-        self._store = store
+        self._model = model = asker.model
+        self._store = asker.store
         self._body = body
         self._history = history
-        self._diagnostics = diagnostics
+        self._diagnostics = asker.diagnostics
         self._lock = lock
         """The lock of its conversation, if it belongs to one."""
         self._tools = Tools()
-        self._conversation = self._read(headers, response_id)
+        self._conversation = self._read(asker.headers, response_id)
         self._reply = Reply(response_id, self._tools, seals_reasoning=body.includes(REASONING_SEALED))
         self.patience = model.patience()
         """How long its stream waits for the first output."""
@@ -91,41 +98,27 @@ class ResponseTurn:
         """The response so far; each state is a new object."""
 
     @classmethod
-    async def begin(
-        cls,
-        model: ServedModel,
-        store: ResponseStore,
-        body: ResponsesRequest,
-        headers: Mapping[str, str],
-        diagnostics: CacheDiagnostics,
-    ) -> ResponseTurn:
+    async def begin(cls, asker: Asker, body: ResponsesRequest) -> ResponseTurn:
         """Starts the next turn, which locks its conversation until it ends or is given up.
 
         RequestError for errors that show before the engine has it.
         """
         named, response_id = body.conversation_name, new_response_id()
-        lock = None if named is None else await ConversationLock.take(store, named, response_id)
+        lock = None if named is None else await ConversationLock.take(asker.store, named, response_id)
         try:
-            history = await load_history(store, body, response_id)
-            return cls(model, store, body, history, headers, diagnostics, response_id, lock)
+            history = await load_history(asker.store, body, response_id)
+            return cls(asker, body, history, response_id, lock)
         except BaseException:
             if lock is not None:
                 await lock.release()
             raise
 
     @classmethod
-    async def sketch(
-        cls,
-        model: ServedModel,
-        store: ResponseStore,
-        body: ResponsesRequest,
-        headers: Mapping[str, str],
-        diagnostics: CacheDiagnostics,
-    ) -> ResponseTurn:
+    async def sketch(cls, asker: Asker, body: ResponsesRequest) -> ResponseTurn:
         """The next turn for counting only; it is not run."""
         response_id = new_response_id()
-        history = await load_history(store, body, response_id)
-        return cls(model, store, body, history, headers, diagnostics, response_id, lock=None)
+        history = await load_history(asker.store, body, response_id)
+        return cls(asker, body, history, response_id, lock=None)
 
     async def give_up(self) -> None:
         """Gives the turn up."""

@@ -10,14 +10,14 @@ from array import array
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from engine.api.conversation import Conversation
 
-Part = Literal["model", "tools", "reasoning", "system", "messages"]
-PARTS: tuple[Part, ...] = ("model", "tools", "system", "reasoning", "messages")
+Part = Literal["model", "tools", "system", "reasoning", "messages"]
+PARTS: tuple[Part, ...] = get_args(Part)
 """Parts of a request that determine its prompt, the one to blame first first."""
 
 STRIDE = 64

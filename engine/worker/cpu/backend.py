@@ -82,8 +82,7 @@ class CPUBackend:
         return ThreadedRunner(runner) if ahead else InlineRunner(runner)
 
     def sleep(self, level: int) -> None:
-        """See ``Resting``. RequestError where the model is not alone with its weights."""
-        self._check_alone()
+        """See ``Resting``; after ``check_alone``."""
         self._resting.sleep(level, self._take)
 
     def wake_up(self) -> None:
@@ -91,15 +90,15 @@ class CPUBackend:
 
     def check_weights(self, folder: str) -> None:
         """Refuse a folder of another model while the one that is served still is."""
-        self._check_alone()
+        self.check_alone()
         self._resting.check_weights(folder)
 
     def update_weights(self, folder: str) -> None:
-        """See ``Resting``."""
-        self._check_alone()
+        """See ``Resting``; after ``check_weights``."""
         self._resting.update_weights(folder, self._take)
 
-    def _check_alone(self) -> None:
+    def check_alone(self) -> None:
+        """RequestError where more than the model and its KV hangs on its weights."""
         config = self._config
         others = {
             "a drafter with weights": self._drafter is not None,

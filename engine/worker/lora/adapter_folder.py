@@ -79,10 +79,16 @@ def _read_config(folder: Path) -> Mapping[str, Any]:
     for name, value in config.items():
         if name not in _READ | _WITHOUT_EFFECT | {"init_lora_weights"} and value not in _NEUTRAL:
             raise _fault(folder, f"{name} is not supported")
-    alpha = config.get("lora_alpha", 8)
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+    if not _is_number(config.get("lora_alpha", 8)):
         raise _fault(folder, "lora_alpha must be a number")
+    patterns = config.get("alpha_pattern") or {}
+    if not isinstance(patterns, dict) or not all(map(_is_number, patterns.values())):
+        raise _fault(folder, "alpha_pattern must have a number for each pattern")
     return config
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _read_pairs(folder: Path) -> dict[tuple[int, str], dict[str, torch.Tensor]]:
@@ -116,9 +122,14 @@ def _weights(
     rank = len(down)
     if not 0 < rank <= max_rank:
         raise _fault(folder, f"{name} has rank {rank}, and max_lora_rank is {max_rank}")
+    if not (down.is_floating_point() and up.is_floating_point()):
+        raise _fault(folder, f"{name} has weights that are no floating-point numbers")
     if not (down.isfinite().all() and up.isfinite().all()):
         raise _fault(folder, f"{name} has weights that are not finite")
-    alpha = _of_pattern(config.get("alpha_pattern") or {}, name, config.get("lora_alpha", 8))
+    try:
+        alpha = _of_pattern(config.get("alpha_pattern") or {}, name, config.get("lora_alpha", 8))
+    except re.error as error:
+        raise _fault(folder, f"alpha_pattern has a pattern that is none: {error}") from error
     return LowRankWeights(down, up, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
 
 

@@ -39,7 +39,6 @@ class AdapterStore:
     def __init__(self, model: Decoder, config: LoRAConfig, group: TensorParallelGroup) -> None:
         """Puts a LowRankLinear around each linear that adapters may change."""
         self.step = StepAdapters()
-        self.num_layers = model.num_layers
         self._max_rank = config.max_lora_rank
         self._dtype, self._device = model.final_norm.dtype, model.final_norm.device
         self._layers = model.layer_numbers
@@ -73,11 +72,6 @@ class AdapterStore:
         adapter = self._loaded.pop(key, None)
         if adapter is not None:
             self._leaving[key] = adapter, self._num_steps
-
-    @property
-    def loaded(self) -> list[LoadedAdapter]:
-        """Those that are loaded now."""
-        return list(self._loaded.values())
 
     def begin_step(self, keys: Sequence[str | None], query_lens: IntArray) -> None:
         """Give the rows of a step their adapters, by the key of each sequence's."""

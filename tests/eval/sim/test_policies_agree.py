@@ -12,7 +12,7 @@ import pytest
 from eval.cli.main import main
 from eval.report.results import read_results
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.slow
 
 RULES = (
     "continuum",
@@ -51,6 +51,7 @@ def test_at_low_load_all_policies_coincide(tmp_path: Path, workload: str) -> Non
         assert mean_s == pytest.approx(means["fcfs"][0], rel=1e-3), policy
 
 
+@pytest.mark.long
 def test_no_rule_of_retention_beats_the_oracle(tmp_path: Path) -> None:
     """Of rules with its order and its admission, where memory is short: its mean over two seeds is the
     smallest, to two hundredths: it takes what is best at each moment, which is not quite the best of all."""
@@ -58,6 +59,7 @@ def test_no_rule_of_retention_beats_the_oracle(tmp_path: Path) -> None:
     _check_oracle(tmp_path / "out.json", [*flags, "--kv-tokens", "200000"])
 
 
+@pytest.mark.long
 def test_nor_with_a_host_tier(tmp_path: Path) -> None:
     """Likewise over four seeds: where KV is loaded back good rules differ by less than two draws of jobs."""
     flags = ["--workload", "swe-bench", "--jobs", "25", "--rate", "0.5", "--seeds", "4"]

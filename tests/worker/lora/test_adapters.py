@@ -184,6 +184,9 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "a field of tomorrow": ({"use_tomorrow": 1}, "use_tomorrow is not supported"),
     "a changed base": ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' changes the base model"),
     "no number": ({"lora_alpha": "much"}, "lora_alpha must be a number"),
+    "no number of a pattern": ({"alpha_pattern": {"q_proj": "much"}}, "alpha_pattern must have a number"),
+    "no patterns": ({"alpha_pattern": ["q_proj"]}, "alpha_pattern must have a number"),
+    "a pattern that is none": ({"alpha_pattern": {"(": 3}}, "alpha_pattern has a pattern that is none"),
 }
 
 
@@ -205,6 +208,8 @@ def damaged(weights: dict[str, torch.Tensor], how: str) -> dict[str, torch.Tenso
     match how:
         case "infinite":
             down[0, 0] = torch.inf
+        case "whole numbers":
+            weights[f"{prefix}.lora_A.weight"] = down.to(torch.int8)
         case "half":
             del weights[f"{prefix}.lora_A.weight"]
         case "narrow":
@@ -221,6 +226,7 @@ def damaged(weights: dict[str, torch.Tensor], how: str) -> dict[str, torch.Tenso
     ("how", "message"),
     [
         ("infinite", "weights that are not finite"),
+        ("whole numbers", "weights that are no floating-point numbers"),
         ("half", r"needs lora_A \[rank, inputs\] and lora_B"),
         ("narrow", "has other sizes in this model"),
         ("deep", "needs lora_A"),
