@@ -129,7 +129,7 @@ browser: $(DEV) ## install a browser for tests/browser, where that is possible
 bare-install: $(DEV) ## resolve the pinned requirements as a machine with only the package index would (seconds)
 	@bash tests/install/resolve.sh $(BIN)/uv
 
-test-most: $(DEV) ## run every test but those of half a minute and more (20 minutes)
+test-most: $(DEV) ## run every test but those of twenty seconds and more (20 minutes)
 	$(BIN)/python -m pytest $(PARALLEL) -m "not long" $(ARGS)
 
 check: bare-install browser lint types test-most ## what CI runs: bare-install, browser, lint, types, test-most

@@ -15,6 +15,7 @@ from engine.kv_events_config import KVEventsConfig
 from engine.kv_transfer.config import KVTransferConfig
 from engine.lora import LoRAConfig
 from engine.parallel_config import ParallelConfig
+from engine.pooling.config import PoolingConfig
 from engine.speculative_config import SpeculativeConfig
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -307,6 +308,7 @@ class EngineConfig:
     """None: KV neither comes from other servers nor goes to them."""
     lora: LoRAConfig | None = None
     """None: there are no adapters."""
+    pooling: PoolingConfig = field(default_factory=PoolingConfig)
 
     @property
     def kv_transfer_port(self) -> int:

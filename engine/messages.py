@@ -13,6 +13,7 @@ import msgspec
 from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
 from engine.kv_transfer.messages import KVLeased, KVTransfer
 from engine.lora import Adapter
+from engine.pooling.params import Pooled, PoolingModel, PoolingParams
 from engine.reported_stats import SchedulerStats
 from engine.routed_experts import RoutedExperts
 from engine.sampling_params import SamplingParams
@@ -84,6 +85,8 @@ class RequestContext(msgspec.Struct, array_like=True, omit_defaults=True, frozen
     """Requests with different salts share no cached prefix."""
     adapter: Adapter | None = None
     kv_transfer: KVTransfer | None = None
+    pooling: PoolingParams | None = None
+    """What a model that pools is asked for; it has no other requests."""
 
     @property
     def owner(self) -> str | None:
@@ -319,27 +322,6 @@ class JobStatus(msgspec.Struct, kw_only=True):
     branches: list[BranchStatus]
 
 
-class TraceState(msgspec.Struct, kw_only=True):
-    """Whether the scheduler's trace is being written. If not, other fields describe the last one."""
-
-    object: Literal["trace"] = "trace"
-    state: Literal["off", "opening", "on", "closing"]
-    """``closing``: remaining events are being written; ``off``: they are, or there never was a
-    trace."""
-    name: str | None
-    """The name of its (first) file."""
-    part: int
-    """The number of the file that is being written."""
-    from_start: bool
-    """Whether it began with the engine, and so can be replayed."""
-    written: int
-    """Number of events in the file."""
-    dropped: int
-    """Number of events lost since they came faster than they could be written."""
-    error: str | None
-    """Why it could not be started, or ended early."""
-
-
 class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """The output of one step for one request."""
 
@@ -357,6 +339,8 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     """The receipt, with the last output of a job's turn."""
     routed_experts: RoutedExperts | None = None
     kv_leased: KVLeased | None = None
+    pooled: Pooled | None = None
+    """The answer of a model that pools."""
 
     @property
     def finished(self) -> bool:
@@ -387,6 +371,8 @@ class EngineReady(msgspec.Struct, omit_defaults=True):
     prompt_logprobs: bool = True
     kv_cache_groups: tuple[KVCacheGroup, ...] = ONE_FULL_GROUP
     """Layers that share a block table; a block of the pool is of one group."""
+    pooling: PoolingModel | None = None
+    """What a model that pools has; None: it generates."""
 
 
 class EngineStartFailed(msgspec.Struct, tag=True):

@@ -33,4 +33,15 @@ def model_executor(config: EngineConfig) -> Executor:
     from engine.worker.memory import share_host_memory
 
     share_host_memory(config.parallel.num_local)
-    return UniProcExecutor(config)
+    return _encoder(config) or UniProcExecutor(config)
+
+
+def _encoder(config: EngineConfig) -> Executor | None:
+    """The executor of a model whose tokens attend to all others; None for decoders."""
+    from engine.worker.pooling.pooling_folder import read_pooling_folder
+
+    if read_pooling_folder(config.model.model, config.pooling) is None:
+        return None
+    from engine.worker.pooling.encoder_executor import encoder_executor  # imports transformers
+
+    return encoder_executor(config)

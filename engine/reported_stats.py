@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 
@@ -129,3 +131,24 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     def host_failed_loads(self) -> int:
         """Failed loads from host memory."""
         return self.failed_loads - self.disk_failed_loads - self.remote_failed_loads
+
+
+class TraceState(msgspec.Struct, kw_only=True):
+    """Whether the scheduler's trace is being written. If not, other fields describe the last one."""
+
+    object: Literal["trace"] = "trace"
+    state: Literal["off", "opening", "on", "closing"]
+    """``closing``: remaining events are being written; ``off``: they are, or there never was a
+    trace."""
+    name: str | None
+    """The name of its (first) file."""
+    part: int
+    """The number of the file that is being written."""
+    from_start: bool
+    """Whether it began with the engine, and so can be replayed."""
+    written: int
+    """Number of events in the file."""
+    dropped: int
+    """Number of events lost since they came faster than they could be written."""
+    error: str | None
+    """Why it could not be started, or ended early."""

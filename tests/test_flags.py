@@ -38,6 +38,8 @@ REASONS: dict[str, str] = {
     "--max-loras": "V1's; how many may share a step depends on the load.",
     "--max-lora-rank": "V1's; a limit on what operators of adapters may load.",
     "--max-cpu-loras": "V1's; how much memory adapters may take.",
+    "--runner": "V1's; a folder of a generating model does not say that it is to pool.",
+    "--pooler-config": "V1's; folders without sentence-transformers' files say nothing of pooling.",
     "--router": "Whoever compares with V1's balancer needs both in one server.",
 }
 """Flags beyond the cap, each with why no config record's default, nor an existing flag, would do."""

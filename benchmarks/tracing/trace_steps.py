@@ -31,8 +31,9 @@ from engine.config import TraceConfig
 from engine.core_process.engine_core import EngineCore
 from engine.errors import EngineError
 from engine.frontend.llm import engine_config
-from engine.messages import EngineCoreRequest, JobRef, TraceState
+from engine.messages import EngineCoreRequest, JobRef
 from engine.model_executor import model_executor
+from engine.reported_stats import TraceState
 from engine.sampling_params import SamplingParams
 from eval.agent_model import folder as box_folder
 from eval.load.server_process import unwound_by_sigterm

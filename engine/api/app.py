@@ -35,6 +35,7 @@ from engine.api.openai_responses import conversation_items, conversations
 from engine.api.openai_responses import endpoints as responses
 from engine.api.openai_responses.keeper import ResponseKeeper
 from engine.api.openapi import describe_api
+from engine.api.pooling import endpoints as pooling
 from engine.api.prompt_cache.fingerprint_store import FingerprintStore
 from engine.api.served_model import ServedModel
 from engine.version import package_version
@@ -45,6 +46,7 @@ ROUTERS = (
     models.router,
     lora.router,
     tokens.router,
+    pooling.router,
     jobs.router,
     operations.router,
     tracing.router,

@@ -24,6 +24,7 @@ from engine.api.processes.server_group import ALONE, ServerGroup
 from engine.api.processes.shared_load import SharedLoad, Tally
 from engine.api.prompts import Prompts
 from engine.frontend.async_llm import AsyncLLM
+from engine.frontend.pooling_inputs import PoolingInputs
 from engine.frontend.request_output import RequestOutput
 from engine.frontend.server_metrics import ServerMetrics
 from engine.lora import Adapter
@@ -63,6 +64,10 @@ class ServedModel:
         self.prompts = Prompts(
             engine.tokenizer, self.max_model_len, config, self.metrics.record_volatile_text
         )
+        self.pooling_inputs = (
+            None if engine.ready.pooling is None else PoolingInputs(engine.tokenizer, engine.ready)
+        )
+        """Tokenizes for a model that pools; None: it generates."""
         self.generation = Generation(engine, self._board, config.limits.request_timeout_s)
         self.sse_keep_alive_s = config.limits.sse_keep_alive_interval or None
         self.heartbeat = CoreHeartbeat(engine, config.limits.core_silence_s, config.limits.core_step_s)

@@ -22,6 +22,14 @@ def last_output(request: Request, token_ids: list[int], receipt: TurnReceipt | N
     return output
 
 
+def with_pooled(outputs: list[EngineCoreOutput], result: ModelRunnerOutput) -> list[EngineCoreOutput]:
+    """Put the answers of a model that pools in the places of the tokens that requests ended with."""
+    if result.pooled:
+        for output in outputs:
+            output.pooled, output.new_token_ids = result.pooled.get(output.request_id), []
+    return outputs
+
+
 def describe_start(request: Request, output: EngineCoreOutput) -> None:
     """Add how the request came to its first token."""
     is_asked = request.sampling_params.prompt_logprobs is not None

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from engine.core.drafts.proposal import Proposal
 from engine.kv_transfer.messages import PrefixSource
 from engine.messages import TokenLogprobs
+from engine.pooling.params import Pooled, PoolingParams
 from engine.routed_experts import StepRouting
 from engine.sampling_params import SamplingParams
 
@@ -27,6 +28,7 @@ class NewRequestData:
     num_computed_tokens: int
     adapter: str | None = None
     """Key of its adapter."""
+    pooling: PoolingParams | None = None
 
 
 @dataclass(slots=True)
@@ -257,6 +259,8 @@ class ModelRunnerOutput:
     """What a drafter of the worker proposes to follow, by request id."""
     prompt_logprobs: Mapping[str, PromptLogprobs] = field(default_factory=dict)
     """Log-probabilities of prompts whose requests asked, by request id."""
+    pooled: Mapping[str, Pooled] = field(default_factory=dict)
+    """Answers of a model that pools, by request id; what is sampled is a placeholder then."""
     waves_ended: int = 0
     """How many waves are over, if the step was one of a wave."""
 

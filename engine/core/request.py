@@ -8,6 +8,7 @@ from engine.core.kv_cache.block_hash import NO_CONTEXT, BlockHash, BlockHasher, 
 from engine.core.token_grammar import TokenGrammar
 from engine.kv_transfer.messages import KVTransfer, SavedPrefix
 from engine.messages import EngineCoreRequest, FinishReason, JobRef, MediaSpan, TokenLogprobs
+from engine.pooling.params import PoolingParams
 from engine.sampling_params import SamplingParams
 
 
@@ -88,6 +89,7 @@ class Request:
         "num_preemptions",
         "num_prompt_tokens",
         "owner",
+        "pooling",
         "priority",
         "prompt_logprobs",
         "repetition_detection",
@@ -114,14 +116,14 @@ class Request:
         block_hasher: BlockHasher | None = None,
         external_id: str | None = None,
         kv_transfer: KVTransfer | None = None,
+        pooling: PoolingParams | None = None,
     ) -> None:
         self.request_id = request_id
         self.external_id = external_id or request_id
         """The id by which its client knows it."""
-        self.sampling_params = sampling_params
+        self.sampling_params, self.pooling = sampling_params, pooling
         self.arrival_time = arrival_time
-        self.priority = priority
-        self.job = job
+        self.priority, self.job = priority, job
         self.kv_transfer: KVTransfer | SavedPrefix | None = kv_transfer
         """What of its KV is elsewhere, or another server is to get; None from when a load of it has ended."""
         self.tenant = (job and job.tenant) or ""
@@ -185,6 +187,7 @@ class Request:
             block_hasher=block_hasher,
             external_id=message.external_req_id,
             kv_transfer=message.kv_transfer,
+            pooling=message.pooling,
         )
 
     @property

@@ -89,6 +89,7 @@ class Step:
                     block_ids=kv.block_ids(request.request_id),
                     num_computed_tokens=request.num_computed_tokens,
                     adapter=request.adapter,
+                    pooling=request.pooling,
                 )
                 for request in self.new
             ],

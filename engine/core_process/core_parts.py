@@ -10,7 +10,7 @@ from engine.config import EngineConfig, SchedulerConfig
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.kv_cache.tiered_blocks import TieredBlocks
 from engine.core.offload.offloading_connector import OffloadingConnector
-from engine.core.policy import PolicyContext, SchedulingPolicy
+from engine.core.policy import PolicyContext, PolicyFactory, SchedulingPolicy, fcfs
 from engine.core.request import Request
 from engine.core.routed_experts import RoutedExpertsStore
 from engine.core.scheduler import Scheduler
@@ -36,6 +36,33 @@ def policy_context(config: EngineConfig, info: ModelInfo, tracer: Tracer) -> Pol
     )
 
 
+def make_policy(
+    factory: PolicyFactory, config: EngineConfig, info: ModelInfo, tracer: Tracer
+) -> SchedulingPolicy:
+    """The policy that was chosen; where a model pools there are no jobs, and one that knows them gives way to
+    ``fcfs``."""
+    policy = factory(policy_context(config, info, tracer))
+    return (
+        policy
+        if info.pooling is None or not policy.wants_signals
+        else fcfs(policy_context(config, info, tracer))
+    )
+
+
+def scheduler_config(config: EngineConfig, info: ModelInfo) -> SchedulerConfig:
+    """The limits of a step for this model."""
+    scheduler = replace(config.scheduler, max_loras=_max_loras(config))
+    if info.pooling is None or not info.pooling.whole_prompts:
+        return scheduler
+    budget = max(scheduler.max_num_batched_tokens, info.max_model_len)
+    return replace(
+        scheduler,
+        enable_chunked_prefill=False,
+        long_prefill_token_threshold=0,
+        max_num_batched_tokens=budget,
+    )
+
+
 def engine_ready(config: EngineConfig, info: ModelInfo, policy: SchedulingPolicy) -> EngineReady:
     """What API server processes are told of the engine."""
     return EngineReady(
@@ -47,6 +74,7 @@ def engine_ready(config: EngineConfig, info: ModelInfo, policy: SchedulingPolicy
         wants_signals=policy.wants_signals,
         prompt_logprobs=info.prompt_logprobs,
         kv_cache_groups=info.kv_cache_groups,
+        pooling=info.pooling,
     )
 
 
@@ -65,12 +93,12 @@ def make_scheduler(
     if info.num_host_blocks:
         connector = OffloadingConnector(info.num_host_blocks, block_size, disk_level=info.disk_level)
     scheduler = Scheduler(
-        replace(config.scheduler, async_scheduling=overlap, max_loras=_max_loras(config)),
+        replace(scheduler_config(config, info), async_scheduling=overlap),
         block_size=block_size,
         num_blocks=info.num_gpu_blocks,
         max_model_len=info.max_model_len,
         policy=policy,
-        enable_prefix_caching=config.cache.enable_prefix_caching,
+        enable_prefix_caching=_caches_prefixes(config, info),
         kv_connector=connector,
         loads_remote=transfer is not None and (transfer.fetches or transfer.loads_saved),
         kv_cache_groups=info.kv_cache_groups,
@@ -85,6 +113,10 @@ def make_scheduler(
     if transfer is not None and transfer.storage_path is not None:
         _join_storage(scheduler, saves=transfer.saves)
     return scheduler
+
+
+def _caches_prefixes(config: EngineConfig, info: ModelInfo) -> bool:
+    return config.cache.enable_prefix_caching and (info.pooling is None or info.pooling.caches_prefixes)
 
 
 def _max_loras(config: EngineConfig) -> int | None:
@@ -129,9 +161,12 @@ def check_token_budget(scheduler: SchedulerConfig, max_model_len: int) -> None:
 def check_request(message: EngineCoreRequest, ready: EngineReady) -> None:
     """Validate again what the InputProcessor has checked: a client that does not use it must not stop the
     core. Raises RequestError."""
+    if (message.pooling is None) is not (ready.pooling is None):
+        raise RequestError("The request is not for what this model does.", "model")
     num_tokens = len(message.prompt_token_ids)
-    if not 0 < num_tokens < ready.max_model_len:
-        raise RequestError(f"The prompt has {num_tokens} tokens; 1 to {ready.max_model_len - 1} fit.")
+    most_tokens = ready.max_model_len - (ready.pooling is None)
+    if not 0 < num_tokens <= most_tokens:
+        raise RequestError(f"The prompt has {num_tokens} tokens; 1 to {most_tokens} fit.")
     check_vocabulary("The prompt", extreme_tokens(message.prompt_token_ids), ready.vocab_size)
     params = message.sampling_params
     params.verify()

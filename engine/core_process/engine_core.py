@@ -20,7 +20,7 @@ import msgspec
 
 from engine.clock import Clock
 from engine.config import EngineConfig
-from engine.core.core_outputs import failed_output, note_prompt_logprobs
+from engine.core.core_outputs import failed_output, note_prompt_logprobs, with_pooled
 from engine.core.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, SchedulerOutput, TokenMasks
 from engine.core.policy import PolicyFactory, SchedulingPolicy
 from engine.core.request import Request, RequestStatus
@@ -31,9 +31,10 @@ from engine.core_process.core_parts import (
     check_request,
     check_token_budget,
     engine_ready,
+    make_policy,
     make_scheduler,
     open_saved_prefixes,
-    policy_context,
+    scheduler_config,
 )
 from engine.core_process.drafting import make_drafting
 from engine.core_process.kv_events import closed_on_failure, open_kv_events
@@ -112,9 +113,9 @@ class EngineCore:
             self._executor: Executor = executor_factory(config)
             self._max_submitted = self._executor.max_concurrent_batches
             info = self._executor.info
-            check_token_budget(config.scheduler, info.max_model_len)
+            check_token_budget(scheduler_config(config, info), info.max_model_len)
             tracer = self._tracer if self._telemetry is None else Tracer(self._tracer, self._telemetry)
-            self.policy: SchedulingPolicy = policy_factory(policy_context(config, info, tracer))
+            self.policy: SchedulingPolicy = make_policy(policy_factory, config, info, tracer)
             self._drafting = make_drafting(config, self._executor, self.policy.job_of)
             listener, overlap = request_listener(self._telemetry, self._drafting), self._max_submitted > 1
             self._untraced = make_scheduler(config, info, self.policy, overlap, listener)
@@ -367,7 +368,7 @@ class EngineCore:
             self._end_failed_grammars(plan.masks.result())
         note_prompt_logprobs(result, self.scheduler.requests)
         now = self._clock.now()
-        outputs = self.scheduler.update_from_output(plan, result, now)
+        outputs = with_pooled(self.scheduler.update_from_output(plan, result, now), result)
         if result.failed_loads:
             for request in self.scheduler.loads.take_lost():
                 self._fail(request, KV_NOT_FETCHED)

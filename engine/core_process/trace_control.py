@@ -17,7 +17,7 @@ from typing import Literal
 
 from engine.config import TraceConfig
 from engine.errors import ConfigError
-from engine.messages import TraceState
+from engine.reported_stats import TraceState
 from tracing.events import TraceHeader
 from tracing.parts import split_part
 from tracing.tracer import Tracer

@@ -38,10 +38,9 @@ from engine.messages import (
     ToolCall,
     ToolGapStarted,
     ToolSignal,
-    TraceState,
     TurnReceipt,
 )
-from engine.reported_stats import SchedulerStats
+from engine.reported_stats import SchedulerStats, TraceState
 from engine.row_failures import GRAMMAR_LEFT, NOTHING_ALLOWED
 from engine.sampling_params import SamplingParams
 from engine.structured_output.backend import TokenTable

@@ -14,6 +14,7 @@ import msgspec
 
 from engine.config import ModelConfig
 from engine.errors import ConfigError, ContextLengthError, RequestError
+from engine.frontend.pooling_inputs import PLACEHOLDER_PARAMS, for_what_the_model_does
 from engine.kv_transfer.messages import KVLeaseOrder
 from engine.messages import NO_CONTEXT, EngineCoreRequest, EngineReady, RequestContext
 from engine.sampling_params import MAX_LOGIT_BIAS, SamplingParams, check_vocabulary
@@ -159,6 +160,9 @@ class InputProcessor:
         self._max_model_len = ready.max_model_len
         self._vocab_size = ready.vocab_size
         self._tells_prompts = ready.prompt_logprobs
+        self._pooling = ready.pooling
+        self._most_tokens = ready.max_model_len - (ready.pooling is None)
+        """Most tokens of a prompt: one is left for the output, if there is any."""
         # A tokenizer may have tokens outside the model's vocabulary.
         own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         eos_ids = [token for token in (*own, *defaults.eos_token_ids) if token < ready.vocab_size]
@@ -195,6 +199,9 @@ class InputProcessor:
     ) -> EngineCoreRequest:
         """The core's request, with a unique id; RequestError if it is invalid. ``fits_context``: a
         ``max_tokens`` beyond the rest of the context is clamped to it."""
+        context = for_what_the_model_does(context, self._pooling)
+        if context.pooling is not None:
+            params = PLACEHOLDER_PARAMS
         self._check_prompt(prompt_token_ids)
         params.verify()
         if params.n > 1 and isinstance(context.kv_transfer, KVLeaseOrder):
@@ -205,7 +212,7 @@ class InputProcessor:
         if fits_context and params.max_tokens is not None:
             remaining = self._max_model_len - len(prompt_token_ids)
             params = msgspec.structs.replace(params, max_tokens=min(params.max_tokens, remaining))
-        completed = self._complete(params, len(prompt_token_ids))
+        completed = params if context.pooling else self._complete(params, len(prompt_token_ids))
         completed.verify_vocabulary(self._vocab_size)
         if params.structured_outputs is not None:
             completed.structured_outputs = self.check_grammar(params.structured_outputs).result()
@@ -227,7 +234,7 @@ class InputProcessor:
     def _check_prompt(self, token_ids: list[int]) -> None:
         if not token_ids:
             raise RequestError("The prompt must not be empty.", "prompt")
-        if len(token_ids) >= self._max_model_len:
+        if len(token_ids) > self._most_tokens:
             raise prompt_too_long(len(token_ids), self._max_model_len)
         try:
             check_vocabulary("The prompt", extreme_tokens(token_ids), self._vocab_size, "prompt")

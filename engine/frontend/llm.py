@@ -23,6 +23,7 @@ from engine.errors import ConfigError, RequestError
 from engine.executor import ExecutorFactory
 from engine.frontend.beam_search import BeamSearchOutput, BeamSearchParams, search_beams
 from engine.frontend.llm_engine import LLMEngine
+from engine.frontend.pooling_methods import PoolingMethods
 from engine.frontend.request_output import RequestOutput
 from engine.kv_events_config import read_kv_events_config
 from engine.kv_transfer.config import read_kv_transfer_config
@@ -31,6 +32,7 @@ from engine.lora import Adapter, LoRARequest, find_adapter, read_lora_config
 from engine.messages import EngineCoreRequest, JobRef, RequestContext
 from engine.model_executor import model_executor
 from engine.policy_loader import load_policy
+from engine.pooling.config import read_pooling_config
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.speculative_config import read_speculative_config
 from engine.tokenization.content_format import CONTENT_FORMATS, ContentFormat
@@ -38,6 +40,7 @@ from engine.tokenization.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
+POOLING_OPTIONS = ("runner", "pooler_config")
 LORA_OPTIONS = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank", "max_cpu_loras")
 
 Prompt = str | list[int]
@@ -56,14 +59,16 @@ def engine_config(model: str, **options: Any) -> EngineConfig:
     speculative = read_speculative_config(options.pop("speculative_config", None))
     kv_events = read_kv_events_config(options.pop("kv_events_config", None))
     kv_transfer = read_kv_transfer_config(options.pop("kv_transfer_config", None))
+    pooling = read_pooling_config(options.pop("runner", "auto"), options.pop("pooler_config", None))
     lora = read_lora_config(**{name: options.pop(name) for name in LORA_OPTIONS if name in options})
     taken: dict[str, dict[str, Any]] = {name: {} for name in (*parts, "engine")}
     owner = {field.name: name for name, record in parts.items() for field in dataclasses.fields(record)} | {
         field.name: "engine" for field in dataclasses.fields(EngineConfig) if field.name not in parts
     }
-    for name in ("speculative", "kv_events", "parallel", "kv_transfer", "lora", "max_loras"):
+    for name in ("speculative", "kv_events", "parallel", "kv_transfer", "lora", "pooling", "max_loras"):
         del owner[name]
-    known = [*owner, *LORA_OPTIONS, "speculative_config", "kv_events_config", "kv_transfer_config"]
+    known = [*owner, *LORA_OPTIONS, *POOLING_OPTIONS]
+    known += ["speculative_config", "kv_events_config", "kv_transfer_config"]
     for option, value in options.items():
         if option not in owner or option == "model":
             raise ConfigError(f"Unknown option {option!r}; choose from {', '.join(sorted(known))}.")
@@ -77,12 +82,13 @@ def engine_config(model: str, **options: Any) -> EngineConfig:
         kv_events=kv_events,
         kv_transfer=kv_transfer,
         lora=lora,
+        pooling=pooling,
         **taken["engine"],
     )
 
 
-class LLM:
-    """A model, ready to generate. Options are the fields of the config records; see ``engine.config``."""
+class LLM(PoolingMethods):
+    """A model, ready to generate or pool. Options are the fields of the config records: ``engine.config``."""
 
     def __init__(
         self,

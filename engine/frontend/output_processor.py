@@ -24,13 +24,8 @@ from engine.frontend.output_collector import RequestOutputCollector
 from engine.frontend.parallel_sampling import ParentRequest
 from engine.frontend.request_output import CompletionOutput, PositionLogprobs, RequestOutput
 from engine.frontend.stats import IterationStats, RequestStats, finished_request_stats
-from engine.messages import (
-    EngineCoreOutput,
-    EngineCoreRequest,
-    FinishReason,
-    TokenLogprobs,
-    TurnReceipt,
-)
+from engine.messages import EngineCoreOutput, EngineCoreRequest, FinishReason, TokenLogprobs, TurnReceipt
+from engine.pooling.params import Pooled
 from engine.routed_experts import ExpertArray, RoutedExperts
 from engine.row_failures import processing_failed
 from engine.sampling_params import RequestOutputKind
@@ -58,6 +53,7 @@ class RequestState:
     """The experts of the request's tokens, once it has ended."""
     kv_transfer_params: dict[str, Any] | None = None
     prompt_logprobs: list[PositionLogprobs | None] | None = None
+    pooled: Pooled | None = None
     stream_interval: int = 1
     """Tokens of an output before the end, behind the first."""
     num_told: int = 0
@@ -95,6 +91,7 @@ class RequestState:
             metrics=self.stats,
             kv_transfer_params=self.kv_transfer_params,
             prompt_logprobs=self.prompt_logprobs,
+            pooled=self.pooled,
         )
 
     def _is_due(self) -> bool:
@@ -281,7 +278,7 @@ class OutputProcessor:
             reason, stop_reason = FinishReason.STOP, state.stop_string
         if reason is not None:
             self._note_final_figures(state.stats, output)
-            state.routed_experts = output.routed_experts
+            state.routed_experts, state.pooled = output.routed_experts, output.pooled
             state.kv_transfer_params = self.kv_transfer.tell(output.kv_leased)
             self._finish(state, reason, timestamp, processed.iteration_stats)
         result = state.make_output(reason, stop_reason, output.receipt)
@@ -310,7 +307,7 @@ class OutputProcessor:
         if stats.first_token_time is None:
             stats.num_cached_tokens = output.num_cached_tokens
             stats.queued_s = output.queued_s
-        if not num_new:
+        if not num_new and output.pooled is None:
             return
         if stats.first_token_time is None:
             stats.first_token_time = timestamp

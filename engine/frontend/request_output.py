@@ -7,6 +7,7 @@ from typing import Any
 
 from engine.frontend.stats import RequestStats
 from engine.messages import TurnReceipt
+from engine.pooling.params import Pooled
 from engine.routed_experts import ExpertArray
 
 
@@ -74,6 +75,8 @@ class RequestOutput:
     metrics: RequestStats | None = None
     kv_transfer_params: dict[str, Any] | None = None
     """Where another server fetches the prompt's KV, with the last output of a request that ordered it."""
+    pooled: Pooled | None = None
+    """The answer of a model that pools."""
 
     def merge(self, later: RequestOutput, *, delta: bool) -> None:
         """Merges a later output of the same request, for a slow consumer."""
@@ -84,7 +87,7 @@ class RequestOutput:
         self.receipt = later.receipt
         self.metrics = later.metrics
         self.kv_transfer_params = later.kv_transfer_params
-        self.prompt_logprobs = later.prompt_logprobs
+        self.prompt_logprobs, self.pooled = later.prompt_logprobs, later.pooled
 
     def _merge_completion(self, later: CompletionOutput, delta: bool) -> None:
         for position, earlier in enumerate(self.outputs):

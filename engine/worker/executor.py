@@ -28,7 +28,7 @@ from engine.worker.kv_tiers.disk_level import open_disk
 from engine.worker.kv_tiers.host_pool import HostTransfers, choose_num_host_blocks
 from engine.worker.kv_transfer.remote_transfers import saved_folder, with_remote
 from engine.worker.layer_groups import choose_groups, groups_here
-from engine.worker.loading.loader import LoadedModel, load_model
+from engine.worker.loading.loader import LoadedModel
 from engine.worker.loading.model_folder import choose_device
 from engine.worker.lora.adapter_store import AdapterStore, open_adapters
 from engine.worker.memory import keep_freed_memory
@@ -43,6 +43,8 @@ from engine.worker.model_states import (
 from engine.worker.models.routing_recorder import choose_routed_experts
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
 from engine.worker.parallel.waves import WaveRunner, with_waves
+from engine.worker.pooling.loading import load
+from engine.worker.pooling.pooling_folder import read_pooling_folder
 from engine.worker.profile_run import measure_activations, measure_gpu_steps, measure_token_s
 from engine.worker.states.state_pool import StatePool
 from engine.worker.step_runner import StepRunner
@@ -76,7 +78,7 @@ class UniProcExecutor:
 
     def __init__(self, config: EngineConfig, group: TensorParallelGroup = ALONE) -> None:
         attention = _choose_attention(config)
-        loaded = load_model(config.model, group)
+        loaded = load(config, group)
         states = state_spec_of(loaded.model, config.cache)
         attention = attention_beside_states(attention, config, states)
         all_groups = choose_groups(loaded.model, config.cache)
@@ -163,8 +165,9 @@ class UniProcExecutor:
 
 
 def _info(loaded: LoadedModel, **more: Any) -> ModelInfo:
-    dtype = str(loaded.dtype).removeprefix("torch.")
-    return ModelInfo(max_model_len=loaded.max_model_len, vocab_size=loaded.vocab_size, dtype=dtype, **more)
+    dtype, pooling = str(loaded.dtype).removeprefix("torch."), loaded.pooling
+    more |= {"max_model_len": loaded.max_model_len, "vocab_size": loaded.vocab_size}
+    return ModelInfo(dtype=dtype, pooling=pooling, **more)
 
 
 def _max_steps(config: EngineConfig, device: torch.device, num_stages: int) -> int:
@@ -176,6 +179,8 @@ def _choose_attention(config: EngineConfig) -> str:
     """The attention of this device. ConfigError if it does not go with other options."""
     device = choose_device(config.model.device)
     attention = resolve_attention(config, device)
+    if attention == "triton" and read_pooling_folder(config.model.model, config.pooling) is not None:
+        attention = "torch"  # the GPU runner samples
     if config.speculative is not None and config.speculative.has_weights:
         check_setup(config.speculative, config.model, device, attention)
     return attention

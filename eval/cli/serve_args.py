@@ -25,6 +25,7 @@ from engine.kv_events_config import read_kv_events_config
 from engine.kv_transfer.config import read_kv_transfer_config
 from engine.kv_transfer.offloading import with_offloading
 from engine.parallel_config import ParallelConfig
+from engine.pooling.config import read_pooling_config
 from engine.speculative_config import read_speculative_config
 from eval.cli.flag_group import defaults_of, flag_of
 from eval.cli.lora_flags import lora_config
@@ -49,6 +50,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         log_stats=not args.disable_log_stats,
         speculative=read_speculative_config(args.speculative_config),
         lora=lora_config(args),
+        pooling=read_pooling_config(args.runner, args.pooler_config),
         kv_events=read_kv_events_config(args.kv_events_config),
         telemetry=TelemetryConfig(
             otlp_traces_endpoint=args.otlp_traces_endpoint,

@@ -131,6 +131,24 @@ VALID_BODIES: dict[str, list[dict[str, Any]]] = {
 }
 """Some bodies that each endpoint which takes one accepts."""
 
+_RANKED = {"model": "tiny", "query": "a", "documents": ["a", {"text": "b"}], "top_n": 2}
+_SCORED = {"model": "tiny", "queries": "a", "documents": ["a", "b"], "truncate_prompt_tokens": 16}
+POOLING_BODIES: dict[str, list[dict[str, Any]]] = {
+    "/v1/embeddings": [
+        {"model": "tiny", "input": ["a", "b"], "encoding_format": "base64", "dimensions": 8, "user": "u"},
+        {"input": [[5, 6], [7]], "normalize": False, "priority": 0, "cache_salt": "s"},
+        {"input": "a", "prompt_name": "query", "truncate_prompt_tokens": -1, "add_special_tokens": False},
+    ],
+    "/pooling": [{"model": "tiny", "input": [5, 6], "task": "token_embed", "use_activation": True}],
+    "/classify": [{"model": "tiny", "input": ["a", "b"]}],
+    "/score": [_SCORED, {"text_1": ["a"], "text_2": "b"}],
+    "/v1/score": [_SCORED],
+    "/rerank": [_RANKED],
+    "/v1/rerank": [_RANKED],
+    "/v2/rerank": [{**_RANKED, "return_documents": False}],
+}
+"""The same of models that pool."""
+
 
 @dataclass(frozen=True, slots=True)
 class MalformedBody:
@@ -142,10 +160,12 @@ class MalformedBody:
     change: str
 
 
-def malformed_bodies(number: int, seed: int) -> Iterator[MalformedBody]:
+def malformed_bodies(
+    number: int, seed: int, valid_bodies: dict[str, list[dict[str, Any]]] = VALID_BODIES
+) -> Iterator[MalformedBody]:
     """So many of them, the same ones for the same seed; all endpoints and all changes in turn."""
     chance = random.Random(seed)
-    targets = [(path, body) for path, bodies in VALID_BODIES.items() for body in bodies]
+    targets = [(path, body) for path, bodies in valid_bodies.items() for body in bodies]
     for index in range(number):
         path, valid = targets[index % len(targets)]
         yield _malformed(chance, path, valid, index)

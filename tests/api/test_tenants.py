@@ -14,6 +14,7 @@ from fastapi.routing import APIRoute
 
 from engine.api.app import ROUTERS
 from engine.api.dashboard import endpoints as dashboard
+from tests.api.malformed_bodies import POOLING_BODIES
 from tests.api.server import Server, running_server
 
 ALICE, BOB, OPERATOR = "sk-alice", "sk-bob", "sk-operator"
@@ -39,7 +40,7 @@ FOR_OPERATORS = {
     "/dashboard/feed",
     "/dashboard/jobs/{job_id:path}",
 }
-FOR_ALL = {
+FOR_ALL = POOLING_BODIES.keys() | {
     "/",
     "/v1/chat/completions",
     "/v1/completions",

@@ -15,6 +15,7 @@ from engine.frontend.input_processor import GenerationDefaults, InputProcessor
 from engine.kv_transfer.messages import RemotePrefix
 from engine.lora import Adapter
 from engine.messages import EngineCoreRequest, EngineReady, JobRef, RequestContext
+from engine.pooling.params import PoolingModel, PoolingParams
 from engine.sampling_params import SamplingParams
 from engine.tokenization.tokenizer import Tokenizer
 
@@ -48,9 +49,11 @@ def test_the_context_reaches_the_core_as_it_was_made(tokenizer: Tokenizer) -> No
         cache_salt="salt",
         adapter=Adapter("sql", "/adapters/sql", "0a1b"),
         kv_transfer=RemotePrefix("opens it", 32, "10.0.0.1", 5600),
+        pooling=PoolingParams(task="embed", dimensions=8),
     )
     assert None not in msgspec.structs.astuple(context)
-    processor = InputProcessor(tokenizer, READY, GenerationDefaults())
+    pools = msgspec.structs.replace(READY, pooling=PoolingModel(tasks=("embed",), size=64))
+    processor = InputProcessor(tokenizer, pools, GenerationDefaults())
     request = processor.process("r", [1], SamplingParams(), arrival_time=1.0, context=context)
     written = msgspec.msgpack.encode(request)
     for received in (request, msgspec.msgpack.decode(written, type=EngineCoreRequest)):

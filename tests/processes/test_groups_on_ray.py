@@ -68,6 +68,7 @@ def test_cores_on_three_nodes_are_one_server(model_folder: Path, cluster: Any, t
         until(lambda: not any(is_alive(core) for core in left))
 
 
+@pytest.mark.long
 def test_processes_that_are_killed_are_started_again_or_end(
     model_folder: Path, cluster: Any, tmp_path: Path
 ) -> None:

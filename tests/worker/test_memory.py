@@ -45,6 +45,7 @@ def test_a_pool_goes_with_its_holder(monkeypatch: pytest.MonkeyPatch) -> None:
     waits.cancel()
 
 
+@pytest.mark.long
 def test_a_program_may_end_while_pools_are_made_ready() -> None:
     """As one does that has used an ``LLM`` for a moment; did its threads free tensors, it could abort."""
     done = subprocess.run([sys.executable, "-c", POOLS_LET_GO], capture_output=True, text=True, check=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from engine.config import EngineConfig
@@ -21,6 +23,7 @@ from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder
 from engine.worker.models.routing_recorder import RoutingRecorder
 from engine.worker.parallel.group import TensorParallelGroup
+from engine.worker.pooling.pooling_runner import PoolingRunner
 from engine.worker.states.state_pool import StatePool
 from engine.worker.step_runner import InlineRunner, StepRunner, ThreadedRunner
 
@@ -66,7 +69,7 @@ class CPUBackend:
             samples=self._group.stage.is_last,
         )
         recorder = self._recorder()
-        runner = self._model_runner = ModelRunner(
+        runner = self._model_runner = self._new_runner(
             self._model(with_routing=recorder is not None),
             self.attention,
             batch,
@@ -80,6 +83,10 @@ class CPUBackend:
         )
         ahead = config.scheduler.plans_ahead(self._device.type != "cpu") or self._group.stage.size > 1
         return ThreadedRunner(runner) if ahead else InlineRunner(runner)
+
+    def _new_runner(self, *parts: Any) -> ModelRunner:
+        pooler = None if self._loaded is None else self._loaded.pooler
+        return ModelRunner(*parts) if pooler is None else PoolingRunner(pooler, *parts)
 
     def sleep(self, level: int) -> None:
         """See ``Resting``; after ``check_alone``."""
@@ -105,6 +112,7 @@ class CPUBackend:
             "states of linear attention": self._states is not None,
             "returned experts": config.model.enable_return_routed_experts,
             "experts shared by cores": self._group.peers.num_cores > 1,
+            "a pooler": self._loaded is not None and self._loaded.pooler is not None,
         }
         for what, is_there in others.items():
             if is_there:

@@ -118,6 +118,7 @@ class _Model(ctypes.Structure):
         ("attention_scale", ctypes.c_double),
         ("attention_cap", ctypes.c_double),
         ("logit_cap", ctypes.c_double),
+        ("is_headless", ctypes.c_int64),
     )
 
 
@@ -273,14 +274,15 @@ class CompiledDecoder:
         return logits
 
     def _logits_buffer(self, num_samples: int) -> torch.Tensor:
-        """Return a buffer [num_samples, vocab_size], the same memory at each step: if it were freed in
-        between, small allocations would fragment it and the next step would need more. Those of a long
-        prompt, which are rare, are not kept."""
+        """Return a buffer [num_samples, vocab_size], or headless [num_samples, hidden_size], the same memory
+        at each step: if it were freed in between, small allocations would fragment it and the next step
+        would need more. Those of a long prompt, which are rare, are not kept."""
+        width = self._plain.shape.hidden_size if self._plain.is_headless else self._plain.shape.vocab_size
         if num_samples > MOST_KEPT:
-            return torch.empty((num_samples, self._plain.shape.vocab_size), dtype=torch.bfloat16)
+            return torch.empty((num_samples, width), dtype=torch.bfloat16)
         if num_samples > len(self._logits):
             capacity = 1 << (num_samples - 1).bit_length()
-            self._logits = empty_pages((capacity, self._plain.shape.vocab_size), torch.bfloat16)
+            self._logits = empty_pages((capacity, width), torch.bfloat16)
         return self._logits[:num_samples]
 
 
@@ -304,6 +306,7 @@ def _model(model: Decoder, layers: ctypes.Array[_Layer]) -> _Model:
         shape.attention_scale or shape.head_dim**-0.5,
         shape.attention_cap or 0.0,
         shape.logit_cap or 0.0,
+        model.is_headless,
     )
 
 

@@ -75,19 +75,7 @@ class ModelRunner:
         if plan.total_num_scheduled_tokens == 0:
             return EMPTY_MODEL_RUNNER_OUTPUT
         step = self._batch.step_inputs(plan)
-        if self._states is not None:
-            batch = state_batch(plan, step.req_ids, step.attention.query_lens)
-            self._states.begin_step(batch, drafts_of(plan, step.req_ids))
-        if self._adapters is not None:
-            self._adapters.begin_step(step.adapters, step.attention.query_lens)
-        self._attention.begin_step(step.attention)
-        assert self._model is not None, "it sleeps"
-        logits = self._model.forward(
-            self._to_device(step.input_ids),
-            self._to_device(step.positions),
-            self._to_device(step.logit_tokens),
-            self._attention,
-        )
+        logits = self._forward(plan, step, step.logit_tokens)
         masks = plan.masks.result() if plan.masks is not None and len(step.sample_seqs) else None
         num_samples = len(step.sample_tokens)
         told = prompt_logprobs(logits[num_samples:], step.prompts) if step.prompts and logits.shape[1] else {}
@@ -99,6 +87,22 @@ class ModelRunner:
             hidden = self._model.hidden if isinstance(self._model, HiddenTap) else None
             result.drafts = self._drafter.draft(plan, step, result.sampled_token_ids, hidden)
         return result
+
+    def _forward(self, plan: SchedulerOutput, step: StepInputs, rows: IntArray) -> torch.Tensor:
+        """What the model returns for these tokens of the step: [len(rows), vocab_size]"""
+        if self._states is not None:
+            batch = state_batch(plan, step.req_ids, step.attention.query_lens)
+            self._states.begin_step(batch, drafts_of(plan, step.req_ids))
+        if self._adapters is not None:
+            self._adapters.begin_step(step.adapters, step.attention.query_lens)
+        self._attention.begin_step(step.attention)
+        assert self._model is not None, "it sleeps"
+        return self._model.forward(
+            self._to_device(step.input_ids),
+            self._to_device(step.positions),
+            self._to_device(rows),
+            self._attention,
+        )
 
     def _sample(self, logits: torch.Tensor, step: StepInputs, masks: TokenMasks | None) -> ModelRunnerOutput:
         sampled: list[list[int]] = [[] for _ in step.req_ids]

@@ -13,7 +13,7 @@ from engine.errors import ModelLoadError
 from engine.worker.loading.checkpoint import Checkpoint
 from engine.worker.loading.formats.weight_format import WeightFormat
 from engine.worker.loading.model_folder import is_multimodal_folder
-from engine.worker.loading.text_decoder import decoder_name
+from engine.worker.loading.text_decoder import decoder_name, headless_name
 from engine.worker.memory import as_gib, available_bytes
 from engine.worker.models.base import architecture_of
 from engine.worker.parallel.group import ALONE, TensorParallelGroup, sharers
@@ -34,6 +34,8 @@ class LoadPlan:
     weight_format: WeightFormat | None = None
     """How the checkpoint stores weights, if not as they are."""
     group: TensorParallelGroup = ALONE
+    headless: bool = False
+    """Whether the model's head is not computed."""
 
     @property
     def dummy(self) -> bool:
@@ -57,7 +59,7 @@ class LoadPlan:
     def decoder_checkpoint(self) -> Checkpoint:
         """Read the headers of the decoder's weights, by the names that they have in a folder of its own.
         Raises ModelLoadError."""
-        name_of = decoder_name if self.multimodal else None
+        name_of = decoder_name if self.multimodal else headless_name if self.headless else None
         return Checkpoint(self.folder, self.weights_name, self.weight_format, name_of)
 
     @property

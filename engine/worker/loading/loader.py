@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
+import msgspec
 import torch
 
 from engine.config import ModelConfig
 from engine.errors import ConfigError, ModelLoadError
+from engine.pooling.params import PoolingModel
 from engine.process.process_log import start_log
 from engine.process.trim import give_back_freed
 from engine.worker.cpu.packed_weights import compiled_gemm
@@ -32,12 +35,17 @@ from engine.worker.loading.model_folder import (
     read_format,
     resolve_folder,
 )
+from engine.worker.loading.native_config import NativeConfig
 from engine.worker.loading.tensor_part import TensorPart
 from engine.worker.memory import use_huge_pages
 from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder
 from engine.worker.models.families.table import decoder_shape, is_native
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
+from engine.worker.pooling.pooler import Pooler
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 MODEL_IMPLEMENTATIONS = ("auto", "native", "transformers")
@@ -53,11 +61,17 @@ class LoadedModel:
     dtype: torch.dtype
     max_model_len: int
     vocab_size: int
+    pooler: Pooler | None = None
+    """Makes answers of hidden states; None: the model generates."""
+    pooling: PoolingModel | None = None
+    """What is told of a model that pools."""
 
 
-def load_model(options: ModelConfig, group: TensorParallelGroup = ALONE) -> LoadedModel:
+def load_model(
+    options: ModelConfig, group: TensorParallelGroup = ALONE, *, headless: bool = False
+) -> LoadedModel:
     """Load the model that ``options`` names, or this rank's part of it. Raises ModelLoadError or ConfigError
-    with one sentence."""
+    with one sentence. ``headless``: a native one that returns what its head would read."""
     if options.load_format not in LOAD_FORMATS:
         raise ConfigError(
             f"load_format must be one of {', '.join(LOAD_FORMATS)}, got {options.load_format!r}."
@@ -75,7 +89,9 @@ def load_model(options: ModelConfig, group: TensorParallelGroup = ALONE) -> Load
     dtype = choose_dtype(options.dtype, config)
     if weight_format is not None and options.dtype == "auto":
         dtype = dtype_of_dequantized(dtype, device)
-    plan = LoadPlan(options, folder, config, device, dtype, weight_format, group)
+    if headless:
+        config = _with_tied_head(config)
+    plan = LoadPlan(options, folder, config, device, dtype, weight_format, group, headless)
     native = _wants_native(plan)
     _check_quantization(plan, native)
     _check_parallelism(plan, native)
@@ -84,6 +100,15 @@ def load_model(options: ModelConfig, group: TensorParallelGroup = ALONE) -> Load
     model = _load_native(plan) if native else _load_by_transformers(plan)
     vocab_size: int = config.get_text_config(decoder=True).vocab_size
     return LoadedModel(model, device, plan.dtype, max_model_len, vocab_size)
+
+
+def _with_tied_head(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The config of a decoder whose head is never computed: none is looked for in the checkpoint."""
+    own: object = config  # which may stand in for one
+    if isinstance(own, NativeConfig):
+        return cast("PreTrainedConfig", msgspec.structs.replace(own, tie_word_embeddings=True))
+    config.tie_word_embeddings = True
+    return config
 
 
 def _wants_native(plan: LoadPlan) -> bool:
@@ -141,6 +166,7 @@ def _load_native(plan: LoadPlan) -> CausalModel:
     if checkpoint is not None and plan.multimodal:
         _take_decoder(plan, checkpoint)
     model = Decoder(plan.config, plan.dtype, plan.group, experts_by_rank=by_rank)
+    model.is_headless = plan.headless
     if checkpoint is None:
         check_memory(model, plan)
         fill = _random_weights(plan)

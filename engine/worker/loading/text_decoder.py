@@ -26,6 +26,9 @@ _PREFIXES = {
 the last as Qwen3.5 is published and transformers has it in memory, the second as all others are."""
 
 
+_HEADS = ("lm_head.", "score.")
+
+
 def is_multimodal(raw: Mapping[str, Any]) -> bool:
     """Whether the config.json is of a folder with a decoder that is served without the other parts."""
     return str(raw.get("model_type")) in MULTIMODAL_TYPES
@@ -45,6 +48,14 @@ def decoder_config(config: PreTrainedConfig) -> PreTrainedConfig:
     if decoder.dtype is None:
         decoder.dtype = config.dtype
     return decoder
+
+
+def headless_name(name: str) -> str | None:
+    """The name that a tensor of a folder without a head has in one with a head; None for heads of any
+    kind."""
+    if name.startswith("model."):
+        return name
+    return None if name.startswith(_HEADS) else f"model.{name}"
 
 
 def decoder_name(name: str) -> str | None:

@@ -174,6 +174,8 @@ class Decoder(nn.Module):
         """Rotary embeddings by their names in the config, or what layers without have in their place."""
         self.has_fused_experts = False
         """Whether the checkpoint has the experts of a layer in one tensor."""
+        self.is_headless = False
+        """Whether it returns what its head would read, in place of logits; the head is then tied."""
 
     @property
     def is_whole(self) -> bool:
@@ -300,7 +302,8 @@ class Decoder(nn.Module):
     def logits_of(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_samples, hidden_size], after the last layer -> [num_samples, vocab_size], or [num_samples,
         0] on other ranks than the first"""
-        return self.logits_of_normed(normed(x, self.final_norm, self.shape))
+        x = normed(x, self.final_norm, self.shape)
+        return x if self.is_headless else self.logits_of_normed(x)
 
     def logits_of_normed(self, x: torch.Tensor) -> torch.Tensor:
         """The same behind the final norm."""

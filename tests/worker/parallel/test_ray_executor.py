@@ -44,8 +44,8 @@ def cluster_ranks() -> set[int]:
     ("name", "way"),
     [
         ("qwen3", "tensor_parallel_size"),
-        ("granite4", "tensor_parallel_size"),
-        ("mixtral", "pipeline_parallel_size"),
+        pytest.param("granite4", "tensor_parallel_size", marks=pytest.mark.long),
+        pytest.param("mixtral", "pipeline_parallel_size", marks=pytest.mark.long),
     ],
 )
 def test_two_nodes_give_the_tokens_of_one(
@@ -81,6 +81,7 @@ def test_what_does_not_fit_is_said(
         LLM(str(model_folders("qwen3")), tensor_parallel_size=1, **options)
 
 
+@pytest.mark.long
 def test_a_node_that_is_killed_is_told_of(model_folders: ModelFolders, cluster: Any, tmp_path: Path) -> None:
     """Under load: the answer that is being given ends with an error, and no process is left of the ranks."""
     node = add_node(cluster)

@@ -55,6 +55,7 @@ struct Model {
     NormKind norm;
     double embedding_scale, attention_scale;
     double attention_cap, logit_cap;  // soft caps; 0: none
+    std::int64_t is_headless;  // the step ends with the final norm, whose rows are in place of logits
 };
 
 // The tokens of a step, those of `decodes` first.
@@ -509,6 +510,7 @@ class DecoderStep {
 
     void compute_logits() const {
         auto* const logits = static_cast<Bf16*>(step_.logits);
+        if (model_.is_headless) return normalize_sampled(logits);
         const Rows rows{normed(), Layout::tiled(hidden_)};
 #pragma omp for schedule(static)
         for (std::int64_t i = 0; i < step_.num_samples; ++i)
@@ -521,6 +523,12 @@ class DecoderStep {
         multiply_rows(model_.head, rows, step_.num_samples, [&](std::int64_t row, std::int64_t output, const HalfRow& result) {
             store(row, output, soft_capped(result, cap));
         });
+    }
+
+    void normalize_sampled(Bf16* rows) const {
+#pragma omp for schedule(static)
+        for (std::int64_t i = 0; i < step_.num_samples; ++i)
+            normalize(sampled() + i * hidden_, model_.final_norm, hidden_, model_.norm, rows + i * hidden_);
     }
 
     // inner = silu(gate) * up, or with GELU; the gates are the first half of the outputs.

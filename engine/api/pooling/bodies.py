@@ -1,0 +1,249 @@
+"""Bodies and responses of the endpoints of models that pool: OpenAI's for embeddings, Cohere's and Jina's for
+ranks, V1's for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from engine.api.field_names import one_of
+from engine.api.identity import ClientIdentity
+from engine.api.openai.protocol import Int64, ListOf, TokenId
+from engine.errors import RequestError
+from engine.pooling.params import PoolingParams, PoolingTask
+
+MAX_INPUTS = 4096
+"""The most texts, or pairs of texts, of one request."""
+_Texts = Annotated[str | ListOf[str], one_of("this field", "a string or a list of strings")]
+_Input = Annotated[
+    str | ListOf[TokenId] | ListOf[str] | ListOf[ListOf[TokenId]],
+    one_of("input", "a string, a list of token ids, or a list of strings or of lists of token ids"),
+]
+
+
+class PoolingBody(BaseModel):
+    """What all of these bodies may have; unknown fields are ignored."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+    model: str | None = None
+    user: Any = None
+    priority: Int64 | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    use_activation: bool | None = None
+    normalize: bool | None = None
+    """An older name of ``use_activation``."""
+    activation: bool | None = None
+    """Another one."""
+
+    def identity(self) -> ClientIdentity:
+        return ClientIdentity(tenant=self.user, priority=self.priority, cache_salt=self.cache_salt)
+
+    def params(self, task: PoolingTask | None, dimensions: int | None = None) -> PoolingParams:
+        given = (self.use_activation, self.normalize, self.activation)
+        use_activation = next((value for value in given if value is not None), None)
+        return PoolingParams(task=task, dimensions=dimensions, use_activation=use_activation)
+
+
+class InputBody(PoolingBody):
+    """A body with one input or several."""
+
+    input: _Input
+    add_special_tokens: bool = True
+    prompt_name: str | None = None
+    """The text of the model's folder that goes before each input."""
+
+    @model_validator(mode="after")
+    def _check_inputs(self) -> Self:
+        if not self.input:
+            raise RequestError("input must not be empty.", "input")
+        check_number(len(self.inputs()), "input")
+        return self
+
+    def inputs(self) -> list[str | list[int]]:
+        """The inputs as a list."""
+        if isinstance(self.input, str):
+            return [self.input]
+        many: list[str | list[int]] = []
+        for item in self.input:
+            if isinstance(item, int):
+                return [[token for token in self.input if isinstance(token, int)]]
+            many.append(item)
+        return many
+
+
+class EmbeddingRequest(InputBody):
+    """Body of POST /v1/embeddings."""
+
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+
+
+class PoolingRequest(EmbeddingRequest):
+    """Body of POST /pooling."""
+
+    task: PoolingTask | None = None
+
+
+class ClassificationRequest(InputBody):
+    """Body of POST /classify."""
+
+
+class ScoreRequest(PoolingBody):
+    """Body of POST /score: V1's names, each in two spellings."""
+
+    text_1: _Texts | None = None
+    text_2: _Texts | None = None
+    queries: _Texts | None = None
+    documents: _Texts | None = None
+    data_1: _Texts | None = None
+    data_2: _Texts | None = None
+
+    def firsts(self) -> list[str]:
+        return _texts({"queries": self.queries, "text_1": self.text_1, "data_1": self.data_1})
+
+    def seconds(self) -> list[str]:
+        return _texts({"documents": self.documents, "text_2": self.text_2, "data_2": self.data_2})
+
+
+class RankedText(BaseModel):
+    """A document with other fields, which are ignored."""
+
+    model_config = ConfigDict(extra="allow")
+
+    text: str
+
+
+class RerankRequest(PoolingBody):
+    """Body of POST /rerank, as Cohere's and Jina's clients send it."""
+
+    query: str
+    documents: ListOf[str | RankedText]
+    top_n: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    """How many results there are; none or 0: all."""
+    return_documents: bool = True
+
+    @model_validator(mode="after")
+    def _check_documents(self) -> Self:
+        if not self.documents:
+            raise RequestError("documents must not be empty.", "documents")
+        check_number(len(self.documents), "documents")
+        return self
+
+    def texts(self) -> list[str]:
+        return [each if isinstance(each, str) else each.text for each in self.documents]
+
+
+def _texts(by_name: Mapping[str, str | list[str] | None]) -> list[str]:
+    """The texts of the one field that is given."""
+    given = {name: value for name, value in by_name.items() if value is not None}
+    names = " or ".join(by_name)
+    first = next(iter(by_name))
+    if len(given) != 1:
+        raise RequestError(f"One of {names} must be given, got {len(given)}.", first)
+    [(name, value)] = given.items()
+    texts = [value] if isinstance(value, str) else value
+    if not texts:
+        raise RequestError(f"{name} must not be empty.", name)
+    check_number(len(texts), name)
+    return texts
+
+
+def check_number(number: int, field: str) -> None:
+    if number > MAX_INPUTS:
+        raise RequestError(f"{field} must have at most {MAX_INPUTS} items, got {number}.", field)
+
+
+# ---- responses ----
+
+
+class PoolingUsage(msgspec.Struct, kw_only=True):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(msgspec.Struct, kw_only=True):
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+    """Numbers, or fp32 in base64."""
+
+
+class Embeddings(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Embedding]
+    usage: PoolingUsage
+
+
+class PooledData(msgspec.Struct, kw_only=True):
+    object: Literal["pooling"] = "pooling"
+    index: int
+    data: list[float] | list[list[float]] | str
+
+
+class PooledList(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[PooledData]
+    usage: PoolingUsage
+
+
+class ClassOfInput(msgspec.Struct, kw_only=True):
+    index: int
+    label: str
+    """The most probable class."""
+    probs: list[float]
+    num_classes: int
+
+
+class Classification(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[ClassOfInput]
+    usage: PoolingUsage
+
+
+class Score(msgspec.Struct, kw_only=True):
+    object: Literal["score"] = "score"
+    index: int
+    score: float
+
+
+class Scores(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Score]
+    usage: PoolingUsage
+
+
+class RankedDocument(msgspec.Struct, kw_only=True):
+    text: str
+
+
+class Ranked(msgspec.Struct, kw_only=True):
+    index: int
+    """The document's place in the request."""
+    document: RankedDocument | UnsetType = UNSET
+    relevance_score: float
+
+
+class Ranking(msgspec.Struct, kw_only=True):
+    id: str
+    model: str
+    usage: PoolingUsage
+    results: list[Ranked]
+    """The best first."""

@@ -1,0 +1,128 @@
+"""One request to a model that pools: its inputs are tokenized, run together, and answered in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
+from time import time
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from engine.api.http.streams import merge
+from engine.api.pooling.bodies import InputBody, PoolingBody, PoolingUsage
+from engine.api.served_model import ServedModel
+from engine.errors import EngineGenerateError, RequestError
+from engine.frontend.pooling_inputs import PLACEHOLDER_PARAMS, PoolingInputs
+from engine.frontend.pooling_methods import check_scores, cosine, paired
+from engine.pooling.params import PoolingModel, PoolingParams, PoolingTask
+
+Array = npt.NDArray[np.float32]
+Asked = tuple[list[int], PoolingParams]
+"""The tokens of a prompt, and what is asked of it."""
+
+
+class PoolingCall:
+    """Answers one request."""
+
+    def __init__(
+        self, model: ServedModel, body: PoolingBody, headers: Mapping[str, str], request_id: str, prefix: str
+    ) -> None:
+        """``prefix``: how the id of its response begins. RequestError if the model generates."""
+        ready = model.engine.ready
+        if ready.pooling is None:
+            raise RequestError("This model generates text; start it with --runner pooling to pool.", "model")
+        self.about: PoolingModel = ready.pooling
+        self.id = f"{prefix}-{request_id}"
+        self.created = int(time())
+        self.model = model
+        self._body = body
+        self._context = model.context(headers, body.identity())
+        self._num_tokens = 0
+
+    @property
+    def usage(self) -> PoolingUsage:
+        """Of all that was run for this request."""
+        return PoolingUsage(prompt_tokens=self._num_tokens, total_tokens=self._num_tokens)
+
+    async def of_inputs(self, body: InputBody, params: PoolingParams) -> list[Array]:
+        """The answers to the inputs of a body."""
+        params.checked(self.about)
+        inputs, given = self._inputs(), body.inputs()
+        limit, prefix = inputs.limit(body.truncate_prompt_tokens), inputs.prefix(body.prompt_name)
+
+        def asked() -> list[Asked]:
+            return [
+                (
+                    inputs.encode(one, limit, prefix=prefix, add_special_tokens=body.add_special_tokens)
+                    if isinstance(one, str)
+                    else one[:limit],
+                    params,
+                )
+                for one in given
+            ]
+
+        return await self._run(asked)
+
+    async def scores(self, firsts: list[str], seconds: list[str], names: tuple[str, str]) -> list[float]:
+        """How well each of the second texts fits to the first one, or to that at the same place."""
+        firsts, seconds = paired(firsts, seconds, *names)
+        if "embed" in self.about.tasks:
+            return await self._cosines(firsts, seconds, names[1])
+        check_scores(self.about.is_cross_encoder, self.about.size)
+        params, inputs = self._body.params("classify").checked(self.about), self._inputs()
+        limit = inputs.limit(self._body.truncate_prompt_tokens)
+
+        def asked() -> list[Asked]:
+            pairs = []
+            for first, second in zip(firsts, seconds, strict=True):
+                ids, first_segment = inputs.encode_pair(first, second, limit, names[1])
+                pairs.append((ids, msgspec.structs.replace(params, first_segment=first_segment)))
+            return pairs
+
+        return [float(answer[0]) for answer in await self._run(asked)]
+
+    async def _cosines(self, firsts: list[str], seconds: list[str], field: str) -> list[float]:
+        """Of the embeddings, each text's once."""
+        texts = list(dict.fromkeys([*firsts, *seconds]))
+        task: PoolingTask = "embed"
+        params, inputs = self._body.params(task).checked(self.about), self._inputs()
+        limit, prefix = inputs.limit(self._body.truncate_prompt_tokens), inputs.prefix(None)
+
+        def asked() -> list[Asked]:
+            return [(inputs.encode(text, limit, prefix=prefix, field=field), params) for text in texts]
+
+        found = dict(zip(texts, await self._run(asked), strict=True))
+        return [cosine(found[first], found[second]) for first, second in zip(firsts, seconds, strict=True)]
+
+    def _inputs(self) -> PoolingInputs:
+        inputs = self.model.pooling_inputs
+        assert inputs is not None, "the model pools"
+        return inputs
+
+    async def _run(self, asked: Callable[[], Sequence[Asked]]) -> list[Array]:
+        """The answers in the order of the prompts, which are tokenized on another thread."""
+        prompts = await asyncio.to_thread(asked)
+        self._num_tokens += sum(len(token_ids) for token_ids, _ in prompts)
+        answers: list[Array | None] = [None] * len(prompts)
+        with self.model.admission.admit(len(prompts), self._context) as permit:
+            streams = [
+                self.model.generation.generate(
+                    token_ids,
+                    PLACEHOLDER_PARAMS,
+                    f"{self.id}-{number}",
+                    msgspec.structs.replace(self._context, pooling=params),
+                    permit=permit,
+                )
+                for number, (token_ids, params) in enumerate(prompts)
+            ]
+            async with aclosing(merge(streams)) as outputs:
+                async for number, output in outputs:
+                    if output.pooled is not None:
+                        answers[number] = output.pooled.array()
+        missing = [number for number, answer in enumerate(answers) if answer is None]
+        if missing:
+            raise EngineGenerateError(f"Input {missing[0]} of this request was not answered.")
+        return [answer for answer in answers if answer is not None]

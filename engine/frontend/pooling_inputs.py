@@ -1,0 +1,190 @@
+"""Requests to models that pool: texts and pairs of texts to tokens, and what takes the place of sampling."""
+
+from __future__ import annotations
+
+from secrets import token_hex
+from typing import Any
+
+import msgspec
+
+from engine.errors import ContextLengthError, RequestError
+from engine.messages import EngineReady, RequestContext
+from engine.pooling.params import WHOLE_PROMPT_TASKS, PoolingModel
+from engine.sampling_params import RequestOutputKind, SamplingParams
+from engine.tokenization.tokenizer import Tokenizer
+from engine.tokenization.unicode_text import readable
+
+PLACEHOLDER_PARAMS = SamplingParams(
+    max_tokens=1, eos_token_id=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+)
+"""A request that pools ends like one that samples: with a token, which is its end of sequence."""
+MAX_TOKEN_CHARS = 256
+"""Characters that are read for each token of a text that is cut."""
+
+
+def for_what_the_model_does(context: RequestContext, pooling: PoolingModel | None) -> RequestContext:
+    """The context, with checked ``pooling``. RequestError if the model pools and the request does not, or the
+    other way round."""
+    if pooling is None:
+        if context.pooling is not None:
+            raise RequestError("This model generates text; start it with --runner pooling to pool.", "model")
+        return context
+    if context.pooling is None:
+        raise RequestError(
+            f"This model does not generate text: its task is {pooling.tasks[0]!r}. Ask for embeddings at "
+            "/v1/embeddings, for classes at /classify, for scores at /score and /rerank.",
+            "model",
+        )
+    params = context.pooling.checked(pooling)
+    context = msgspec.structs.replace(context, pooling=params)
+    if params.task in WHOLE_PROMPT_TASKS:  # all rows are computed: no other request has this salt
+        context = msgspec.structs.replace(context, cache_salt=token_hex(16))
+    return context
+
+
+class PoolingInputs:
+    """Tokenizes for one model that pools. Its methods may be called on any thread."""
+
+    def __init__(self, tokenizer: Tokenizer, ready: EngineReady) -> None:
+        assert ready.pooling is not None, "the model pools"
+        self._tokenizer, self._hf, self._backend = tokenizer, tokenizer.hf, tokenizer.backend
+        if self._backend is not None:  # folders of sentence-transformers may hold both
+            self._backend.no_truncation()
+            self._backend.no_padding()
+        self._model = ready.pooling
+        self._tells_segments = (
+            ready.pooling.tells_segments and "token_type_ids" in tokenizer.hf.model_input_names
+        )
+        self._max_model_len = ready.max_model_len
+
+    def prefix(self, name: str | None) -> str:
+        """The text that goes before an input: the one of this name, else the model's default."""
+        prompts = self._model.prompts
+        if name is None:
+            return prompts.get(self._model.default_prompt or "", "")
+        if name not in prompts:
+            known = f"one of {', '.join(prompts)}" if prompts else "left out: this model has no prompts"
+            raise RequestError(f"prompt_name must be {known}, got {name[:100]!r}.", "prompt_name")
+        return prompts[name]
+
+    def limit(self, truncate: int | None) -> int | None:
+        """How many tokens are left of a longer input; None if a longer one is refused."""
+        if truncate is None:
+            return None
+        if truncate == -1:
+            return self._max_model_len
+        if not 1 <= truncate <= self._max_model_len:
+            raise RequestError(
+                f"truncate_prompt_tokens must be -1 or from 1 to {self._max_model_len}, got {truncate}.",
+                "truncate_prompt_tokens",
+            )
+        return truncate
+
+    def encode(
+        self,
+        text: str,
+        limit: int | None,
+        *,
+        prefix: str = "",
+        add_special_tokens: bool = True,
+        field: str = "input",
+    ) -> list[int]:
+        """Tokens of one text behind a prefix, cut behind ``limit`` of them, special tokens included."""
+        if self._model.in_chat:
+            text, add_special_tokens = self._in_chat(self._read(text, limit, field), prefix, limit), False
+        else:
+            text = self._read(prefix + text, limit, field)
+        ids, sequences, _ = self._encoded(text, None, add_special_tokens)
+        return self._cut(ids, sequences, limit, field)[0]
+
+    def encode_pair(
+        self, first: str, second: str, limit: int | None, field: str = "documents"
+    ) -> tuple[list[int], int | None]:
+        """Tokens of two texts as the model reads them together, and how many are of the first if it is told
+        so. If they are cut, the longer one is cut first."""
+        texts = self._read(first, limit, field), self._read(second, limit, field)
+        ids, sequences, types = self._encoded(*texts, add_special_tokens=True)
+        ids, kept = self._cut(ids, sequences, limit, field)
+        if not self._tells_segments:
+            return ids, None
+        return ids, sum(1 for place in kept if types[place] == 0)
+
+    def _in_chat(self, text: str, prefix: str, limit: int | None) -> str:
+        if limit is not None:
+            raise RequestError(
+                "truncate_prompt_tokens is not for this model: its inputs end with its chat template.",
+                "truncate_prompt_tokens",
+            )
+        messages = [{"role": "system", "content": prefix}] if prefix else []
+        messages.append({"role": "user", "content": text})
+        return self._tokenizer.chat_text(messages, add_generation_prompt=False)
+
+    def _read(self, text: str, limit: int | None, field: str) -> str:
+        text = readable(text)
+        if self._model.lowercases:
+            text = text.lower()
+        longest = MAX_TOKEN_CHARS * (self._max_model_len if limit is None else limit)
+        if len(text) <= longest:
+            return text
+        if limit is None:
+            raise self._too_long(f"a text of {len(text)} characters has more", field)
+        return text[:longest]
+
+    def _encoded(
+        self, first: str, second: str | None, add_special_tokens: bool
+    ) -> tuple[list[int], list[int | None], list[int]]:
+        """Token ids; the text that each is of, None for special ones; types that tell the texts apart."""
+        if self._backend is None:
+            found: Any = self._hf(first, second, add_special_tokens=add_special_tokens)
+            ids = list(found["input_ids"])
+            return ids, [0] * len(ids), list(found.get("token_type_ids", [0] * len(ids)))
+        encoding = self._backend.encode(first, second, add_special_tokens=add_special_tokens)
+        return encoding.ids, encoding.sequence_ids, encoding.type_ids
+
+    def _cut(
+        self, ids: list[int], sequences: list[int | None], limit: int | None, field: str
+    ) -> tuple[list[int], list[int]]:
+        """The tokens that are left, and their places before."""
+        places = list(range(len(ids)))
+        if not ids:
+            raise RequestError(f"{field} must not be empty: it has no tokens.", field)
+        if limit is None:
+            if len(ids) > self._max_model_len:
+                raise self._too_long(f"{len(ids)} tokens > {self._max_model_len} maximum", field)
+            return ids, places
+        if len(ids) <= limit:
+            return ids, places
+        counts = [sum(1 for each in sequences if each == number) for number in (0, 1)]
+        num_special = len(ids) - sum(counts)
+        if num_special >= limit:
+            raise RequestError(
+                f"truncate_prompt_tokens must be more than the {num_special} special tokens.",
+                "truncate_prompt_tokens",
+            )
+        left = list(longest_first(counts[0], counts[1], limit - num_special))
+        kept = []
+        for place, sequence in enumerate(sequences):
+            if sequence is not None:
+                left[sequence] -= 1
+            if sequence is None or left[sequence] >= 0:
+                kept.append(place)
+        return [ids[place] for place in kept], kept
+
+    def _too_long(self, much: str, field: str) -> ContextLengthError:
+        return ContextLengthError(
+            f"This model's maximum context length is {self._max_model_len} tokens, but {field} is too long: "
+            f"{much}. truncate_prompt_tokens cuts it.",
+            field,
+        )
+
+
+def longest_first(first: int, second: int, limit: int) -> tuple[int, int]:
+    """How many tokens of two texts are left of ``limit``: the shorter one whole, if it takes at most half; as
+    ``LongestFirst`` of tokenizers."""
+    if first + second <= limit:
+        return first, second
+    half = limit // 2
+    if min(first, second) <= half:
+        short = min(first, second)
+        return (short, limit - short) if first <= second else (limit - short, short)
+    return (half, limit - half) if first <= second else (limit - half, half)

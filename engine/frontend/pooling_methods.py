@@ -1,0 +1,281 @@
+"""``LLM.embed``, ``encode``, ``classify`` and ``score``, and what they return; V1's names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from engine.errors import EngineGenerateError, RequestError
+from engine.frontend.llm_engine import LLMEngine
+from engine.frontend.pooling_inputs import PLACEHOLDER_PARAMS, PoolingInputs
+from engine.frontend.request_output import RequestOutput
+from engine.messages import EngineCoreRequest, RequestContext
+from engine.pooling.params import PoolingParams, PoolingTask
+
+Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingOutput:
+    """The answer of a model that pools."""
+
+    data: Array
+    """[size], or [num_tokens, size] of a task that answers for each token."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingRequestOutput:
+    """The answer to one prompt."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: PoolingOutput
+    num_cached_tokens: int = 0
+    finished: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    embedding: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequestOutput:
+    """One prompt's embedding."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: EmbeddingOutput
+
+
+@dataclass(frozen=True, slots=True)
+class ClassificationOutput:
+    probs: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class ClassificationRequestOutput:
+    """One prompt's classes."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: ClassificationOutput
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringOutput:
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringRequestOutput:
+    """How well one pair of texts fits."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: ScoringOutput
+
+
+Prompt = str | list[int]
+
+
+class PoolingMethods:
+    """What an ``LLM`` does with a model that pools. RequestError with others, and for invalid input before
+    anything runs."""
+
+    engine: LLMEngine
+
+    @cached_property
+    def _pooling_inputs(self) -> PoolingInputs:
+        if self.engine.ready.pooling is None:
+            raise RequestError("This model generates text; runner='pooling' makes it pool.", "model")
+        return PoolingInputs(self.engine.tokenizer, self.engine.ready)
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        *,
+        pooling_task: PoolingTask | None = None,
+        truncate_prompt_tokens: int | None = None,
+        prompt_name: str | None = None,
+        use_tqdm: bool = True,
+    ) -> list[PoolingRequestOutput]:
+        """The answers in the order of the prompts. ``prompt_name``: the text of the model's folder that goes
+        before each. ``truncate_prompt_tokens``: how many tokens are left of a longer one; -1: as fit."""
+        inputs = self._pooling_inputs
+        limit, prefix = inputs.limit(truncate_prompt_tokens), inputs.prefix(prompt_name)
+        token_ids = [
+            inputs.encode(prompt, limit, prefix=prefix, field="prompts")
+            if isinstance(prompt, str)
+            else prompt[:limit]
+            for prompt in _as_list(prompts)
+        ]
+        params = pooling_params or PoolingParams()
+        if pooling_task is not None:
+            params = msgspec.structs.replace(params, task=pooling_task)
+        return self._pooled([(ids, params) for ids in token_ids], use_tqdm)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling_params: PoolingParams | None = None,
+        truncate_prompt_tokens: int | None = None,
+        prompt_name: str | None = None,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """One embedding for each prompt."""
+        found = self.encode(
+            prompts,
+            pooling_params,
+            pooling_task="embed",
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            prompt_name=prompt_name,
+            use_tqdm=use_tqdm,
+        )
+        return [
+            EmbeddingRequestOutput(
+                one.request_id, one.prompt_token_ids, EmbeddingOutput(one.outputs.data.tolist())
+            )
+            for one in found
+        ]
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling_params: PoolingParams | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[ClassificationRequestOutput]:
+        """The probabilities of the model's classes for each prompt."""
+        found = self.encode(
+            prompts,
+            pooling_params,
+            pooling_task="classify",
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            use_tqdm=use_tqdm,
+        )
+        return [
+            ClassificationRequestOutput(
+                one.request_id, one.prompt_token_ids, ClassificationOutput(one.outputs.data.tolist())
+            )
+            for one in found
+        ]
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        *,
+        pooling_params: PoolingParams | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[ScoringRequestOutput]:
+        """How well each text of ``data_2`` fits to the one of ``data_1``, or to that at the same place: a
+        cross-encoder's score, or the cosine of two embeddings."""
+        firsts, seconds = paired(_as_texts(data_1), _as_texts(data_2), "data_1", "data_2")
+        model, inputs = self.engine.ready.pooling, self._pooling_inputs
+        assert model is not None, "there are inputs"
+        if "embed" in model.tasks:
+            return self._cosines(firsts, seconds, truncate_prompt_tokens, use_tqdm)
+        check_scores(model.is_cross_encoder, model.size)
+        limit, params = inputs.limit(truncate_prompt_tokens), pooling_params or PoolingParams()
+        pairs = []
+        for first, second in zip(firsts, seconds, strict=True):
+            ids, first_segment = inputs.encode_pair(first, second, limit, "data_2")
+            pairs.append((ids, msgspec.structs.replace(params, first_segment=first_segment)))
+        found = self._pooled(pairs, use_tqdm)
+        return [_scored(one, float(one.outputs.data[0])) for one in found]
+
+    def _cosines(
+        self, firsts: list[str], seconds: list[str], truncate: int | None, use_tqdm: bool
+    ) -> list[ScoringRequestOutput]:
+        texts: list[Prompt] = list(dict.fromkeys([*firsts, *seconds]))
+        found = self.encode(texts, pooling_task="embed", truncate_prompt_tokens=truncate, use_tqdm=use_tqdm)
+        by_text = dict(zip(texts, found, strict=True))
+        return [
+            _scored(by_text[second], cosine(by_text[first].outputs.data, by_text[second].outputs.data))
+            for first, second in zip(firsts, seconds, strict=True)
+        ]
+
+    def _pooled(
+        self, asked: Sequence[tuple[list[int], PoolingParams]], use_tqdm: bool
+    ) -> list[PoolingRequestOutput]:
+        requests = [
+            self.engine.check_request(
+                f"pool-{number}", ids, PLACEHOLDER_PARAMS, RequestContext(pooling=params)
+            )
+            for number, (ids, params) in enumerate(asked)
+        ]
+        outputs = {
+            output.request_id: output for output in self._run(requests, [None] * len(requests), use_tqdm)
+        }
+        return [_answer(outputs[f"pool-{number}"]) for number in range(len(requests))]
+
+    def _run(
+        self, requests: Sequence[EngineCoreRequest], prompts: Sequence[str | None], use_tqdm: bool
+    ) -> list[RequestOutput]:
+        raise NotImplementedError
+
+
+def paired(
+    firsts: list[str], seconds: list[str], first_name: str, second_name: str
+) -> tuple[list[str], list[str]]:
+    """Two lists of one length: one text goes with all others. RequestError for other lengths."""
+    if not firsts or not seconds:
+        raise RequestError(f"{first_name} and {second_name} must not be empty.", second_name)
+    if len(firsts) == 1:
+        firsts = firsts * len(seconds)
+    if len(firsts) != len(seconds):
+        raise RequestError(
+            f"{first_name} must be one text, or as many as {second_name}: {len(firsts)} and {len(seconds)}.",
+            first_name,
+        )
+    return firsts, seconds
+
+
+def check_scores(is_cross_encoder: bool, num_classes: int) -> None:
+    if not is_cross_encoder:
+        raise RequestError(
+            f"This model has {num_classes} classes; scores need an embedding model or one class.", "model"
+        )
+
+
+def cosine(first: Array, second: Array) -> float:
+    """The cosine of the angle between two embeddings; 0 if one has no length."""
+    lengths = float(np.linalg.norm(first) * np.linalg.norm(second))
+    return float(first @ second) / lengths if lengths else 0.0
+
+
+def _answer(output: RequestOutput) -> PoolingRequestOutput:
+    if output.pooled is None:
+        raise EngineGenerateError(str(output.outputs[0].stop_reason))
+    return PoolingRequestOutput(
+        output.request_id,
+        output.prompt_token_ids,
+        PoolingOutput(output.pooled.array()),
+        output.num_cached_tokens,
+    )
+
+
+def _scored(one: PoolingRequestOutput, score: float) -> ScoringRequestOutput:
+    return ScoringRequestOutput(one.request_id, one.prompt_token_ids, ScoringOutput(score))
+
+
+def _as_texts(texts: str | Sequence[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else list(texts)
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and all(isinstance(item, int) for item in prompts):
+        return [[item for item in prompts if isinstance(item, int)]]
+    return [item for item in prompts if isinstance(item, str | list)]

@@ -1,0 +1,117 @@
+"""Loads a model with what pools its hidden states, natively where each token attends to those before it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError, ModelLoadError
+from engine.pooling.params import PoolingModel, PoolingTask
+from engine.worker.loading.checkpoint import Checkpoint
+from engine.worker.loading.formats.stored_tensor import TensorFiles
+from engine.worker.loading.loader import LoadedModel, load_model
+from engine.worker.loading.model_folder import raw_config, read_config
+from engine.worker.models.decoder import Decoder
+from engine.worker.models.families.table import is_native
+from engine.worker.parallel.group import ALONE, TensorParallelGroup
+from engine.worker.pooling.pooler import Pooler
+from engine.worker.pooling.pooling_folder import PoolingFolder, read_pooling_folder
+
+_BIDIRECTIONAL = {"is_causal": False, "use_bidirectional_attention": True, "bidirectional": True}
+"""Fields of configs, with the value by which each token attends to all."""
+_CLASSIFIER = "score.weight"
+
+
+def load(config: EngineConfig, group: TensorParallelGroup = ALONE) -> LoadedModel:
+    """The model that the config names, with a pooler if it pools. Raises ModelLoadError or ConfigError with
+    one sentence."""
+    folder = read_pooling_folder(config.model.model, config.pooling)
+    if folder is None:
+        return load_model(config.model, group)
+    check_beside(config)
+    if not is_causal(config, folder):
+        raise ConfigError("A model whose tokens attend to all others runs on one rank.")
+    if group.stage.size > 1:
+        raise ConfigError("pipeline_parallel_size > 1 is not for models that pool.")
+    options = config.model
+    if options.max_model_len is None and folder.max_tokens is not None:
+        options = replace(options, max_model_len=folder.max_tokens)
+    loaded = load_model(options, group, headless=True)
+    assert isinstance(loaded.model, Decoder), "it is native"
+    classifier = _classifier(folder) if folder.classifies else None
+    types = folder.types or ("lasttoken",)
+    if folder.classifies and types != ("lasttoken",):
+        raise ConfigError("pooler_config.pooling_type: classes are read off the last token of this model.")
+    pooler = Pooler(folder, loaded.model.shape.hidden_size, loaded.device, types, classifier)
+    tasks: tuple[PoolingTask, ...] = ("embed", "token_embed")
+    if folder.classifies:
+        tasks = ("classify", "token_classify")
+    caches = types == ("lasttoken",)
+    about = pooling_model(folder, tasks, pooler.size, caches_prefixes=caches)
+    return replace(loaded, pooler=pooler, pooling=about)
+
+
+def is_causal(config: EngineConfig, folder: PoolingFolder) -> bool:
+    """Whether native code computes the model; else transformers' does, whatever attends to what."""
+    raw = raw_config(folder.folder)
+    options = config.model
+    if "auto_map" in raw and not options.trust_remote_code:
+        raise ModelLoadError(
+            f"{folder.folder} has code of its own (auto_map), which may attend otherwise: it needs "
+            "trust_remote_code."
+        )
+    if "auto_map" in raw or any(raw.get(name) == value for name, value in _BIDIRECTIONAL.items()):
+        return False
+    if options.model_impl == "transformers":
+        return False
+    return is_native(read_config(folder.folder, options.trust_remote_code))
+
+
+def check_beside(config: EngineConfig) -> None:
+    """Raise ConfigError for options that make no sense for, or were not tried with, a model that pools."""
+    others = {
+        "speculative_config": config.speculative is not None,
+        "enable_return_routed_experts": config.model.enable_return_routed_experts,
+        "kv_transfer_config": config.kv_transfer is not None,
+        "enable_lora": config.lora is not None,
+        "load_format dummy": config.model.load_format == "dummy",
+    }
+    for name, is_set in others.items():
+        if is_set:
+            raise ConfigError(f"{name} is not for a model that pools.")
+
+
+def pooling_model(
+    folder: PoolingFolder, tasks: tuple[PoolingTask, ...], size: int, **more: Any
+) -> PoolingModel:
+    """What API server processes are told."""
+    raw = raw_config(folder.folder)
+    labels = raw.get("id2label") if folder.classifies else None
+    names = [str(labels[key]) for key in sorted(labels, key=int)] if isinstance(labels, dict) else []
+    if folder.classifies and len(names) != size:
+        names = [f"LABEL_{number}" for number in range(size)]
+    return PoolingModel(
+        tasks=tasks,
+        size=size,
+        labels=tuple(names),
+        matryoshka=tuple(raw.get("matryoshka_dimensions") or ()),
+        may_cut=raw.get("is_matryoshka") is not False,
+        prompts=dict(folder.prompts),
+        default_prompt=folder.default_prompt,
+        lowercases=folder.lowercases,
+        in_chat=folder.in_chat,
+        **more,
+    )
+
+
+def _classifier(folder: PoolingFolder) -> torch.Tensor:
+    """[num_classes, hidden_size] in fp32"""
+    checkpoint = Checkpoint(folder.folder)
+    stored = checkpoint.tensors.get(_CLASSIFIER)
+    if stored is None:
+        raise ModelLoadError(f"Tensor {_CLASSIFIER} is missing from {folder.folder}.")
+    with TensorFiles() as files:
+        return files.read(stored.entries[0]).float()
