@@ -95,7 +95,7 @@ _POOLED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "weightedmean": _weighted_mean,
     "lasttoken": lambda rows: rows[-1],
 }
-"""rows [num_tokens, hidden_size] -> [hidden_size], as sentence-transformers' ``Pooling``."""
+"""Vectors by name: rows [num_tokens, hidden_size] -> [hidden_size], as sentence-transformers' ``Pooling``."""
 
 
 def _activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
