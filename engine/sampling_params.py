@@ -11,7 +11,7 @@ import msgspec
 
 from engine.errors import RequestError
 from engine.row_failures import NOTHING_ALLOWED
-from engine.structured_output.params import ReasoningSpan, StructuredOutputsParams
+from engine.structured_output.params import ReasoningSpan, StructuredOutputsParams, ThinkingLimit
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
@@ -97,6 +97,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     ``replay_token_ids`` it is as it was recorded, and this is only checked."""
     reasoning: ReasoningSpan | None = None
     """Stop strings are not looked for in it: they end the answer, and the reasoning may mention them."""
+    thinking_token_budget: int | None = None
+    """The most tokens of ``reasoning``, which must then be set: behind them, its end follows."""
     repetition_detection: RepetitionDetection | None = None
     """What ends the output with the reason ``repetition``, not before ``min_tokens``; recorded tokens
     (``replay_token_ids``) are never ended by it."""
@@ -105,6 +107,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     # Filled in by the InputProcessor, which knows the tokenizer.
     eos_token_id: int | None = None
     bad_words_token_ids: list[list[int]] | None = None
+    thinking_limit: ThinkingLimit | None = None
 
     @property
     def greedy(self) -> bool:
@@ -118,7 +121,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     @property
     def constrained(self) -> bool:
         """Whether a grammar chooses among the tokens."""
-        return self.structured_outputs is not None and self.replay_token_ids is None
+        is_limited = self.structured_outputs is not None or self.thinking_limit is not None
+        return is_limited and self.replay_token_ids is None
 
     @property
     def ending_token_ids(self) -> set[int]:
@@ -171,6 +175,11 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             count = getattr(self, name)
             if count is not None and not 0 <= count <= MAX_LOGPROBS:
                 raise RequestError(f"{name} must be in [0, {MAX_LOGPROBS}], got {count}.", name)
+        if self.thinking_token_budget is not None and self.thinking_token_budget < 0:
+            raise RequestError(
+                f"thinking_token_budget must not be negative, got {self.thinking_token_budget}.",
+                "thinking_token_budget",
+            )
         if self.seed is not None and not -(2**63) <= self.seed < 2**63:
             raise RequestError("seed must fit in 64 bits.", "seed")
 

@@ -51,6 +51,9 @@ class Conversation(ChatPrompt):
     fits_context: bool = False
     """Whether a ``max_tokens`` beyond the rest of the context is clamped to it; if not, it is an
     error."""
+    thinking_budget: int | None = None
+    """The most tokens of reasoning, asked for as effort or as Anthropic's budget: kept where the model's
+    format allows it. ``params.thinking_token_budget``, which takes precedence, is refused elsewhere."""
     include_reasoning: bool = True
     """Whether the response holds the reasoning; it is parsed as such in any case."""
     left_out: list[str] = field(default_factory=list)

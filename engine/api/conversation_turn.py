@@ -26,6 +26,7 @@ from engine.structured_output.reply_grammar import (
     forced_calls,
     forced_input,
     free_calls,
+    reasoning_before,
     requested_format,
     text_before_stops,
 )
@@ -163,8 +164,9 @@ class ConversationTurn:
         grammar: ReplyGrammar | None,
     ) -> SamplingParams:
         params = msgspec.structs.replace(self._conversation.params, output_kind=kind)
+        start = self._start(prompt_tail)
         if params.stop:
-            params.reasoning = text_before_stops(self._start(prompt_tail))
+            params.reasoning = text_before_stops(start)
         if grammar is not None:
             params.structured_outputs = grammar.params
         if self._model.reply_format.needs_special_tokens:
@@ -173,10 +175,29 @@ class ConversationTurn:
             params.bad_words = [*params.bad_words, *self._model.reply_format.signs_of_calls]
         if params.max_tokens is None and params.replay_token_ids is None:
             params.max_tokens = self._model.default_max_tokens(num_prompt_tokens)
+        self._limit_thinking(params, start)
         remaining = self._model.max_model_len - num_prompt_tokens
         if self._conversation.fits_context and params.max_tokens is not None and remaining > 0:
             params.max_tokens = min(params.max_tokens, remaining)
         return params
+
+    def _limit_thinking(self, params: SamplingParams, start: ReplyStart) -> None:
+        """Limit reasoning as the request asks; what it asks in words of effort, where that is possible."""
+        span = reasoning_before(start)
+        can = span is not None and {span.end, span.start} - {None} <= start.added_tokens.keys()
+        budget = params.thinking_token_budget
+        if budget is None and can:
+            budget = self._conversation.thinking_budget
+        if budget is not None and params.replay_token_ids is None and (can or not self._has_answered(start)):
+            params.thinking_token_budget, params.reasoning = budget, span
+        else:
+            params.thinking_token_budget = None
+
+    @staticmethod
+    def _has_answered(start: ReplyStart) -> bool:
+        """Whether the prompt has closed the reasoning, so that none can come."""
+        tags = start.reply_format.think_tags
+        return tags is not None and tags.open_in(start.prompt_tail) is False
 
     def _make_readers(self, prompt_tail: str, grammar: ReplyGrammar | None) -> list[AnswerReader]:
         conversation = self._conversation

@@ -17,6 +17,10 @@ _LEVELS = {
 """The APIs' effort levels, mapped to the three that templates know."""
 
 
+_SHARES = {"minimal": 0.1, "low": 0.2, "medium": 0.5, "high": 0.8, "xhigh": 0.95}
+"""Shares of ``max_tokens`` for reasoning, as OpenRouter documents them for models with token budgets."""
+
+
 def effort_arguments(effort: str | None, field: str) -> dict[str, Any]:
     """Template arguments for an effort level; RequestError, naming the field, for an unknown one.
     ``none`` turns reasoning off where the model can, else it is the lowest level."""
@@ -27,6 +31,15 @@ def effort_arguments(effort: str | None, field: str) -> dict[str, Any]:
     if effort not in _LEVELS:
         raise RequestError(f"{field} must be one of none, {', '.join(_LEVELS)}.", field)
     return {"reasoning_effort": _LEVELS[effort]}
+
+
+def budget_of_effort(effort: str | None, max_tokens: int | None) -> int | None:
+    """The most tokens of reasoning at an effort level: a share of the request's limit, so that the answer
+    has its own; None: no limit."""
+    if effort == "none":
+        return 0
+    share = _SHARES.get(effort or "")
+    return None if share is None or max_tokens is None else int(share * max_tokens)
 
 
 def thinking_arguments(*, thinks: bool) -> dict[str, Any]:

@@ -23,6 +23,8 @@ _OTHER_NAMES = {
     "function_call": "tool_choice",
     "lora_path": "model",
     "lora_request": "model",
+    "thinking_budget": "thinking_token_budget",
+    "reasoning_budget": "thinking_token_budget",
 }
 """Other servers' names of fields that exist here."""
 
@@ -33,7 +35,7 @@ _UNKNOWN: Mapping[str, tuple[object, ...]] = {
             *("smoothing_factor", "dry_multiplier", "xtc_probability", "top_a", "epsilon_cutoff"),
             *("eta_cutoff", "early_stopping", "negative_prompt", "stop_regex", "logits_processors"),
             *("custom_logit_processor", "prompt_embeds", "input_embeds", "image_data", "audio_data"),
-            *("video_data", "images", "plugins", "thinking_budget", "reasoning_budget"),
+            *("video_data", "images", "plugins"),
         ),
         (),
     ),

@@ -25,6 +25,7 @@ from engine.core.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, Sc
 from engine.core.policy import PolicyFactory, SchedulingPolicy
 from engine.core.request import Request, RequestStatus
 from engine.core.scheduler import Scheduler
+from engine.core.token_grammar import TokenGrammar
 from engine.core.traced_scheduler import TracedScheduler
 from engine.core_process.core_adapters import CoreAdapters
 from engine.core_process.core_parts import (
@@ -56,7 +57,7 @@ from engine.messages import (
 )
 from engine.parallel_config import cores_sharing_experts
 from engine.reported_stats import SchedulerStats
-from engine.structured_output.backend import CompiledGrammar, TokenTable
+from engine.structured_output.backend import TokenTable
 from engine.structured_output.bitmask_filler import BitmaskFiller
 from engine.structured_output.compiler import GrammarCompiler
 from engine.tokenization.tokenizer import Tokenizer
@@ -127,7 +128,7 @@ class EngineCore:
         self._asks_readers = False
         """Whether the worker is to be asked what readers of leases have said, though nothing runs."""
         self._grammars = GrammarCompiler(lambda: TokenTable.of(Tokenizer.load(config.model), info.vocab_size))
-        self._masks = BitmaskFiller(self._grammars)
+        self._masks = BitmaskFiller(self._grammars, info.vocab_size)
         self._waves = Waves(cores_sharing_experts(config))
         self._executor.on_wave(self._join_wave)
         self.ready = engine_ready(config, info, self.policy)
@@ -182,20 +183,20 @@ class EngineCore:
     def _compile_grammar(self, request: Request) -> None:
         """Start to compile the request's grammar, if it has one; until then it waits outside the queue."""
         params = request.sampling_params
-        if params.constrained and params.structured_outputs is not None:
+        if params.constrained:
             try:
-                compiled = self._grammars.compile(params.structured_outputs)
+                compiled = self._grammars.of_request(params)
             except Exception as error:
                 compiled = Future()
                 compiled.set_exception(error)
             compiled.add_done_callback(lambda done: self._take_grammar(request, done))
 
-    def _take_grammar(self, request: Request, compiled: Future[CompiledGrammar]) -> None:
+    def _take_grammar(self, request: Request, compiled: Future[Callable[[], TokenGrammar]]) -> None:
         """Queue the request whose grammar was compiled, or end it if that failed; called on any thread."""
         if self._closed:
             return
         try:
-            grammar = compiled.result().start(request.sampling_params)
+            grammar = compiled.result()()
         except Exception as error:
             if not isinstance(error, RequestError):
                 logger.exception("Compiling the grammar of request %s failed.", request.request_id)

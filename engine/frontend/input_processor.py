@@ -20,7 +20,7 @@ from engine.messages import NO_CONTEXT, EngineCoreRequest, EngineReady, RequestC
 from engine.sampling_params import MAX_LOGIT_BIAS, SamplingParams, check_vocabulary
 from engine.structured_output.backend import TokenTable
 from engine.structured_output.compiler import GrammarCheck, GrammarCompiler
-from engine.structured_output.params import StructuredOutputsParams
+from engine.structured_output.params import StructuredOutputsParams, ThinkingLimit
 from engine.tokenization.prompt_encoder import extreme_tokens
 from engine.tokenization.tokenizer import Tokenizer
 
@@ -253,7 +253,29 @@ class InputProcessor:
             structured_outputs=None,  # set below to the enforceable part
             logit_bias=_within_limits(params.logit_bias),
             bad_words_token_ids=self._bad_words(params.bad_words) if params.bad_words else None,
+            thinking_limit=self._thinking_limit(params),
         )
+
+    def _thinking_limit(self, params: SamplingParams) -> ThinkingLimit | None:
+        """The limit on reasoning in tokens of this tokenizer. RequestError if it does not know the texts
+        around reasoning as tokens."""
+        budget, span = params.thinking_token_budget, params.reasoning
+        if budget is None:
+            return None
+        if span is None:
+            raise RequestError(
+                "thinking_token_budget needs a model whose replies begin with reasoning between tags.",
+                "thinking_token_budget",
+            )
+        added = self._tokenizer.added_tokens
+        for tag in (span.end, span.start):
+            if tag is not None and tag not in added:
+                raise RequestError(
+                    f"thinking_token_budget needs {tag!r} to be a token, which it is not for this model.",
+                    "thinking_token_budget",
+                )
+        start = None if span.start is None else added[span.start]
+        return ThinkingLimit(budget, added[span.end], start)
 
     def _bad_words(self, words: list[str]) -> list[list[int]]:
         """Token sequences of the words, without those that contain tokens outside the model's

@@ -168,6 +168,16 @@ class MatcherGrammar:
             num_allowed = int(behind.try_consume_tokens(list(token_ids[:inner])))
             return num_allowed - (num_allowed > 0 and behind.is_stopped())
 
+    @property
+    def only(self) -> int | None:
+        """See ``ThinkingBudget``: a grammar alone has no such token."""
+        return None
+
+    @property
+    def matched(self) -> MatcherGrammar | None:
+        """What masks are made of."""
+        return self
+
     def forced(self, most: int) -> list[int]:
         """See ``TokenGrammar``."""
         token_ids: list[int] = []

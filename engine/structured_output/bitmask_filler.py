@@ -14,14 +14,21 @@ from engine.core.token_grammar import TokenGrammar
 from engine.row_failures import processing_failed
 from engine.structured_output.backend import GrammarBackend, MatcherGrammar
 from engine.structured_output.compiler import GrammarCompiler
+from engine.structured_output.thinking_budget import ThinkingBudget
+
+Followed = MatcherGrammar | ThinkingBudget
+Rows = npt.NDArray[np.bool_]
+"""[num_grammars, vocab_size]"""
 
 logger = logging.getLogger(__name__)
 
 NO_DRAFTS: Mapping[str, Sequence[int]] = {}
 
 
-def _one_by_one(backend: GrammarBackend, grammars: Sequence[tuple[str, MatcherGrammar]]) -> TokenMasks:
-    """The masks one by one, after a failure: which grammar failed, and the masks of the others."""
+def _one_by_one(
+    backend: GrammarBackend, grammars: Sequence[tuple[str, MatcherGrammar]]
+) -> tuple[Rows, dict[str, str]]:
+    """The masks one by one, after a failure, and which grammars failed: theirs forbid nothing."""
     rows: list[npt.NDArray[np.bool_]] = []
     failed: dict[str, str] = {}
     for request_id, grammar in grammars:
@@ -31,15 +38,16 @@ def _one_by_one(backend: GrammarBackend, grammars: Sequence[tuple[str, MatcherGr
             failed[request_id] = processing_failed("The grammar", error)
             rows.append(np.zeros(backend.vocab_size, dtype=np.bool_))
     logger.error("Requests ended because their grammar failed: %s", failed)
-    return TokenMasks([request_id for request_id, _ in grammars], np.stack(rows), failed)
+    return np.stack(rows), failed
 
 
 class BitmaskFiller:
     """The bitmasks of one step at a time. They are reserved when the step is scheduled, and filled
     once its grammars have accepted all tokens sampled before."""
 
-    def __init__(self, compiler: GrammarCompiler) -> None:
+    def __init__(self, compiler: GrammarCompiler, vocab_size: int) -> None:
         self._compiler = compiler
+        self._vocab_size = vocab_size
         self._thread = ThreadPoolExecutor(1, "grammar-masks")
         self._promised: set[Future[TokenMasks]] = set()
         self._closed = False
@@ -78,18 +86,36 @@ class BitmaskFiller:
             masks.set_exception(error)
 
     def _made(self, grammars: Mapping[str, TokenGrammar], drafts: Mapping[str, Sequence[int]]) -> TokenMasks:
-        if not grammars:
-            return NO_MASKS
-        backend = self._compiler.backend()
-        followed: list[tuple[str, MatcherGrammar]] = []
+        followed: list[tuple[str, Followed]] = []
         for request_id, grammar in grammars.items():
-            assert isinstance(grammar, MatcherGrammar), "all grammars come from the compiler"
-            followed.append((request_id, grammar))
-            followed += [(request_id, copy) for copy in grammar.ahead(drafts.get(request_id, ()))]
+            assert isinstance(grammar, MatcherGrammar | ThinkingBudget), "all come from the compiler"
+            each: list[Followed] = [grammar, *grammar.ahead(drafts.get(request_id, ()))]
+            if any(one.matched is not None or one.only is not None for one in each):
+                followed += [(request_id, one) for one in each]
+        if not followed:
+            return NO_MASKS
+        forbidden, failed = self._matched(followed)
+        for row, (_, grammar) in zip(forbidden, followed, strict=True):
+            if grammar.only is not None:
+                row[:] = True
+                row[grammar.only] = False
+        return TokenMasks([request_id for request_id, _ in followed], forbidden, failed)
+
+    def _matched(self, followed: Sequence[tuple[str, Followed]]) -> tuple[Rows, dict[str, str]]:
+        """The masks of those that the library follows, which failed, and empty masks of the others."""
+        matched = [(i, each.matched) for i, each in followed if each.matched is not None]
+        if not matched:
+            return np.zeros((len(followed), self._vocab_size), dtype=np.bool_), {}
+        backend, failed = self._compiler.backend(), dict[str, str]()
         try:
-            return TokenMasks([i for i, _ in followed], backend.forbidden([each for _, each in followed]))
+            rows = backend.forbidden([each for _, each in matched])
         except Exception:
-            return _one_by_one(backend, followed)
+            rows, failed = _one_by_one(backend, matched)
+        if len(matched) == len(followed):
+            return rows, failed
+        forbidden = np.zeros((len(followed), self._vocab_size), dtype=np.bool_)
+        forbidden[[each.matched is not None for _, each in followed]] = rows
+        return forbidden, failed
 
     def close(self) -> None:
         """Cancel the masks that are still awaited (CancelledError), also of steps that come back later.

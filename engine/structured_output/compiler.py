@@ -10,10 +10,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
+from engine.core.token_grammar import TokenGrammar
+from engine.sampling_params import SamplingParams
 from engine.structured_output.backend import CompiledGrammar, GrammarBackend, TokenTable
 from engine.structured_output.enforceable import enforceable
 from engine.structured_output.future_cache import FutureCache, resolve, uncancellable
 from engine.structured_output.params import StructuredOutputsParams
+from engine.structured_output.thinking_budget import with_budget
 
 MAX_REMEMBERED = 64
 """Cached grammars: agents send the same few with every turn."""
@@ -49,6 +52,23 @@ class GrammarCompiler:
     def compile(self, params: StructuredOutputsParams) -> Future[CompiledGrammar]:
         """The grammar, at once if it is cached; RequestError in the future if it is invalid."""
         return self._compiled.get(params, lambda: self.backend().compile(params))
+
+    def of_request(self, params: SamplingParams) -> Future[Callable[[], TokenGrammar]]:
+        """Starts what the output of a request must follow, once it is compiled: at once where there is but
+        a limit on reasoning."""
+        started: Future[Callable[[], TokenGrammar]] = Future()
+        if params.structured_outputs is None:
+            started.set_result(lambda: with_budget(None, params))
+            return started
+
+        def compiled(grammar: Future[CompiledGrammar]) -> None:
+            if (error := grammar.exception()) is not None:
+                started.set_exception(error)
+            else:
+                started.set_result(lambda: with_budget(grammar.result().start(params), params))
+
+        self.compile(params.structured_outputs).add_done_callback(compiled)
+        return started
 
     def check(self, params: StructuredOutputsParams) -> Future[StructuredOutputsParams]:
         return self._checked.get(

@@ -25,6 +25,15 @@ class ReasoningSpan(msgspec.Struct, array_like=True, omit_defaults=True, frozen=
     """Opens the reasoning, which may then also be left out; None if the prompt has opened it already."""
 
 
+class ThinkingLimit(msgspec.Struct, array_like=True, frozen=True):
+    """The most tokens of reasoning, and the tokens around it."""
+
+    num_tokens: int
+    end: int
+    start: int | None
+    """The token that opens reasoning; None if the prompt has opened it already."""
+
+
 class ToolArguments(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
     """The JSON schema of a tool's arguments."""
 

@@ -91,7 +91,7 @@ def test_a_step_that_comes_back_after_the_end_gets_no_masks() -> None:
     def no_tokens() -> TokenTable:
         raise AssertionError("no grammar is compiled")
 
-    filler = BitmaskFiller(GrammarCompiler(no_tokens))
+    filler = BitmaskFiller(GrammarCompiler(no_tokens), 512)
     before = filler.reserve()
     filler.close()
     after = filler.reserve()

@@ -96,6 +96,7 @@ def _conversation(
         add_generation_prompt=not history.continues_reply,
         continue_final_message=history.continues_reply,
         fits_context=True,
+        thinking_budget=body.thinking_budget(),
         left_out=left_out.notes,
     )
 

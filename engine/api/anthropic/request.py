@@ -4,7 +4,6 @@ fields are ignored.
 Also ignored are ``service_tier``, ``container``, ``context_management``, ``inference_geo`` and
 ``speed``, which concern Anthropic's servers. ``cache_control`` only affects how tokens are
 counted, and for how long at least a turn's KV is kept: every prefix is cached here.
-``thinking.budget_tokens`` is not a limit.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from engine.api.field_names import one_of
 from engine.api.identity import ClientIdentity
 from engine.api.openai.protocol import Int64, ListOf, TokenId, refuse_other_constraints
 from engine.api.prompt_cache.lifetime import lifetime_s
-from engine.api.thinking_effort import effort_arguments, thinking_arguments
+from engine.api.thinking_effort import budget_of_effort, effort_arguments, thinking_arguments
 from engine.api.unsupported import refuse_unsupported
 from engine.errors import RequestError
 from engine.sampling_params import MAX_STOP_STRINGS, SamplingParams
@@ -136,6 +135,10 @@ class PromptRequest(BaseModel):
             kwargs |= thinking_arguments(thinks=default_thinking == "on")
         return {**kwargs, **(self.chat_template_kwargs or {})}
 
+    def thinking_budget(self) -> int | None:
+        """Of a prompt that is only counted there is none."""
+        return None
+
     def parallel_tool_calls(self) -> bool:
         return self.tool_choice is None or not self.tool_choice.disable_parallel_tool_use
 
@@ -195,6 +198,13 @@ class MessagesRequest(PromptRequest):
     def _refuse_other_constraints(self) -> Self:
         refuse_other_constraints(self.model_extra or {})
         return self
+
+    def thinking_budget(self) -> int | None:
+        """The most tokens of reasoning: as many as the request says, or a share by its effort."""
+        thinking, output = self.thinking, self.output_config
+        if thinking is not None and thinking.type == "enabled" and thinking.budget_tokens is not None:
+            return max(0, thinking.budget_tokens)
+        return budget_of_effort(output.effort if output is not None else None, self.max_tokens)
 
     def identity(self) -> ClientIdentity:
         """The body's fields that identify the job, and its priority and cache salt."""

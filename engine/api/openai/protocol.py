@@ -19,7 +19,7 @@ from engine.api.openai.chat_tools import check_tools
 from engine.api.openai.output_format import ResponseFormat, StructuredOutputs, wanted_output
 from engine.api.openai.prompt_cache import PromptCacheOptions, PromptCacheRetention, asked_ttl_s
 from engine.api.openai.repetition import RepetitionDetectionFields
-from engine.api.thinking_effort import effort_arguments, thinking_arguments
+from engine.api.thinking_effort import budget_of_effort, effort_arguments, thinking_arguments
 from engine.api.unsupported import refuse_unsupported
 from engine.errors import RequestError
 from engine.sampling_params import MAX_N, SamplingParams
@@ -77,7 +77,6 @@ _UNSUPPORTED = {
     "best_of": "best_of is not supported; use n.",
     "logprob_token_ids": "logprob_token_ids is not supported.",
     "truncate_prompt_tokens": "truncate_prompt_tokens is not supported; send a prompt that fits.",
-    "thinking_token_budget": "thinking_token_budget is not supported.",
 }
 
 
@@ -122,6 +121,7 @@ class GenerationRequest(BaseModel):
     replay_token_ids: ListOf[TokenId] | None = None
     prompt_logprobs: Int64 | None = None
     repetition_detection: RepetitionDetectionFields | None = None
+    thinking_token_budget: Int64 | None = None
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -300,6 +300,11 @@ class ChatCompletionRequest(GenerationRequest):
         if self.documents:
             kwargs["documents"] = self.documents
         return {**kwargs, **(self.chat_template_kwargs or {})} or None
+
+    def thinking_budget(self) -> int | None:
+        """The most tokens of reasoning at the effort that is asked for."""
+        effort = self.reasoning_effort or (self.reasoning.effort if self.reasoning else None)
+        return budget_of_effort(effort, self.output_limit())
 
     def _thinks(self) -> bool | None:
         if isinstance(self.thinking, ThinkingSwitch):

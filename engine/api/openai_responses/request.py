@@ -16,7 +16,7 @@ from engine.api.openai.protocol import GenerationRequest, Int64, ListOf
 from engine.api.openai_responses.input_items import Item
 from engine.api.openai_responses.items import ReasoningConfig, TextConfig
 from engine.api.openai_responses.tools import Tool
-from engine.api.thinking_effort import effort_arguments
+from engine.api.thinking_effort import budget_of_effort, effort_arguments
 from engine.errors import RequestError
 from engine.sampling_params import SamplingParams
 from engine.structured_output.params import StructuredOutputsParams
@@ -186,6 +186,10 @@ class ResponsesRequest(GenerationRequest):
         effort = self.reasoning.effort if self.reasoning else None
         kwargs = effort_arguments(effort, "reasoning.effort")
         return {**kwargs, **(self.chat_template_kwargs or {})} or None
+
+    def thinking_budget(self) -> int | None:
+        """The most tokens of reasoning at the effort that is asked for."""
+        return budget_of_effort(self.reasoning.effort if self.reasoning else None, self.output_limit())
 
     def echoed_text(self) -> TextConfig:
         text = self.text or TextParam()

@@ -153,6 +153,7 @@ class ResponseTurn:
             parallel_tool_calls=body.parallel_tool_calls is not False,
             context=self._model.context(headers, body.identity_after(previous.job_id if previous else None)),
             chat_template_kwargs=body.template_kwargs(),
+            thinking_budget=body.thinking_budget(),
             left_out=[*left_out.notes, *self._tools.warnings],
         )
 
