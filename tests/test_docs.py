@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from engine.config import DTYPES, KV_CACHE_DTYPES, QUANTIZATIONS
-from engine.tool_parsers.formats import (
+from engine.tool_parsers.catalog import (
     REASONING_PARSERS,
     THINK_TAGS,
     TOOL_CALL_PARSERS,

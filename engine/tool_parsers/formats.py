@@ -6,20 +6,25 @@ It does not know how responses are generated, nor how they are sent on.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import ConfigError
 from engine.reasoning.think import CallTags, ThinkSection, ThinkTags
 from engine.tool_parsers.base import PlainParser, ReplyParser
-from engine.tool_parsers.deepseek import (
-    DEEPSEEK_SECTION,
-    KIMI_SECTION,
-    DeepSeekToolParser,
-    KimiToolParser,
+from engine.tool_parsers.catalog import (
+    HARMONY,
+    REASONING_ALIASES,
+    REASONING_PARSERS,
+    RECIPIENT,
+    THINK_TAGS,
+    TOOL_ALIASES,
+    TOOL_CALL_PARSERS,
+    TOOL_FORMATS,
+    ToolFormat,
+    ToolParserFactory,
 )
-from engine.tool_parsers.dsml import INVOKE, MARK, SECTIONS, DsmlToolParser
 from engine.tool_parsers.forced import (
     JSON_CALLS,
     CallGrammar,
@@ -29,169 +34,10 @@ from engine.tool_parsers.forced import (
     free_call_grammar,
 )
 from engine.tool_parsers.free_input import FreeInputParser
-from engine.tool_parsers.glm import GlmToolParser
-from engine.tool_parsers.harmony import CHANNEL, MESSAGE, START, HarmonyParser
-from engine.tool_parsers.hermes import HermesToolParser
-from engine.tool_parsers.json_calls import PYTHON_TAG, JsonToolParser, Llama3JsonToolParser
-from engine.tool_parsers.mistral import ARGS, OPEN, MistralToolParser
+from engine.tool_parsers.harmony import HarmonyParser
+from engine.tool_parsers.json_calls import JsonToolParser
 from engine.tool_parsers.parameters import Tool
-from engine.tool_parsers.pythonic import PythonicToolParser
-from engine.tool_parsers.qwen3_coder import Qwen3CoderToolParser
 from engine.tool_parsers.sound_calls import SoundCalls
-
-ToolParserFactory = Callable[[Sequence[Tool]], ReplyParser]
-"""Makes the parser of one response that may call these tools."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolFormat:
-    """How a family of models writes tool calls."""
-
-    make: ToolParserFactory
-    signs: tuple[str, ...] = ()
-    """Texts that all occur in a chat template of this format, while templates of earlier formats in
-    the list lack one."""
-    tags: tuple[str, ...] = ()
-    """Texts that are special tokens in some tokenizers: they must not be left out of the response's
-    text."""
-    ends_thinking: tuple[str, ...] = ()
-    """Tags that only calls have: they end a reasoning section that was not closed."""
-    syntax: CallSyntax | None = None
-    """How a call can be forced; None where calls are not JSON."""
-    begins_call: tuple[str, ...] = ()
-    """Texts that a call may begin with, and that reasoning may contain, too."""
-
-
-_XML_CALL = ("<tool_call>", "</tool_call>")
-_DEEPSEEK_TAGS = (
-    DEEPSEEK_SECTION,
-    "<｜tool▁calls▁end｜>",
-    "<｜tool▁call▁begin｜>",
-    "<｜tool▁sep｜>",
-    "<｜tool▁call▁end｜>",
-)
-_DEEPSEEK_BEGINS = (DEEPSEEK_SECTION, *DeepSeekToolParser.tags.call.texts)
-_KIMI_TAGS = (
-    KIMI_SECTION,
-    "<|tool_calls_section_end|>",
-    "<|tool_call_begin|>",
-    "<|tool_call_argument_begin|>",
-    "<|tool_call_end|>",
-)
-
-TOOL_FORMATS: Mapping[str, ToolFormat] = {
-    "openai": ToolFormat(
-        HarmonyParser, signs=(CHANNEL, MESSAGE), tags=(START, CHANNEL, MESSAGE, "<|constrain|>", "<|end|>")
-    ),
-    "deepseek_v32": ToolFormat(DsmlToolParser, (MARK,), (MARK,), (*SECTIONS, INVOKE)),
-    "deepseek_v3": ToolFormat(
-        DeepSeekToolParser,
-        (DEEPSEEK_SECTION, "```json"),
-        _DEEPSEEK_TAGS,
-        _DEEPSEEK_BEGINS,
-        CallSyntax(
-            before="<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n",
-            after="\n```<｜tool▁call▁end｜>",
-            begin=DEEPSEEK_SECTION,
-            between="\n",
-            end="<｜tool▁calls▁end｜>",
-        ),
-    ),
-    "deepseek_v31": ToolFormat(
-        DeepSeekToolParser,
-        (DEEPSEEK_SECTION,),
-        _DEEPSEEK_TAGS,
-        _DEEPSEEK_BEGINS,
-        CallSyntax(
-            before="<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>",
-            after="<｜tool▁call▁end｜>",
-            begin=DEEPSEEK_SECTION,
-            end="<｜tool▁calls▁end｜>",
-        ),
-    ),
-    "kimi_k2": ToolFormat(
-        KimiToolParser, (KIMI_SECTION,), _KIMI_TAGS, (KIMI_SECTION, *KimiToolParser.tags.call.texts)
-    ),
-    "mistral_args": ToolFormat(
-        MistralToolParser,
-        (OPEN, ARGS),
-        (OPEN, ARGS),
-        (OPEN,),
-        CallSyntax(before=OPEN + "{name}" + ARGS, after=""),
-    ),
-    "mistral": ToolFormat(
-        MistralToolParser,
-        (OPEN,),
-        (OPEN, ARGS),
-        (OPEN,),
-        CallSyntax('{"name": "{name}", "arguments": ', "}", begin=OPEN + " [", between=", ", end="]"),
-    ),
-    "glm45": ToolFormat(
-        GlmToolParser,
-        ("<arg_key>",),
-        (*_XML_CALL, "<arg_key>", "<arg_value>"),
-        begins_call=GlmToolParser.opening.texts,
-    ),
-    "qwen3_coder": ToolFormat(
-        Qwen3CoderToolParser,
-        ("<tool_call>", "<function=", "<parameter="),
-        _XML_CALL,
-        begins_call=Qwen3CoderToolParser.opening.texts,
-    ),
-    "hermes": ToolFormat(
-        lambda tools: HermesToolParser(),
-        ("<tool_call>",),
-        _XML_CALL,
-        begins_call=HermesToolParser.opening.texts,
-        syntax=CallSyntax('<tool_call>\n{"name": "{name}", "arguments": ', "}\n</tool_call>", between="\n"),
-    ),
-    "pythonic": ToolFormat(
-        PythonicToolParser,
-        ("[func_name1(",),
-        ("<|python_start|>", "<|python_end|>"),
-        begins_call=PythonicToolParser.opening.texts,
-    ),
-    "llama3_json": ToolFormat(
-        Llama3JsonToolParser,
-        ('"parameters": ', "ipython"),
-        (PYTHON_TAG,),
-        begins_call=Llama3JsonToolParser.opening.texts,
-        syntax=CallSyntax('{"name": "{name}", "parameters": ', "}", between="; "),
-    ),
-    "json": ToolFormat(JsonToolParser, syntax=JSON_CALLS),
-}
-"""Formats by name, in the order in which ``auto`` tries them."""
-
-THINK_TAGS: Mapping[str, ThinkTags] = {
-    "think": ThinkTags("<think>", "</think>"),
-    "deepseek_r1": ThinkTags("<think>", "</think>", assumed=True),
-    "mistral": ThinkTags("[THINK]", "[/THINK]"),
-}
-"""The tags of reasoning sections, by name."""
-
-_HARMONY = "openai"
-RECIPIENT = "to=functions"
-"""The recipient of a message in harmony: a function, if it is a call."""
-_TOOL_ALIASES = {
-    "qwen3_json": "hermes",
-    "qwen3_xml": "qwen3_coder",
-    "llama3": "llama3_json",
-    "llama4_json": "llama3_json",
-    "llama4_pythonic": "pythonic",
-    "glm47": "glm45",
-    "deepseek_v4": "deepseek_v32",
-    "harmony": _HARMONY,
-    "gpt_oss": _HARMONY,
-}
-_REASONING_ALIASES = {
-    **dict.fromkeys(("qwen3", "glm45", "glm47", "deepseek_v3", "deepseek_v31", "kimi_k2"), "think"),
-    **dict.fromkeys(("openai_gptoss", "harmony", "gpt_oss"), _HARMONY),
-}
-_OWN_CHOICES = ("auto", "none")
-TOOL_CALL_PARSERS = (*_OWN_CHOICES, *sorted([*TOOL_FORMATS, *_TOOL_ALIASES]))
-"""Values of ``--tool-call-parser``, besides plug-ins."""
-REASONING_PARSERS = (*_OWN_CHOICES, *sorted([*THINK_TAGS, *_REASONING_ALIASES, _HARMONY]))
-"""Values of ``--reasoning-parser``."""
 
 _plugin_formats: dict[str, ToolFormat] = {}
 _loaded_plugins: set[Path] = set()
@@ -224,7 +70,7 @@ class ReplyFormat:
         return cls(
             tool_format=None if tool_name is None else {**TOOL_FORMATS, **_plugin_formats}[tool_name],
             think_tags=THINK_TAGS.get(reasoning_name or ""),
-            is_harmony=_HARMONY in (tool_name, reasoning_name),
+            is_harmony=HARMONY in (tool_name, reasoning_name),
             special_tokens=special_tokens,
         )
 
@@ -241,7 +87,7 @@ class ReplyFormat:
         text."""
         tags = list(self.tool_format.tags) if self.tool_format else []
         if self.is_harmony:
-            tags += TOOL_FORMATS[_HARMONY].tags
+            tags += TOOL_FORMATS[HARMONY].tags
         if self.think_tags:
             tags += [self.think_tags.begin, self.think_tags.end]
         return bool(tags) if self.special_tokens is None else any(tag in self.special_tokens for tag in tags)
@@ -285,7 +131,7 @@ class ReplyFormat:
     def _answer_parser(self, tools: Sequence[Tool], calls_as_json: bool) -> ReplyParser:
         """The parser of what follows the reasoning."""
         if not tools:
-            return PlainParser()
+            return PlainParser() if self.tool_format is None else self.tool_format.make_plain()
         if calls_as_json:
             return JsonToolParser(tools, listed=True)
         return PlainParser() if self.tool_format is None else self.tool_format.make(tools)
@@ -339,7 +185,7 @@ def _tool_format_name(name: str, chat_template: str) -> str | None:
             ),
             None,
         )
-    name = _TOOL_ALIASES.get(name, name)
+    name = TOOL_ALIASES.get(name, name)
     if name not in TOOL_FORMATS and name not in _plugin_formats:
         known = ", ".join([*TOOL_CALL_PARSERS, *_plugin_formats])
         raise ConfigError(f"tool_call_parser must be one of {known}, got {name!r}.")
@@ -350,11 +196,11 @@ def _reasoning_name(name: str, chat_template: str) -> str | None:
     if name == "none":
         return None
     if name == "auto":
-        if all(sign in chat_template for sign in TOOL_FORMATS[_HARMONY].signs):
-            return _HARMONY
+        if all(sign in chat_template for sign in TOOL_FORMATS[HARMONY].signs):
+            return HARMONY
         return next((known for known, tags in THINK_TAGS.items() if tags.end in chat_template), None)
-    name = _REASONING_ALIASES.get(name, name)
-    if name not in THINK_TAGS and name != _HARMONY:
+    name = REASONING_ALIASES.get(name, name)
+    if name not in THINK_TAGS and name != HARMONY:
         raise ConfigError(f"reasoning_parser must be one of {', '.join(REASONING_PARSERS)}, got {name!r}.")
     return name
 

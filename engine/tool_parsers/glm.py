@@ -1,4 +1,5 @@
-"""Tool calls of GLM 4.5 to 4.7: ``<tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>``.
+"""Tool calls of GLM 4.5 to 4.7: ``<tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>``,
+and of Hunyuan 3 and 4.
 
 The earlier ones have a line break between the tags. A call is certain once its first parameter or its end
 begins.
@@ -17,12 +18,6 @@ VALUE = "<arg_value>"
 VALUE_END = "</arg_value>"
 CLOSE = "</tool_call>"
 
-_KEY = Tag(KEY)
-_CLOSE = Tag(CLOSE)
-_NAME_END = Tag(KEY, CLOSE)
-_KEY_END = Tag("</arg_key>")
-_VALUE = Tag(VALUE)
-_AFTER_MISSING_END = Tag(VALUE_END, KEY, OPEN)
 _FUNCTION_NAME = re.compile(r"[^\s<>{}\[\]\"'=]*+")
 _KEY_NAME = re.compile(r"[^<>\"\n]*+")
 
@@ -31,10 +26,13 @@ class GlmToolParser(XmlCallReader):
     """Parses one response; see the module's text for what is a call."""
 
     opening = Tag(OPEN, line_breaks=1)
-    closing = _CLOSE
+    closing = Tag(CLOSE)
     raw_end = Tag(OPEN, CLOSE)
     value_end = Tag(VALUE_END)
     inside = Tag(KEY, CLOSE, OPEN)
+    key, key_end, value = Tag(KEY), Tag("</arg_key>"), Tag(VALUE)
+    name_end = Tag(KEY, CLOSE)
+    """What shows that a name was a function's; it is left unread."""
 
     def _read_calls(self) -> Steps[bool]:
         yield from self._skip_space()
@@ -54,7 +52,7 @@ class GlmToolParser(XmlCallReader):
         name = yield from self._read_word(_FUNCTION_NAME)
         yield from self._skip_space()
         length = self._length
-        shows = yield from self._accept(_NAME_END)
+        shows = yield from self._accept(self.name_end)
         self._at = self._begin + length
         if not name or not (shows or (name in self._tools and (yield from self._is_body()))):
             return False
@@ -66,7 +64,7 @@ class GlmToolParser(XmlCallReader):
         """Read one parameter, or what is in its place; False after the last one, where the call has
         ended."""
         yield from self._skip_space()
-        if (yield from self._accept(_KEY)):
+        if (yield from self._accept(self.key)):
             name = yield from self._read_key()
             if name is None:
                 return (yield from self._skip_unexpected())
@@ -82,7 +80,7 @@ class GlmToolParser(XmlCallReader):
 
     def _ends_here(self) -> Steps[bool]:
         length = self._length
-        ends = (yield from self._accept(_CLOSE)) or (yield from self._accept(self.opening))
+        ends = (yield from self._accept(self.closing)) or (yield from self._accept(self.opening))
         self._at = self._begin + length
         return bool(ends)
 
@@ -90,9 +88,9 @@ class GlmToolParser(XmlCallReader):
         """A parameter's name, and the tag that begins its value; either of the two tags may be
         missing."""
         name = (yield from self._read_word(_KEY_NAME)).strip()
-        ended = yield from self._accept(_KEY_END)
+        ended = yield from self._accept(self.key_end)
         yield from self._skip_space()
-        if not (yield from self._accept(_VALUE)) and (not ended or (yield from self._has_no_value())):
+        if not (yield from self._accept(self.value)) and (not ended or (yield from self._has_no_value())):
             return None
         return name or None
 
@@ -103,7 +101,7 @@ class GlmToolParser(XmlCallReader):
         return bool(follows)
 
     def _shows_missing_end(self, tag: str) -> Steps[bool]:
-        if tag == KEY:
+        if tag in self.key.texts:
             name = yield from self._read_key()
             return (
                 name is not None
@@ -114,4 +112,40 @@ class GlmToolParser(XmlCallReader):
                 )
             )
         # Text may contain such a tag, too: then the value's own end is still to come.
-        return tag == CLOSE and (yield from self._look_ahead(_AFTER_MISSING_END)) != VALUE_END
+        following = Tag(*self.value_end.texts, *self.key.texts, *self.opening.texts)
+        is_end = tag in self.closing.texts
+        return is_end and (yield from self._look_ahead(following)) not in self.value_end.texts
+
+
+def _both(*texts: str) -> tuple[str, ...]:
+    """Tags as they are, and as some folders name them, with where the model was published."""
+    return (*texts, *(f"{text[:-1]}:opensource>" for text in texts))
+
+
+class HyToolParser(GlmToolParser):
+    """Hunyuan 3: the same in a section, with ``<tool_sep>`` behind the name; 4 without it."""
+
+    section, section_end = Tag(*_both("<tool_calls>")), Tag(*_both("</tool_calls>"))
+    call = Tag(*_both(OPEN))
+    separator = Tag(*_both("<tool_sep>"))
+    opening = Tag(*section.texts, *call.texts, line_breaks=1)
+    closing = Tag(*_both(CLOSE))
+    raw_end = Tag(*call.texts, *closing.texts, *section_end.texts)
+    value_end = Tag(*_both(VALUE_END))
+    key, key_end, value = Tag(*_both(KEY)), Tag(*_both("</arg_key>")), Tag(*_both(VALUE))
+    inside = Tag(*key.texts, *closing.texts, *section_end.texts, *call.texts)
+    name_end = Tag(*separator.texts, *key.texts, *closing.texts)
+
+    def _read_calls(self) -> Steps[bool]:
+        if self._unsettled.endswith(self.section.texts):
+            yield from self._skip_space()
+            yield from self._accept(self.call)
+        if not (yield from super()._read_calls()):
+            return False
+        yield from self._skip_layout(self.section_end)
+        return True
+
+    def _read_parameter(self) -> Steps[bool]:
+        yield from self._skip_space()
+        yield from self._accept(self.separator)
+        return (yield from super()._read_parameter())

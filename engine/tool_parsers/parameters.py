@@ -40,6 +40,21 @@ class ToolSchemas:
         schema = self._functions.get(function, {}).get("parameters")
         return isinstance(schema, Mapping) and bool(schema.get("properties"))
 
+    def types_at(self, function: str, path: Sequence[str]) -> Types | None:
+        """The types of what lies inside a parameter: names of members, ``item`` for items of a list; None if
+        the tool does not say."""
+        schema: Any = self._functions.get(function, {}).get("parameters")
+        for name in path:
+            if not isinstance(schema, Mapping):
+                return None
+            members, items = schema.get("properties"), schema.get("items")
+            inside = members.get(name) if isinstance(members, Mapping) else None
+            schema = items if inside is None and name == "item" else inside
+        if not isinstance(schema, Mapping):
+            return None
+        root = self._functions.get(function, {}).get("parameters")
+        return frozenset(_types_in(schema, root, _MAX_REFERENCES))
+
     def types(self, function: str, parameter: str) -> Types | None:
         """The types that the parameter may have; None if the tool has no such parameter."""
         schema = self._functions.get(function, {}).get("parameters")
@@ -132,6 +147,11 @@ class ValueText:
         self._held = ""
         self._is_string = types == STRING
         self._begun = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there has been no text."""
+        return not self._begun and not self._held
 
     def add(self, piece: str) -> str:
         if self._is_string:

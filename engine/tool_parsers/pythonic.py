@@ -38,6 +38,8 @@ class PythonicToolParser(TaggedReader):
 
     opening = Tag(START, "[", *(fence + "[" for fence in FENCES), line_breaks=2)
     closing = Tag(END)
+    start = START
+    """Announces a list of calls."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__()
@@ -51,7 +53,7 @@ class PythonicToolParser(TaggedReader):
         return (yield from self._peek()) == "["
 
     def _read_calls(self) -> Steps[bool]:
-        self._announced = self._unsettled.endswith(START)
+        self._announced = self._unsettled.endswith(self.start)
         if self._unsettled.endswith("["):
             self._at -= 1
         yield from self._skip_space()
@@ -161,3 +163,11 @@ def _value_json(text: str, types: Types | None) -> str:
     if types and is_string and "string" not in types:
         return value_text(json.loads(literal), types)
     return literal
+
+
+class LfmToolParser(PythonicToolParser):
+    """LFM2: the list stands between tokens of its own."""
+
+    start = "<|tool_call_start|>"
+    opening = Tag(start, "[", *(fence + "[" for fence in FENCES), line_breaks=2)
+    closing = Tag("<|tool_call_end|>")

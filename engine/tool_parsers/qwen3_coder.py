@@ -98,3 +98,17 @@ class Qwen3CoderToolParser(XmlCallReader):
             return False
         # Text may contain such tags, too: then the value's own end is still to come.
         return (yield from self._look_ahead(_AFTER_MISSING_END)) != VALUE_END
+
+
+class SeedToolParser(Qwen3CoderToolParser):
+    """Seed-OSS, whose calls stand between tags of its own, and values in no line of their own."""
+
+    value_end = Tag(VALUE_END)
+
+    opening = Tag("<seed:tool_call>", FUNCTION, line_breaks=2)
+    closing = Tag("</seed:tool_call>")
+    raw_end = Tag("<seed:tool_call>", "</seed:tool_call>")
+    inside = Tag(PARAMETER, "</function>", "</seed:tool_call>", FUNCTION, "<seed:tool_call>")
+
+    def _skip_line_break(self) -> Steps[None]:
+        yield from ()

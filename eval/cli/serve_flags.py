@@ -19,7 +19,7 @@ from engine.config import (
 )
 from engine.parallel_config import ParallelConfig
 from engine.tokenization.content_format import CONTENT_FORMATS
-from engine.tool_parsers.formats import REASONING_PARSERS, TOOL_CALL_PARSERS
+from engine.tool_parsers.catalog import REASONING_PARSERS, TOOL_CALL_PARSERS
 from eval.cli.flag_group import FlagGroup, number
 from eval.cli.lora_flags import add_lora_flags
 from eval.cli.parallel_flags import add_parallelism_flags

@@ -16,7 +16,8 @@ from engine.structured_output.params import StructuredOutputsParams
 from engine.structured_output.reply_grammar import ReplyGrammar, ReplyStart, forced_calls, requested_format
 from engine.tool_parsers import ParsedReply, read_reply
 from engine.tool_parsers.base import ReadCall
-from engine.tool_parsers.formats import TOOL_FORMATS, ReplyFormat
+from engine.tool_parsers.catalog import TOOL_FORMATS
+from engine.tool_parsers.formats import ReplyFormat
 
 TOOLS: list[dict[str, Any]] = [
     {

@@ -9,8 +9,9 @@ from engine.sampling_params import SamplingParams
 from engine.structured_output.backend import GrammarBackend, TokenTable
 from engine.structured_output.params import StructuredOutputsParams, ToolArguments
 from engine.tokenization.tokenizer import Tokenizer
+from engine.tool_parsers.catalog import TOOL_FORMATS
 from engine.tool_parsers.forced import CallGrammar
-from engine.tool_parsers.formats import TOOL_FORMATS, ReplyFormat
+from engine.tool_parsers.formats import ReplyFormat
 from engine.worker.loading.tiny_models import make_model_folder
 from tests.tool_parsers.families import FAMILIES, GLM47, MISTRAL_BARE, TOOLS, Family
 

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from engine.api.config import ServerConfig
 from engine.errors import ConfigError
 from engine.tool_parsers import ParsedReply, read_reply
-from engine.tool_parsers.formats import (
+from engine.tool_parsers.catalog import (
     REASONING_PARSERS,
     THINK_TAGS,
     TOOL_CALL_PARSERS,
     TOOL_FORMATS,
-    ReplyFormat,
-    load_plugin,
 )
+from engine.tool_parsers.formats import ReplyFormat, load_plugin
 from eval.cli.serve_args import server_config
 from eval.cli.serve_flags import add_serve_arguments
 from tests.tool_parsers.families import FAMILIES, HERMES, TOOLS, Family
@@ -28,7 +27,7 @@ from tests.tool_parsers.families import FAMILIES, HERMES, TOOLS, Family
 LLAMA3_SENTENCE = 'Environment: ipython. Respond in the format {"name": name, "parameters": dictionary}.'
 PYTHONIC_SENTENCE = "Environment: ipython. Use exact format: [func_name1(param1=value1), func_name2(...)]"
 
-WITHOUT_SIGNS = ("json", "glm47", "llama3_json", "pythonic")
+WITHOUT_SIGNS = ("json", "glm47", "llama3_json", "pythonic", "phi4_mini_json")
 """No model's own, another's alias, or shown by what the template says of tools, not of calls."""
 
 

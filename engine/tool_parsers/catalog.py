@@ -1,0 +1,311 @@
+"""The formats of calls and of reasoning that models write, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.reasoning.think import ThinkTags
+from engine.tool_parsers.base import PlainParser, ReplyParser
+from engine.tool_parsers.deepseek import (
+    DEEPSEEK_SECTION,
+    KIMI_SECTION,
+    DeepSeekToolParser,
+    KimiToolParser,
+)
+from engine.tool_parsers.dsml import INVOKE, MARK, SECTIONS, DsmlToolParser
+from engine.tool_parsers.forced import JSON_CALLS, CallSyntax
+from engine.tool_parsers.glm import GlmToolParser, HyToolParser
+from engine.tool_parsers.harmony import CHANNEL, MESSAGE, START, HarmonyParser
+from engine.tool_parsers.hermes import HermesToolParser
+from engine.tool_parsers.json_calls import PYTHON_TAG, JsonToolParser, Llama3JsonToolParser
+from engine.tool_parsers.mistral import ARGS, OPEN, MistralToolParser
+from engine.tool_parsers.parameters import Tool
+from engine.tool_parsers.pythonic import LfmToolParser, PythonicToolParser
+from engine.tool_parsers.qwen3_coder import Qwen3CoderToolParser, SeedToolParser
+from engine.tool_parsers.tagged.gemma4 import FunctionGemmaToolParser, GemmaToolParser
+from engine.tool_parsers.tagged.invoke import MiniMaxToolParser, StepToolParser
+from engine.tool_parsers.tagged.json_between import (
+    ApertusToolParser,
+    GraniteCodeToolParser,
+    GraniteToolParser,
+    HunyuanToolParser,
+    LongCatToolParser,
+    NemotronToolParser,
+    PhiToolParser,
+)
+from engine.tool_parsers.tagged.kimi_k3 import KimiK3ToolParser, ResponseChannel
+from engine.tool_parsers.tagged.minimax_m3 import MiniMaxM3ToolParser
+
+ToolParserFactory = Callable[[Sequence[Tool]], ReplyParser]
+"""Makes the parser of one response that may call these tools."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How a family of models writes tool calls."""
+
+    make: ToolParserFactory
+    signs: tuple[str, ...] = ()
+    """Texts that all occur in a chat template of this format, while templates of earlier formats in
+    the list lack one."""
+    tags: tuple[str, ...] = ()
+    """Texts that are special tokens in some tokenizers: they must not be left out of the response's
+    text."""
+    ends_thinking: tuple[str, ...] = ()
+    """Tags that only calls have: they end a reasoning section that was not closed."""
+    syntax: CallSyntax | None = None
+    """How a call can be forced; None where calls are not JSON."""
+    begins_call: tuple[str, ...] = ()
+    """Texts that a call may begin with, and that reasoning may contain, too."""
+    make_plain: Callable[[], ReplyParser] = PlainParser
+    """Makes the parser of a response that may call nothing."""
+
+
+_XML_CALL = ("<tool_call>", "</tool_call>")
+_DEEPSEEK_TAGS = (
+    DEEPSEEK_SECTION,
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+)
+_DEEPSEEK_BEGINS = (DEEPSEEK_SECTION, *DeepSeekToolParser.tags.call.texts)
+_KIMI_TAGS = (
+    KIMI_SECTION,
+    "<|tool_calls_section_end|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+)
+
+
+def _listed(begin: str, end: str, before: str = '{"name": "{name}", "arguments": ') -> CallSyntax:
+    """A list of JSON objects between two texts."""
+    return CallSyntax(before, "}", begin=begin, between=", ", end=end)
+
+
+TOOL_FORMATS: Mapping[str, ToolFormat] = {
+    "openai": ToolFormat(
+        HarmonyParser, signs=(CHANNEL, MESSAGE), tags=(START, CHANNEL, MESSAGE, "<|constrain|>", "<|end|>")
+    ),
+    "gemma4": ToolFormat(
+        lambda tools: GemmaToolParser(),
+        ("<|tool_call>", "<tool_call|>"),
+        ("<|tool_call>", "<tool_call|>", '<|"|>'),
+        ("<|tool_call>",),
+    ),
+    "functiongemma": ToolFormat(
+        lambda tools: FunctionGemmaToolParser(),
+        ("<start_function_call>",),
+        ("<start_function_call>", "<end_function_call>", "<escape>"),
+        ("<start_function_call>",),
+    ),
+    "minimax_m2": ToolFormat(
+        MiniMaxToolParser,
+        ("<minimax:tool_call>",),
+        ("<minimax:tool_call>", "</minimax:tool_call>"),
+        ("<minimax:tool_call>",),
+    ),
+    "step3": ToolFormat(
+        StepToolParser,
+        ("<steptml:invoke",),
+        (*StepToolParser.tags.sections, "<｜tool_call_end｜>", "<｜tool_sep｜>", "<｜tool_calls_end｜>"),
+        StepToolParser.tags.sections,
+    ),
+    "apertus": ToolFormat(
+        lambda tools: ApertusToolParser(),
+        ("<|tools_prefix|>",),
+        ("<|tools_prefix|>", "<|tools_suffix|>"),
+        ("<|tools_prefix|>",),
+        _listed("<|tools_prefix|>[", "]<|tools_suffix|>", before='{"{name}": '),
+    ),
+    "granite": ToolFormat(
+        lambda tools: GraniteToolParser(),
+        ("<|tool_call|>",),
+        ("<|tool_call|>",),
+        ("<|tool_call|>",),
+        _listed("<|tool_call|>[", "]"),
+    ),
+    "granite-20b-fc": ToolFormat(
+        lambda tools: GraniteCodeToolParser(),
+        ("<function_call>",),
+        ("<function_call>",),
+        syntax=CallSyntax('<function_call> {"name": "{name}", "arguments": ', "}", between="\n"),
+    ),
+    "nemotron_json": ToolFormat(
+        lambda tools: NemotronToolParser(),
+        ("<TOOLCALL>",),
+        ("<TOOLCALL>", "</TOOLCALL>"),
+        syntax=_listed("<TOOLCALL>[", "]</TOOLCALL>"),
+    ),
+    "longcat": ToolFormat(
+        lambda tools: LongCatToolParser(),
+        ("<longcat_tool_call>",),
+        ("<longcat_tool_call>", "</longcat_tool_call>"),
+        begins_call=("<longcat_tool_call>",),
+        syntax=CallSyntax(
+            '<longcat_tool_call>\n{"name": "{name}", "arguments": ', "}\n</longcat_tool_call>", between="\n"
+        ),
+    ),
+    "lfm2": ToolFormat(
+        LfmToolParser,
+        (LfmToolParser.start,),
+        (LfmToolParser.start, "<|tool_call_end|>"),
+        (LfmToolParser.start,),
+    ),
+    "seed_oss": ToolFormat(
+        SeedToolParser,
+        ("<seed:tool_call>",),
+        ("<seed:tool_call>", "</seed:tool_call>"),
+        ("<seed:tool_call>",),
+    ),
+    "hy_v3": ToolFormat(
+        HyToolParser,
+        ("<tool_calls", "<arg_key"),
+        (*HyToolParser.raw_end.texts, *HyToolParser.section.texts, *HyToolParser.separator.texts),
+        HyToolParser.section.texts,
+    ),
+    "hunyuan_a13b": ToolFormat(
+        lambda tools: HunyuanToolParser(),
+        ("<tool_calls>",),
+        ("<tool_calls>", "</tool_calls>"),
+        begins_call=("<tool_calls>",),
+        syntax=_listed("<tool_calls>[", "]</tool_calls>"),
+    ),
+    "deepseek_v32": ToolFormat(DsmlToolParser, (MARK,), (MARK,), (*SECTIONS, INVOKE)),
+    "deepseek_v3": ToolFormat(
+        DeepSeekToolParser,
+        (DEEPSEEK_SECTION, "```json"),
+        _DEEPSEEK_TAGS,
+        _DEEPSEEK_BEGINS,
+        CallSyntax(
+            before="<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n",
+            after="\n```<｜tool▁call▁end｜>",
+            begin=DEEPSEEK_SECTION,
+            between="\n",
+            end="<｜tool▁calls▁end｜>",
+        ),
+    ),
+    "deepseek_v31": ToolFormat(
+        DeepSeekToolParser,
+        (DEEPSEEK_SECTION,),
+        _DEEPSEEK_TAGS,
+        _DEEPSEEK_BEGINS,
+        CallSyntax(
+            before="<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>",
+            after="<｜tool▁call▁end｜>",
+            begin=DEEPSEEK_SECTION,
+            end="<｜tool▁calls▁end｜>",
+        ),
+    ),
+    "kimi_k2": ToolFormat(
+        KimiToolParser, (KIMI_SECTION,), _KIMI_TAGS, (KIMI_SECTION, *KimiToolParser.tags.call.texts)
+    ),
+    "kimi_k3": ToolFormat(
+        KimiK3ToolParser,
+        ("<|open|>", "<|sep|>"),
+        ("<|open|>", "<|close|>", "<|sep|>"),
+        KimiK3ToolParser.tags.sections,
+        make_plain=ResponseChannel,
+    ),
+    "minimax_m3": ToolFormat(
+        MiniMaxM3ToolParser,
+        ("]<]minimax[>[",),
+        ("]<]minimax[>[",),
+        MiniMaxM3ToolParser.tags.sections,
+    ),
+    "mistral_args": ToolFormat(
+        MistralToolParser,
+        (OPEN, ARGS),
+        (OPEN, ARGS),
+        (OPEN,),
+        CallSyntax(before=OPEN + "{name}" + ARGS, after=""),
+    ),
+    "mistral": ToolFormat(
+        MistralToolParser,
+        (OPEN,),
+        (OPEN, ARGS),
+        (OPEN,),
+        CallSyntax('{"name": "{name}", "arguments": ', "}", begin=OPEN + " [", between=", ", end="]"),
+    ),
+    "glm45": ToolFormat(
+        GlmToolParser,
+        ("<arg_key>",),
+        (*_XML_CALL, "<arg_key>", "<arg_value>"),
+        begins_call=GlmToolParser.opening.texts,
+    ),
+    "qwen3_coder": ToolFormat(
+        Qwen3CoderToolParser,
+        ("<tool_call>", "<function=", "<parameter="),
+        _XML_CALL,
+        begins_call=Qwen3CoderToolParser.opening.texts,
+    ),
+    "hermes": ToolFormat(
+        lambda tools: HermesToolParser(),
+        ("<tool_call>",),
+        _XML_CALL,
+        begins_call=HermesToolParser.opening.texts,
+        syntax=CallSyntax('<tool_call>\n{"name": "{name}", "arguments": ', "}\n</tool_call>", between="\n"),
+    ),
+    "pythonic": ToolFormat(
+        PythonicToolParser,
+        ("[func_name1(",),
+        ("<|python_start|>", "<|python_end|>"),
+        begins_call=PythonicToolParser.opening.texts,
+    ),
+    "llama3_json": ToolFormat(
+        Llama3JsonToolParser,
+        ('"parameters": ', "ipython"),
+        (PYTHON_TAG,),
+        begins_call=Llama3JsonToolParser.opening.texts,
+        syntax=CallSyntax('{"name": "{name}", "parameters": ', "}", between="; "),
+    ),
+    "phi4_mini_json": ToolFormat(lambda tools: PhiToolParser(), syntax=_listed("functools[", "]")),
+    "json": ToolFormat(JsonToolParser, syntax=JSON_CALLS),
+}
+"""Formats by name, in the order in which ``auto`` tries them."""
+
+THINK_TAGS: Mapping[str, ThinkTags] = {
+    "think": ThinkTags("<think>", "</think>"),
+    "deepseek_r1": ThinkTags("<think>", "</think>", assumed=True),
+    "mistral": ThinkTags("[THINK]", "[/THINK]"),
+    "seed_oss": ThinkTags("<seed:think>", "</seed:think>"),
+    "gemma4": ThinkTags("<|channel>thought", "<channel|>"),
+    "minimax_m3": ThinkTags("<mm:think>", "</mm:think>"),
+    "kimi_k3": ThinkTags("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    "apertus": ThinkTags("<|inner_prefix|>", "<|inner_suffix|>"),
+    "hy_opensource": ThinkTags("<think:opensource>", "</think:opensource>"),
+}
+"""The tags of reasoning sections, by name."""
+
+HARMONY = "openai"
+RECIPIENT = "to=functions"
+"""The recipient of a message in harmony: a function, if it is a call."""
+TOOL_ALIASES = {
+    "qwen3_json": "hermes",
+    "qwen3_xml": "qwen3_coder",
+    "llama3": "llama3_json",
+    "llama4_json": "llama3_json",
+    "llama4_pythonic": "pythonic",
+    "glm47": "glm45",
+    "poolside_v1": "glm45",
+    "hy_v4": "hy_v3",
+    "jamba": "hunyuan_a13b",
+    **dict.fromkeys(("granite4", "ernie45"), "hermes"),
+    **dict.fromkeys(("step3p5", "mimo", "nemotron_v3"), "qwen3_coder"),
+    "deepseek_v4": "deepseek_v32",
+    "harmony": HARMONY,
+    "gpt_oss": HARMONY,
+}
+REASONING_ALIASES = {
+    **dict.fromkeys(("qwen3", "glm45", "glm47", "deepseek_v3", "deepseek_v31", "kimi_k2"), "think"),
+    **dict.fromkeys(("minimax_m2", "hunyuan_a13b", "hy_v3", "step3", "step3p5", "mimo", "ernie45"), "think"),
+    **dict.fromkeys(("nemotron_v3", "olmo3", "longcat"), "think"),
+    **dict.fromkeys(("openai_gptoss", "harmony", "gpt_oss"), HARMONY),
+}
+_OWN_CHOICES = ("auto", "none")
+TOOL_CALL_PARSERS = (*_OWN_CHOICES, *sorted([*TOOL_FORMATS, *TOOL_ALIASES]))
+"""Values of ``--tool-call-parser``, besides plug-ins."""
+REASONING_PARSERS = (*_OWN_CHOICES, *sorted([*THINK_TAGS, *REASONING_ALIASES, HARMONY]))
+"""Values of ``--reasoning-parser``."""

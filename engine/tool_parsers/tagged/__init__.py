@@ -1,0 +1,1 @@
+"""Formats between tags of their own, one small class for each family."""

@@ -1,0 +1,174 @@
+"""Formats that spell a call as an element with a name, and its parameters as elements inside it:
+``<invoke name="f"><parameter name="k">v</parameter></invoke>``.
+
+DeepSeek V3.2, MiniMax M2 and Step 3 differ in their tags. Each call may stand in a section; its tags may
+be missing.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from engine.tool_parsers.parameters import Types
+from engine.tool_parsers.reader import Steps, Tag
+from engine.tool_parsers.xml_call import XmlCallReader
+
+_PARAMETER_NAME = re.compile(r"[^<>\"\n]*+")
+
+
+@dataclass(frozen=True)
+class InvokeTags:
+    """The tags of one family."""
+
+    sections: tuple[str, ...]
+    section_ends: tuple[str, ...]
+    invoke: str
+    invoke_end: str
+    parameter: str
+    parameter_end: str
+    name_ends: tuple[str, ...] = ('">',)
+    """What may follow the name of a parameter."""
+    unique: bool = False
+    """Whether the tags are tokens that no other text contains."""
+    line_breaks: int = 2
+    """Line breaks of the template before a section."""
+    call_end: str | None = None
+    """Ends a call behind its element."""
+    layout: tuple[str, ...] = ()
+    """Other tags, which are no content."""
+    opening: Tag = field(init=False)
+    any_section_end: Tag = field(init=False)
+    inside: Tag = field(init=False)
+
+    def __post_init__(self) -> None:
+        opening = Tag(*self.sections, self.invoke, *self.layout, line_breaks=self.line_breaks)
+        object.__setattr__(self, "opening", opening)
+        object.__setattr__(self, "any_section_end", Tag(*self.section_ends))
+        inside = Tag(self.parameter, self.invoke_end, self.invoke, *self.section_ends)
+        object.__setattr__(self, "inside", inside)
+
+
+class InvokeToolParser(XmlCallReader):
+    """Parses one response; see the module's text for what is a call."""
+
+    tags: InvokeTags
+
+    def __init_subclass__(cls) -> None:
+        cls.opening, cls.closing = cls.tags.opening, cls.tags.any_section_end
+        cls.value_end, cls.inside = Tag(cls.tags.parameter_end), cls.tags.inside
+
+    def _read_calls(self) -> Steps[bool]:
+        if self._unsettled.endswith(self.tags.layout):
+            return True
+        num_before = self._num_calls
+        in_section = not self._unsettled.endswith(self.tags.invoke)
+        if not in_section:
+            yield from self._read_invoke()
+        while in_section or self._num_calls > num_before:
+            found = yield from self._find_next(in_section)
+            if found != self.tags.invoke:
+                break
+            yield from self._read_invoke()
+        return self._num_calls > num_before
+
+    def _find_next(self, in_section: bool) -> Steps[str]:
+        """Move past what begins the next call, or ends the section, and return it; empty if none
+        comes. Any other text in a section is discarded."""
+        either = Tag(self.tags.invoke, *self.tags.section_ends)
+        if in_section and (found := (yield from self._look_ahead(either))):
+            yield from self._find(either)
+            return found
+        if self.tags.call_end is not None and self._num_calls:
+            yield from self._skip_layout(Tag(self.tags.call_end))
+        length = self._length
+        yield from self._skip_space()
+        found = "" if in_section else (yield from self._accept(either))
+        self._at = self._at if found else self._begin + length
+        return found
+
+    def _read_invoke(self) -> Steps[None]:
+        """After what begins a call: read the call; where there is no name, nothing is read."""
+        name = yield from self._read_invoked()
+        if name is not None:
+            self._begin_function(name)
+            while (yield from self._read_parameter()):
+                pass
+
+    def _read_invoked(self) -> Steps[str | None]:
+        """The function's name and what ends it."""
+        return (yield from self._read_function_name(Tag('">')))
+
+    def _read_parameter(self) -> Steps[bool]:
+        """Read one parameter, or what is in its place; False after the last one, where the call has
+        ended."""
+        yield from self._skip_space()
+        if (yield from self._accept(Tag(self.tags.parameter))):
+            name = yield from self._read_parameter_name(Tag(*self.tags.name_ends))
+            if name is None:
+                return (yield from self._skip_unexpected())
+            return (yield from self._pass_value(name, self._types(name)))
+        if (yield from self._ends_here()):
+            self._end_function()
+            return False
+        if (yield from self._is_body()):
+            yield from self._pass_body()
+            return not self.is_cut
+        return (yield from self._skip_unexpected())
+
+    def _ends_here(self) -> Steps[bool]:
+        """Whether the call ends here: its end tag is consumed, a sign that it is missing is not."""
+        if (yield from self._accept(Tag(self.tags.invoke_end))):
+            return True
+        length = self._length
+        ends = yield from self._accept(Tag(self.tags.invoke, *self.tags.section_ends))
+        self._at = self._begin + length
+        return bool(ends)
+
+    def _types(self, name: str) -> Types | None:
+        """The possible types of a value."""
+        return self._tools.types(self._function, name)
+
+    def _shows_missing_end(self, tag: str) -> Steps[bool]:
+        if self.tags.unique:
+            return True
+        if tag == self.tags.parameter:
+            name = (yield from self._read_word(_PARAMETER_NAME)).strip()
+            if not (yield from self._accept(Tag(*self.tags.name_ends))) or name in self._arguments.names:
+                return False
+            return not self._tools.knows_parameters(self._function) or (
+                self._tools.types(self._function, name) is not None
+            )
+        if tag == self.tags.invoke:
+            return False
+        # Text may contain such tags, too: then the value's own end is still to come.
+        following = Tag(self.tags.parameter_end, self.tags.parameter, self.tags.invoke)
+        return (yield from self._look_ahead(following)) != self.tags.parameter_end
+
+
+class MiniMaxToolParser(InvokeToolParser):
+    """MiniMax M2 to M2.5."""
+
+    tags = InvokeTags(
+        sections=("<minimax:tool_call>",),
+        section_ends=("</minimax:tool_call>",),
+        invoke='<invoke name="',
+        invoke_end="</invoke>",
+        parameter='<parameter name="',
+        parameter_end="</parameter>",
+    )
+
+
+class StepToolParser(InvokeToolParser):
+    """Step 3, which repeats before each call what kind it is: that is discarded as other text is."""
+
+    tags = InvokeTags(
+        sections=("<｜tool_calls_begin｜>", "<｜tool_call_begin｜>"),
+        section_ends=("<｜tool_calls_end｜>",),
+        invoke='<steptml:invoke name="',
+        invoke_end="</steptml:invoke>",
+        parameter='<steptml:parameter name="',
+        parameter_end="</steptml:parameter>",
+        unique=True,
+        call_end="<｜tool_call_end｜>",
+    )

@@ -1,0 +1,121 @@
+"""Formats that write calls as JSON between tags of their own: one call, or a list of them."""
+
+from __future__ import annotations
+
+from engine.tool_parsers.call_object import CallObjectReader
+from engine.tool_parsers.reader import Steps, Tag, TaggedReader
+
+_LIST, _LIST_END = Tag("["), Tag("]")
+_OBJECT, _OBJECT_END = Tag("{"), Tag("}")
+_COLON, _COMMA = Tag(":"), Tag(",")
+
+
+class JsonBetweenTags(TaggedReader, CallObjectReader):
+    """``{"name": ..., "arguments": {...}}`` behind an opening tag, as Hermes' format has it."""
+
+    def _read_calls(self) -> Steps[bool]:
+        yield from self._skip_space()
+        if not (yield from self._read_call_objects()):
+            return False
+        yield from self._skip_closing()
+        return True
+
+
+class HunyuanToolParser(JsonBetweenTags):
+    """Hunyuan A13B and Jamba: ``<tool_calls>[...]</tool_calls>``."""
+
+    opening = Tag("<tool_calls>", line_breaks=1)
+    closing = Tag("</tool_calls>")
+    raw_end = Tag("<tool_calls>", "</tool_calls>")
+
+
+class GraniteToolParser(JsonBetweenTags):
+    """Granite 3: ``<|tool_call|>[...]``; its end is the response's."""
+
+    opening = Tag("<|tool_call|>", "<tool_call>", line_breaks=1)
+    raw_end = Tag("<|tool_call|>")
+
+
+class GraniteCodeToolParser(JsonBetweenTags):
+    """Granite 20B function calling: ``<function_call> {...}`` for each call."""
+
+    opening = Tag("<function_call>", line_breaks=1)
+    raw_end = Tag("<function_call>")
+
+
+class NemotronToolParser(JsonBetweenTags):
+    """Llama-Nemotron: ``<TOOLCALL>[...]</TOOLCALL>``."""
+
+    opening = Tag("<TOOLCALL>", line_breaks=1)
+    closing = Tag("</TOOLCALL>")
+    raw_end = Tag("<TOOLCALL>", "</TOOLCALL>")
+
+
+class LongCatToolParser(JsonBetweenTags):
+    """LongCat: ``<longcat_tool_call>{...}</longcat_tool_call>`` for each call."""
+
+    opening = Tag("<longcat_tool_call>", line_breaks=1)
+    closing = Tag("</longcat_tool_call>")
+    raw_end = Tag("<longcat_tool_call>", "</longcat_tool_call>")
+
+
+class PhiToolParser(JsonBetweenTags):
+    """Phi-4-mini: ``functools[...]``."""
+
+    opening = Tag("functools[", line_breaks=1)
+    raw_end = Tag("functools[")
+
+    def _read_calls(self) -> Steps[bool]:
+        self._at -= 1  # the bracket is the list's
+        return (yield from super()._read_calls())
+
+
+class ApertusToolParser(TaggedReader, CallObjectReader):
+    """Apertus: ``<|tools_prefix|>[{"f": {...}}, {"g": {...}}]<|tools_suffix|>``, a name for a key."""
+
+    opening = Tag("<|tools_prefix|>")
+    closing = Tag("<|tools_suffix|>")
+    raw_end = Tag("<|tools_prefix|>", "<|tools_suffix|>")
+
+    def _read_calls(self) -> Steps[bool]:
+        yield from self._skip_space()
+        listed = yield from self._accept(_LIST)
+        yield from self._skip_space()
+        if not (yield from self._read_call()):
+            return False
+        more = True
+        while more:
+            more = yield from self._read_next_call()
+        if listed:
+            yield from self._skip_layout(_LIST_END)
+        yield from self._skip_closing()
+        return True
+
+    def _read_next_call(self) -> Steps[bool]:
+        """After a call: a comma and another one; False if there is none."""
+        self._take()
+        yield from self._skip_space()
+        if (yield from self._accept(_COMMA)):
+            yield from self._skip_space()
+            if (yield from self._read_call()):
+                return True
+        self._at = self._begin
+        return False
+
+    def _read_call(self) -> Steps[bool]:
+        """Read ``{"f": {...}}``: it is certain once the arguments begin."""
+        if not (yield from self._accept(_OBJECT)):
+            return False
+        yield from self._skip_space()
+        name = yield from self._read_string()
+        yield from self._skip_space()
+        if name is None or not (yield from self._accept(_COLON)):
+            return False
+        yield from self._skip_space()
+        is_object = (yield from self._peek()) == "{"
+        self._begin_call(name)
+        if not is_object:
+            yield from self._pass_raw()
+        elif (yield from self._pass_object()):
+            yield from self._skip_layout(_OBJECT_END)
+        return True
