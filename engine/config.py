@@ -141,6 +141,10 @@ class CacheConfig:
     """Shorter prefixes are recomputed instead of read from disk; measured at startup by default."""
     num_disk_blocks_override: int | None = None
     """Number of KV blocks that the disk tier holds; overrides the size."""
+    kv_cache_metrics: bool = False
+    """Report how long a sample of KV blocks lives, and when it is used."""
+    kv_cache_metrics_sample: float = 0.01
+    """Fraction of KV blocks in that sample."""
 
     @property
     def has_disk_tier(self) -> bool:
@@ -173,6 +177,10 @@ class CacheConfig:
             at_least("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1)
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}.")
+        if not 0 < self.kv_cache_metrics_sample <= 1:
+            raise ConfigError(
+                f"kv_cache_metrics_sample must be in (0, 1], got {self.kv_cache_metrics_sample}."
+            )
         self._check_host_tier()
         self._check_disk_tier()
 

@@ -61,6 +61,17 @@ class SpecDecodingStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=
             by_place[place] += count
 
 
+class BlockLives(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """Sampled KV blocks that were evicted since the last report."""
+
+    lifetimes_s: list[float] = []
+    """Times from allocation to eviction."""
+    idle_s: list[float] = []
+    """Times from the last use to eviction."""
+    reuse_gaps_s: list[float] = []
+    """Times between two uses."""
+
+
 class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """Gauges after a step, and counters since the last report."""
 
@@ -119,6 +130,8 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     """Tokens recomputed although their KV was cached: there was no state behind them."""
     spec_decoding: SpecDecodingStats | None = None
     """What became of draft tokens; None if there were none."""
+    block_lives: BlockLives | None = None
+    """None if no block is sampled, or none was evicted."""
     kv_events_dropped: int = 0
     """Batches of KV events or pin events that were lost, as they came faster than they could be sent."""
 

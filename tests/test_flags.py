@@ -37,6 +37,8 @@ REASONS: dict[str, str] = {
     "--lora-modules": "V1's; which adapters there are only the operator knows.",
     "--max-loras": "V1's; how many may share a step depends on the load.",
     "--max-lora-rank": "V1's; a limit on what operators of adapters may load.",
+    "--kv-cache-metrics": "V1's; following blocks costs a little, and few look at it.",
+    "--kv-cache-metrics-sample": "V1's; how exact that is to be depends on the pool and the load.",
     "--max-cpu-loras": "V1's; how much memory adapters may take.",
     "--runner": "V1's; a folder of a generating model does not say that it is to pool.",
     "--pooler-config": "V1's; folders without sentence-transformers' files say nothing of pooling.",

@@ -125,6 +125,7 @@ def stats_of(scheduler: SchedulerView, counts: StepCounts) -> SchedulerStats:
         num_free_states=0 if states is None else states.pool.num_free_blocks,
         tokens_without_state=0 if states is None else states.take_num_lacking_tokens(),
         spec_decoding=scheduler.drafts.take_stats(),
+        block_lives=None if pool.lives is None else pool.lives.take(),
     )
 
 

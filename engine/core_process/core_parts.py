@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 from engine.config import EngineConfig, SchedulerConfig
 from engine.core.kv_cache.block_hash import BlockHash
+from engine.core.kv_cache.block_lives import BlockLifeWatch
 from engine.core.kv_cache.tiered_blocks import TieredBlocks
 from engine.core.offload.offloading_connector import OffloadingConnector
 from engine.core.policy import PolicyContext, PolicyFactory, SchedulingPolicy, fcfs
@@ -106,6 +108,8 @@ def make_scheduler(
         num_stages=config.model.pipeline_parallel_size,
         on_request_ended=on_request_ended,
     )
+    if config.cache.kv_cache_metrics:
+        scheduler.kv.pool.lives = BlockLifeWatch(config.cache.kv_cache_metrics_sample, time.monotonic)
     if config.speculative is not None:
         scheduler.kv.num_lookahead_tokens = config.speculative.num_lookahead_tokens
     if info.routed_experts is not None:

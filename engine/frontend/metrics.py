@@ -13,6 +13,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from engine.frontend.block_life_metrics import BlockLifeMetrics
 from engine.frontend.spec_decoding_metrics import SpecDecodingMetrics
 from engine.frontend.stats import FinishedRequestStats, IterationStats
 from engine.messages import FinishReason, TurnReceipt
@@ -107,6 +108,7 @@ class Metrics:
         self._make_loss_counters()
         self._make_latencies()
         self._make_sizes(_token_buckets(max_model_len))
+        self._block_lives: BlockLifeMetrics | None = None
         self._spec_decoding: SpecDecodingMetrics | None = None
         if num_speculative_tokens:
             self._spec_decoding = SpecDecodingMetrics(
@@ -193,6 +195,9 @@ class Metrics:
             self._record_jobs(stats.jobs)
         if stats.spec_decoding is not None and self._spec_decoding is not None:
             self._spec_decoding.record(stats.spec_decoding)
+        if stats.block_lives is not None:
+            self._block_lives = self._block_lives or BlockLifeMetrics(self.registry, _LABELS, self._values)
+            self._block_lives.record(stats.block_lives)
 
     def _record_disk(self, stats: SchedulerStats) -> None:
         self._disk_loaded_tokens.inc(stats.disk_loaded_tokens)

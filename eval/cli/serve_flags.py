@@ -164,13 +164,12 @@ def _add_cache_flags(group: FlagGroup) -> None:
     states = "Number of states of linear attention and Mamba layers (default: two fifths of the memory)"
     group.add("num_state_slots", states, int, "STATES")
     group.add_switch("enable_prefix_caching", "Reuse the KV blocks of prompts that begin with equal tokens")
-    group.add_switch(
-        "disable_hybrid_kv_cache_manager",
-        "Keep the KV of all tokens in layers with a sliding window, too, as if they saw everything",
-    )
+    group.add_switch("disable_hybrid_kv_cache_manager", "Keep the KV of all tokens in layers with a window")
     group.add("block_size", "KV cache block size in tokens", int, "TOKENS")
     group.add("kv_cache_dtype", "Data type of the KV cache; auto: the model's", choices=KV_CACHE_DTYPES)
     group.add("kv_cache_scale", "Divisor of K and V when they are stored in 8 bits", float, "SCALE")
+    group.add_switch("kv_cache_metrics", "Tell in /metrics how long KV blocks live and when they are used")
+    group.add("kv_cache_metrics_sample", "Fraction of KV blocks in these metrics", float, "FRACTION")
 
 
 def _add_offloading_flags(group: FlagGroup) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from engine.core.kv_cache.block_hash import BlockHash
 
 if TYPE_CHECKING:
+    from engine.core.kv_cache.block_lives import BlockLifeWatch
     from engine.core.kv_cache.kv_event_recorder import TierRecorder
 
 
@@ -116,6 +117,8 @@ class BlockPool:
 
     recorder: TierRecorder | None = None
     """Is told which contents begin and cease to be cached, if somebody wants to know."""
+    lives: BlockLifeWatch | None = None
+    """Is told of allocations, hits and evictions, if somebody wants to know how long blocks live."""
 
     def __init__(self, num_blocks: int) -> None:
         """Make a pool of ``num_blocks`` blocks, the null block counted."""
@@ -182,6 +185,8 @@ class BlockPool:
         blocks.reverse()
         for block in blocks:
             block.ref_cnt = 1
+        if self.lives is not None:
+            self.lives.allocated(blocks)
         return blocks
 
     def _reclaim(self, count: int) -> list[KVCacheBlock]:
@@ -204,6 +209,9 @@ class BlockPool:
 
         Free neighbors, as the blocks of a prefix are, last first, leave their list together.
         """
+        if self.lives is not None:
+            blocks = list(blocks)
+            self.lives.used(blocks)
         before: KVCacheBlock | None = None
         after: KVCacheBlock | None = None
         num_taken = 0
@@ -305,6 +313,8 @@ class BlockPool:
         block_hash = block.block_hash
         assert block_hash is not None
         block.block_hash = None
+        if self.lives is not None:
+            self.lives.evicted(block)
         known = self._by_hash.pop(block_hash)
         if type(known) is dict:
             del known[block.block_id]
@@ -327,6 +337,8 @@ class BlockPool:
             block.is_stale = False
         if self.recorder is not None:
             self.recorder.cleared()
+        if self.lives is not None:
+            self.lives.cleared()
 
     def statistics(self) -> BlockPoolStatistics:
         return BlockPoolStatistics(self.num_usable_blocks, self.num_free_blocks, self.num_cached_blocks)
