@@ -196,6 +196,18 @@ def test_long_inputs_are_refused_or_cut(tmp_path: Path) -> None:
     assert found == pytest.approx(model.encode(list(TEXTS)), abs=ROUNDING)
 
 
+def test_a_folder_may_be_meant_for_less_than_the_model_takes(folders: Any, tmp_path: Path) -> None:
+    """Not for more: then the model's own limit counts."""
+    source = make_decoder(tmp_path / "plain")
+    folder = save_embedder(tmp_path / "whole", source, "lasttoken")
+    for longest, expected in ((64, 64), (10**6, 4096)):
+        set_field(folder, "sentence_bert_config.json", max_seq_length=longest)
+        with LLM(folder, multiprocess=False, kv_cache_memory_bytes=2**27) as llm:
+            assert llm.engine.ready.max_model_len == expected
+            found = embeddings(llm, TEXTS[:3])
+        assert found == pytest.approx(own(folder, TEXTS[:3]), abs=ROUNDING)
+
+
 def test_what_a_model_does_is_said_to_who_asks_for_something_else(folders: Any, model_folder: Path) -> None:
     with embedder(folders("qwen3-lasttoken")) as llm:
         with pytest.raises(RequestError, match="does not generate text"):

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, ModelConfig
 from engine.errors import ConfigError, ModelLoadError
 from engine.pooling.params import PoolingModel, PoolingTask
 from engine.worker.loading.checkpoint import Checkpoint
 from engine.worker.loading.formats.stored_tensor import TensorFiles
 from engine.worker.loading.loader import LoadedModel, load_model
-from engine.worker.loading.model_folder import raw_config, read_config
+from engine.worker.loading.model_folder import choose_max_model_len, raw_config, read_config
 from engine.worker.models.decoder import Decoder
 from engine.worker.models.families.table import is_native
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
@@ -36,10 +36,7 @@ def load(config: EngineConfig, group: TensorParallelGroup = ALONE) -> LoadedMode
         raise ConfigError("A model whose tokens attend to all others runs on one rank.")
     if group.stage.size > 1:
         raise ConfigError("pipeline_parallel_size > 1 is not for models that pool.")
-    options = config.model
-    if options.max_model_len is None and folder.max_tokens is not None:
-        options = replace(options, max_model_len=folder.max_tokens)
-    loaded = load_model(options, group, headless=True)
+    loaded = load_model(_shortened(config.model, folder), group, headless=True)
     assert isinstance(loaded.model, Decoder), "it is native"
     classifier = _classifier(folder) if folder.classifies else None
     types = folder.types or ("lasttoken",)
@@ -52,6 +49,14 @@ def load(config: EngineConfig, group: TensorParallelGroup = ALONE) -> LoadedMode
     caches = types == ("lasttoken",)
     about = pooling_model(folder, tasks, pooler.size, caches_prefixes=caches)
     return replace(loaded, pooler=pooler, pooling=about)
+
+
+def _shortened(options: ModelConfig, folder: PoolingFolder) -> ModelConfig:
+    """With the context that the folder is meant for, if it is shorter than the model's own."""
+    if options.max_model_len is not None or folder.max_tokens is None:
+        return options
+    own = choose_max_model_len(options, read_config(folder.folder, options.trust_remote_code))
+    return replace(options, max_model_len=min(own, folder.max_tokens))
 
 
 def is_causal(config: EngineConfig, folder: PoolingFolder) -> bool:

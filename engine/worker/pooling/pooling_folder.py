@@ -106,13 +106,18 @@ def _classifier(folder: Path, raw: Mapping[str, Any]) -> PoolingFolder:
     else:
         one = _num_labels(raw) == 1 or raw.get("problem_type") == "multi_label_classification"
         activation = "Sigmoid" if one else "Softmax"
+    options = _transformer_options(folder, "")
+    if options["in_chat"]:
+        raise ModelLoadError(
+            f"{folder} puts pairs of texts into its chat template by roles, which is not served."
+        )
     return PoolingFolder(
         folder=folder,
         classifies=True,
         activates=True,
         activation=activation,
         prompts={},
-        **_transformer_options(folder, ""),
+        **options,
     )
 
 
