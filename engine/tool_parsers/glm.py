@@ -29,7 +29,9 @@ class GlmToolParser(XmlCallReader):
     closing = Tag(CLOSE)
     raw_end = Tag(OPEN, CLOSE)
     value_end = Tag(VALUE_END)
-    inside = Tag(KEY, CLOSE, OPEN)
+    call_end = Tag(CLOSE, OPEN)
+    """What ends a call, whether it belongs to it or to the next one."""
+    inside = Tag(KEY, *call_end.texts)
     key, key_end, value = Tag(KEY), Tag("</arg_key>"), Tag(VALUE)
     name_end = Tag(KEY, CLOSE)
     """What shows that a name was a function's; it is left unread."""
@@ -80,7 +82,7 @@ class GlmToolParser(XmlCallReader):
 
     def _ends_here(self) -> Steps[bool]:
         length = self._length
-        ends = (yield from self._accept(self.closing)) or (yield from self._accept(self.opening))
+        ends = yield from self._accept(self.call_end)
         self._at = self._begin + length
         return bool(ends)
 
@@ -133,7 +135,8 @@ class HyToolParser(GlmToolParser):
     raw_end = Tag(*call.texts, *closing.texts, *section_end.texts)
     value_end = Tag(*_both(VALUE_END))
     key, key_end, value = Tag(*_both(KEY)), Tag(*_both("</arg_key>")), Tag(*_both(VALUE))
-    inside = Tag(*key.texts, *closing.texts, *section_end.texts, *call.texts)
+    call_end = Tag(*raw_end.texts, *section.texts)
+    inside = Tag(*key.texts, *call_end.texts)
     name_end = Tag(*separator.texts, *key.texts, *closing.texts)
 
     def _read_calls(self) -> Steps[bool]:
@@ -147,5 +150,6 @@ class HyToolParser(GlmToolParser):
 
     def _read_parameter(self) -> Steps[bool]:
         yield from self._skip_space()
-        yield from self._accept(self.separator)
+        if (yield from self._accept(self.separator)):
+            self._take()
         return (yield from super()._read_parameter())

@@ -182,6 +182,16 @@ def arguments(text: str) -> dict[str, Any] | None:
             [("stop", {})],
         ),
         (
+            "hy_v3",
+            "<tool_calls>stop<tool_sep>\n</tool_calls>",
+            [("stop", {})],
+        ),
+        (
+            "hy_v3",
+            "<tool_calls><tool_call>write<tool_sep>so</tool_calls> ",
+            [("write", {"INVALID_JSON": "so"})],
+        ),
+        (
             "seed_oss",
             "<seed:tool_call>\n<function=write>\n<parameter=path>a\n</parameter>\n</function>\n</seed:tool_call>",
             [("write", {"path": "a\n"})],
