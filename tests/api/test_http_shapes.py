@@ -142,7 +142,8 @@ def test_the_root_says_what_this_is(http: httpx.Client) -> None:
         ("/chat/completions", "/v1/chat/completions"),
         ("/v1/chat/completion", "/v1/chat/completions"),
         ("/v1/tokenize", "/tokenize"),
-        ("/v1/embeddings", "embeddings"),
+        ("/embeddings", "/v1/embeddings"),
+        ("/v1/audio/speech", "audio"),
         ("/nothing/like/it", None),
     ],
 )

@@ -13,10 +13,8 @@ from engine.api.http.head import IS_HEAD
 
 MAX_SHOWN_CHARS = 200
 _NOT_HERE = {
-    "/embeddings": "This server has no embeddings: its model generates text.",
-    "/rerank": "This server has no reranking: its model generates text.",
-    "/audio": "This server has no audio: its model generates text.",
-    "/images": "This server has no image generation: its model generates text.",
+    "/audio": "This server has no endpoints for audio.",
+    "/images": "This server has no image generation.",
 }
 
 
