@@ -24,6 +24,7 @@ from engine.executor import ExecutorFactory
 from engine.frontend.beam_search import BeamSearchOutput, BeamSearchParams, search_beams
 from engine.frontend.llm_engine import LLMEngine
 from engine.frontend.pooling_methods import PoolingMethods
+from engine.frontend.prompts import Prompt, as_prompts
 from engine.frontend.request_output import RequestOutput
 from engine.kv_events_config import read_kv_events_config
 from engine.kv_transfer.config import read_kv_transfer_config
@@ -43,7 +44,6 @@ T = TypeVar("T")
 POOLING_OPTIONS = ("runner", "pooler_config")
 LORA_OPTIONS = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank", "max_cpu_loras")
 
-Prompt = str | list[int]
 Conversation = Sequence[Mapping[str, Any]]
 
 
@@ -131,7 +131,7 @@ class LLM(PoolingMethods):
         to lease it out; the outputs then have the params for the engine that goes on.
         ``lora_request``: the adapter of each prompt, in V1's words; needs ``enable_lora``.
         """
-        all_prompts = _as_prompts(prompts)
+        all_prompts = as_prompts(prompts)
         count = len(all_prompts)
         params = _one_each(
             "sampling_params",
@@ -209,7 +209,7 @@ class LLM(PoolingMethods):
         params.verify()
         tokenizer = self.get_tokenizer()
         token_ids = [
-            tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in _as_prompts(prompts)
+            tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in as_prompts(prompts)
         ]
         room = self.engine.ready.max_model_len - max(map(len, token_ids), default=0)
         if params.max_tokens > room:
@@ -314,26 +314,6 @@ class _Progress:
 
     def close(self) -> None:
         self._bar.close()
-
-
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A text or one list of token ids is a single prompt."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if not isinstance(prompts, Sequence):
-        raise _no_prompt(prompts)
-    if prompts and all(isinstance(item, int) for item in prompts):
-        return [[item for item in prompts if isinstance(item, int)]]
-    many: list[Prompt] = []
-    for prompt in prompts:
-        if not isinstance(prompt, str | list):
-            raise _no_prompt(prompt)
-        many.append(prompt)
-    return many
-
-
-def _no_prompt(given: object) -> RequestError:
-    return RequestError(f"A prompt is a text or a list of token ids, got {type(given).__name__}.", "prompts")
 
 
 def _content_format(name: str) -> ContentFormat:

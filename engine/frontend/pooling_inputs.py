@@ -22,12 +22,19 @@ MAX_TOKEN_CHARS = 256
 """Characters that are read for each token of a text that is cut."""
 
 
+def model_that_pools(pooling: PoolingModel | None) -> PoolingModel:
+    """What the model that pools has. RequestError if the model generates."""
+    if pooling is None:
+        raise RequestError("This model generates text; start it with --runner pooling to pool.", "model")
+    return pooling
+
+
 def for_what_the_model_does(context: RequestContext, pooling: PoolingModel | None) -> RequestContext:
     """The context, with checked ``pooling``. RequestError if the model pools and the request does not, or the
     other way round."""
     if pooling is None:
         if context.pooling is not None:
-            raise RequestError("This model generates text; start it with --runner pooling to pool.", "model")
+            model_that_pools(pooling)
         return context
     if context.pooling is None:
         raise RequestError(
@@ -46,14 +53,13 @@ class PoolingInputs:
     """Tokenizes for one model that pools. Its methods may be called on any thread."""
 
     def __init__(self, tokenizer: Tokenizer, ready: EngineReady) -> None:
-        assert ready.pooling is not None, "the model pools"
+        self._model = model_that_pools(ready.pooling)
         self._tokenizer, self._hf, self._backend = tokenizer, tokenizer.hf, tokenizer.backend
         if self._backend is not None:  # folders of sentence-transformers may hold both
             self._backend.no_truncation()
             self._backend.no_padding()
-        self._model = ready.pooling
         self._tells_segments = (
-            ready.pooling.tells_segments and "token_type_ids" in tokenizer.hf.model_input_names
+            self._model.tells_segments and "token_type_ids" in tokenizer.hf.model_input_names
         )
         self._max_model_len = ready.max_model_len
 

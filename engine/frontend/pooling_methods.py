@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from engine.errors import EngineGenerateError, RequestError
 from engine.frontend.llm_engine import LLMEngine
-from engine.frontend.pooling_inputs import PLACEHOLDER_PARAMS, PoolingInputs
+from engine.frontend.pooling_inputs import PLACEHOLDER_PARAMS, PoolingInputs, model_that_pools
+from engine.frontend.prompts import Prompt, as_prompts
 from engine.frontend.request_output import RequestOutput
 from engine.messages import EngineCoreRequest, RequestContext
 from engine.pooling.params import PoolingParams, PoolingTask
@@ -81,9 +82,6 @@ class ScoringRequestOutput:
     outputs: ScoringOutput
 
 
-Prompt = str | list[int]
-
-
 class PoolingMethods:
     """What an ``LLM`` does with a model that pools. RequestError with others, and for invalid input before
     anything runs."""
@@ -92,8 +90,6 @@ class PoolingMethods:
 
     @cached_property
     def _pooling_inputs(self) -> PoolingInputs:
-        if self.engine.ready.pooling is None:
-            raise RequestError("This model generates text; runner='pooling' makes it pool.", "model")
         return PoolingInputs(self.engine.tokenizer, self.engine.ready)
 
     def encode(
@@ -114,7 +110,7 @@ class PoolingMethods:
             inputs.encode(prompt, limit, prefix=prefix, field="prompts")
             if isinstance(prompt, str)
             else prompt[:limit]
-            for prompt in _as_list(prompts)
+            for prompt in as_prompts(prompts)
         ]
         params = pooling_params or PoolingParams()
         if pooling_task is not None:
@@ -181,10 +177,9 @@ class PoolingMethods:
         """How well each text of ``data_2`` fits to the one of ``data_1``, or to that at the same place: a
         cross-encoder's score, or the cosine of two embeddings."""
         firsts, seconds = paired(_as_texts(data_1), _as_texts(data_2), "data_1", "data_2")
-        model, inputs = self.engine.ready.pooling, self._pooling_inputs
-        assert model is not None, "there are inputs"
+        model, inputs = model_that_pools(self.engine.ready.pooling), self._pooling_inputs
         if "embed" in model.tasks:
-            return self._cosines(firsts, seconds, truncate_prompt_tokens, use_tqdm)
+            return self._cosines(firsts, seconds, pooling_params, truncate_prompt_tokens, use_tqdm)
         check_scores(model.is_cross_encoder, model.size)
         limit, params = inputs.limit(truncate_prompt_tokens), pooling_params or PoolingParams()
         pairs = []
@@ -195,10 +190,17 @@ class PoolingMethods:
         return [_scored(one, float(one.outputs.data[0])) for one in found]
 
     def _cosines(
-        self, firsts: list[str], seconds: list[str], truncate: int | None, use_tqdm: bool
+        self,
+        firsts: list[str],
+        seconds: list[str],
+        params: PoolingParams | None,
+        truncate: int | None,
+        use_tqdm: bool,
     ) -> list[ScoringRequestOutput]:
         texts: list[Prompt] = list(dict.fromkeys([*firsts, *seconds]))
-        found = self.encode(texts, pooling_task="embed", truncate_prompt_tokens=truncate, use_tqdm=use_tqdm)
+        found = self.encode(
+            texts, params, pooling_task="embed", truncate_prompt_tokens=truncate, use_tqdm=use_tqdm
+        )
         by_text = dict(zip(texts, found, strict=True))
         return [
             _scored(by_text[second], cosine(by_text[first].outputs.data, by_text[second].outputs.data))
@@ -271,11 +273,3 @@ def _scored(one: PoolingRequestOutput, score: float) -> ScoringRequestOutput:
 
 def _as_texts(texts: str | Sequence[str]) -> list[str]:
     return [texts] if isinstance(texts, str) else list(texts)
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    if prompts and all(isinstance(item, int) for item in prompts):
-        return [[item for item in prompts if isinstance(item, int)]]
-    return [item for item in prompts if isinstance(item, str | list)]

@@ -214,6 +214,10 @@ def test_what_a_model_does_is_said_to_who_asks_for_something_else(folders: Any, 
             llm.generate("Hello", use_tqdm=False)
         with pytest.raises(RequestError, match="task must be one of embed, token_embed, got 'classify'"):
             llm.classify("Hello", use_tqdm=False)
+        with pytest.raises(RequestError, match="A prompt is a text or a list of token ids, got dict"):
+            llm.embed(["Hello", {"prompt": "Hello"}], use_tqdm=False)  # type: ignore[arg-type]
+        with pytest.raises(RequestError, match="dimensions must be from 1 to"):
+            llm.score("Hello", "Bye", pooling_params=PoolingParams(dimensions=10**6), use_tqdm=False)
     with embedder(model_folder) as llm, pytest.raises(RequestError, match="This model generates text"):
         llm.embed("Hello", use_tqdm=False)
 

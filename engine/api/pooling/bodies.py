@@ -3,8 +3,8 @@ ranks, V1's for the others."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -15,6 +15,8 @@ from engine.api.identity import ClientIdentity
 from engine.api.openai.protocol import Int64, ListOf, TokenId
 from engine.errors import RequestError
 from engine.pooling.params import PoolingParams, PoolingTask
+
+Item = TypeVar("Item")
 
 MAX_INPUTS = 4096
 """The most texts, or pairs of texts, of one request."""
@@ -60,9 +62,7 @@ class InputBody(PoolingBody):
 
     @model_validator(mode="after")
     def _check_inputs(self) -> Self:
-        if not self.input:
-            raise RequestError("input must not be empty.", "input")
-        check_number(len(self.inputs()), "input")
+        _check_items(self.inputs() if self.input else [], "input")
         return self
 
     def inputs(self) -> list[str | list[int]]:
@@ -130,9 +130,7 @@ class RerankRequest(PoolingBody):
 
     @model_validator(mode="after")
     def _check_documents(self) -> Self:
-        if not self.documents:
-            raise RequestError("documents must not be empty.", "documents")
-        check_number(len(self.documents), "documents")
+        _check_items(self.documents, "documents")
         return self
 
     def texts(self) -> list[str]:
@@ -148,15 +146,15 @@ def _texts(by_name: Mapping[str, str | list[str] | None]) -> list[str]:
         raise RequestError(f"One of {names} must be given, got {len(given)}.", first)
     [(name, value)] = given.items()
     texts = [value] if isinstance(value, str) else value
-    if not texts:
-        raise RequestError(f"{name} must not be empty.", name)
-    check_number(len(texts), name)
+    _check_items(texts, name)
     return texts
 
 
-def check_number(number: int, field: str) -> None:
-    if number > MAX_INPUTS:
-        raise RequestError(f"{field} must have at most {MAX_INPUTS} items, got {number}.", field)
+def _check_items(items: Sequence[object], field: str) -> None:
+    if not items:
+        raise RequestError(f"{field} must not be empty.", field)
+    if len(items) > MAX_INPUTS:
+        raise RequestError(f"{field} must have at most {MAX_INPUTS} items, got {len(items)}.", field)
 
 
 # ---- responses ----
@@ -167,6 +165,17 @@ class PoolingUsage(msgspec.Struct, kw_only=True):
     total_tokens: int
 
 
+class PooledList(msgspec.Struct, Generic[Item], kw_only=True):
+    """The answers to the inputs of a request, in their order."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Item]
+    usage: PoolingUsage
+
+
 class Embedding(msgspec.Struct, kw_only=True):
     object: Literal["embedding"] = "embedding"
     index: int
@@ -174,28 +183,10 @@ class Embedding(msgspec.Struct, kw_only=True):
     """Numbers, or fp32 in base64."""
 
 
-class Embeddings(msgspec.Struct, kw_only=True):
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
-    data: list[Embedding]
-    usage: PoolingUsage
-
-
 class PooledData(msgspec.Struct, kw_only=True):
     object: Literal["pooling"] = "pooling"
     index: int
     data: list[float] | list[list[float]] | str
-
-
-class PooledList(msgspec.Struct, kw_only=True):
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
-    data: list[PooledData]
-    usage: PoolingUsage
 
 
 class ClassOfInput(msgspec.Struct, kw_only=True):
@@ -206,28 +197,10 @@ class ClassOfInput(msgspec.Struct, kw_only=True):
     num_classes: int
 
 
-class Classification(msgspec.Struct, kw_only=True):
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
-    data: list[ClassOfInput]
-    usage: PoolingUsage
-
-
 class Score(msgspec.Struct, kw_only=True):
     object: Literal["score"] = "score"
     index: int
     score: float
-
-
-class Scores(msgspec.Struct, kw_only=True):
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
-    data: list[Score]
-    usage: PoolingUsage
 
 
 class RankedDocument(msgspec.Struct, kw_only=True):

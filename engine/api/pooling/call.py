@@ -14,10 +14,10 @@ import numpy.typing as npt
 from engine.api.http.streams import merge
 from engine.api.pooling.bodies import InputBody, PoolingBody, PoolingUsage
 from engine.api.served_model import ServedModel
-from engine.errors import EngineGenerateError, RequestError
-from engine.frontend.pooling_inputs import PLACEHOLDER_PARAMS, PoolingInputs
+from engine.errors import EngineGenerateError
+from engine.frontend.pooling_inputs import PLACEHOLDER_PARAMS, PoolingInputs, model_that_pools
 from engine.frontend.pooling_methods import check_scores, cosine, paired
-from engine.pooling.params import PoolingModel, PoolingParams, PoolingTask
+from engine.pooling.params import PoolingParams
 
 Array = npt.NDArray[np.float32]
 Asked = tuple[list[int], PoolingParams]
@@ -31,10 +31,7 @@ class PoolingCall:
         self, model: ServedModel, body: PoolingBody, headers: Mapping[str, str], request_id: str, prefix: str
     ) -> None:
         """``prefix``: how the id of its response begins. RequestError if the model generates."""
-        ready = model.engine.ready
-        if ready.pooling is None:
-            raise RequestError("This model generates text; start it with --runner pooling to pool.", "model")
-        self.about: PoolingModel = ready.pooling
+        self.about = model_that_pools(model.engine.ready.pooling)
         self.id = f"{prefix}-{request_id}"
         self.created = int(time())
         self.model = model
@@ -87,8 +84,7 @@ class PoolingCall:
     async def _cosines(self, firsts: list[str], seconds: list[str], field: str) -> list[float]:
         """Of the embeddings, each text's once."""
         texts = list(dict.fromkeys([*firsts, *seconds]))
-        task: PoolingTask = "embed"
-        params, inputs = self._body.params(task).checked(self.about), self._inputs()
+        params, inputs = self._body.params("embed").checked(self.about), self._inputs()
         limit, prefix = inputs.limit(self._body.truncate_prompt_tokens), inputs.prefix(None)
 
         def asked() -> list[Asked]:

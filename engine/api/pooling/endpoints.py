@@ -13,12 +13,11 @@ from starlette.responses import Response
 from engine.api.endpoints import endpoint, json_response, model_of, read_body
 from engine.api.http.connection import while_connected
 from engine.api.pooling.bodies import (
-    Classification,
     ClassificationRequest,
     ClassOfInput,
     Embedding,
     EmbeddingRequest,
-    Embeddings,
+    Item,
     PooledData,
     PooledList,
     PoolingBody,
@@ -29,7 +28,6 @@ from engine.api.pooling.bodies import (
     RerankRequest,
     Score,
     ScoreRequest,
-    Scores,
 )
 from engine.api.pooling.call import PoolingCall
 
@@ -48,9 +46,7 @@ async def embeddings(request: Request) -> Response:
             Embedding(index=number, embedding=_numbers(vector, body.encoding_format))
             for number, vector in enumerate(found)
         ]
-        return json_response(
-            Embeddings(id=call.id, created=call.created, model=call.model.name, data=data, usage=call.usage)
-        )
+        return _listed(call, data)
 
     return await while_connected(request, answer())
 
@@ -67,9 +63,7 @@ async def pooling(request: Request) -> Response:
             PooledData(index=number, data=_numbers(array, body.encoding_format))
             for number, array in enumerate(found)
         ]
-        return json_response(
-            PooledList(id=call.id, created=call.created, model=call.model.name, data=data, usage=call.usage)
-        )
+        return _listed(call, data)
 
     return await while_connected(request, answer())
 
@@ -92,11 +86,7 @@ async def classify(request: Request) -> Response:
             )
             for number, probs in enumerate(found)
         ]
-        return json_response(
-            Classification(
-                id=call.id, created=call.created, model=call.model.name, data=data, usage=call.usage
-            )
-        )
+        return _listed(call, data)
 
     return await while_connected(request, answer())
 
@@ -110,9 +100,7 @@ async def score(request: Request) -> Response:
     async def answer() -> Response:
         found = await call.scores(body.firsts(), body.seconds(), ("queries", "documents"))
         data = [Score(index=number, score=value) for number, value in enumerate(found)]
-        return json_response(
-            Scores(id=call.id, created=call.created, model=call.model.name, data=data, usage=call.usage)
-        )
+        return _listed(call, data)
 
     return await while_connected(request, answer())
 
@@ -139,6 +127,12 @@ async def rerank(request: Request) -> Response:
 def _call(request: Request, body: PoolingBody, prefix: str) -> PoolingCall:
     model = model_of(request, body.model)
     return PoolingCall(model, body, request.headers, request.state.request_id, prefix)
+
+
+def _listed(call: PoolingCall, data: list[Item]) -> Response:
+    return json_response(
+        PooledList(id=call.id, created=call.created, model=call.model.name, data=data, usage=call.usage)
+    )
 
 
 def _numbers(array: npt.NDArray[np.float32], encoding: str) -> list[float] | str:
