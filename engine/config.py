@@ -91,6 +91,12 @@ class ModelConfig:
     among the ranks of all engine cores, if there are several."""
     enable_return_routed_experts: bool = False
     """Return the experts of each token with the answer that a request ends with."""
+    max_pictures: int = 64
+    """The most pictures of a prompt, for a model that reads them; 0: it is served as text."""
+    min_pixels: int | None = None
+    """Smaller pictures are enlarged to this number of pixels; by default what the model's folder says."""
+    max_pixels: int | None = None
+    """Larger pictures are reduced to this number of pixels; by default what the model's folder says."""
 
     def __post_init__(self) -> None:
         one_of("dtype", self.dtype, DTYPES)
@@ -102,6 +108,7 @@ class ModelConfig:
             at_least("max_model_len", self.max_model_len, 1)
         at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
         at_least("pipeline_parallel_size", self.pipeline_parallel_size, 1)
+        at_least("max_pictures", self.max_pictures, 0)
         one_of("distributed_executor_backend", self.distributed_executor_backend, EXECUTOR_BACKENDS)
         if self.tensor_parallel_size > 1 and self.quantization is not None:
             raise ConfigError("quantization and tensor_parallel_size > 1 cannot be combined.")

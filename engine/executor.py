@@ -12,6 +12,7 @@ from engine.core.offload.disk_tier import DiskLevel
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.errors import EngineError
 from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
+from engine.media.picture import PictureModel
 from engine.pooling.params import PoolingModel
 from engine.routed_experts import RoutedExpertsSpec
 
@@ -41,6 +42,8 @@ class ModelInfo:
     """The first rank's folder of KV that servers share; None without one."""
     pooling: PoolingModel | None = None
     """What a model that pools has; None: it generates."""
+    pictures: PictureModel | None = None
+    """How the model reads pictures; None: it reads text only."""
 
 
 class PendingOutput(Protocol):

@@ -13,6 +13,7 @@ import msgspec
 from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
 from engine.kv_transfer.messages import KVLeased, KVTransfer
 from engine.lora import Adapter
+from engine.media.picture import PictureModel, Pixels
 from engine.pooling.params import Pooled, PoolingModel, PoolingParams
 from engine.reported_stats import SchedulerStats
 from engine.routed_experts import RoutedExperts
@@ -44,12 +45,16 @@ class FinishReason(IntEnum):
         return self.name.lower()
 
 
-class MediaSpan(msgspec.Struct, array_like=True, frozen=True):
-    """A picture or sound in the prompt; its content hash is part of those of the blocks it covers."""
+class MediaSpan(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
+    """A picture in the prompt; its content hash is part of those of the blocks it covers."""
 
     content_hash: str
     offset: int
+    """Its first token."""
     length: int
+    """Number of its tokens, and of the embeddings that the model's encoder makes of it."""
+    pixels: Pixels | None = None
+    """What it is computed from; None in a trace."""
 
 
 class JobRef(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
@@ -87,6 +92,8 @@ class RequestContext(msgspec.Struct, array_like=True, omit_defaults=True, frozen
     kv_transfer: KVTransfer | None = None
     pooling: PoolingParams | None = None
     """What a model that pools is asked for; it has no other requests."""
+    media: tuple[MediaSpan, ...] = ()
+    """The prompt's pictures, in its order; no two overlap."""
 
     @property
     def owner(self) -> str | None:
@@ -105,7 +112,6 @@ class EngineCoreRequest(RequestContext, array_like=True, omit_defaults=True, fro
     prompt_token_ids: list[int]
     sampling_params: SamplingParams
     arrival_time: float
-    media: list[MediaSpan] = []
     external_req_id: str | None = None
     client_index: int = 0
     """The API server process that receives the outputs."""
@@ -373,6 +379,8 @@ class EngineReady(msgspec.Struct, omit_defaults=True):
     """Layers that share a block table; a block of the pool is of one group."""
     pooling: PoolingModel | None = None
     """What a model that pools has; None: it generates."""
+    pictures: PictureModel | None = None
+    """How the model reads pictures; None: it reads text only."""
 
 
 class EngineStartFailed(msgspec.Struct, tag=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 from engine.core.kv_cache.block_hash import NO_CONTEXT, BlockHash, BlockHasher, HashContext
@@ -111,7 +112,7 @@ class Request:
         priority: int = 0,
         cache_salt: str | None = None,
         adapter: str | None = None,
-        media: list[MediaSpan] | None = None,
+        media: Sequence[MediaSpan] = (),
         job: JobRef | None = None,
         block_hasher: BlockHasher | None = None,
         external_id: str | None = None,
@@ -167,7 +168,7 @@ class Request:
         self.first_token_time: float | None = None
 
         has_context = bool(cache_salt or adapter or media)
-        self.hash_context = HashContext(cache_salt, adapter, media or ()) if has_context else NO_CONTEXT
+        self.hash_context = HashContext(cache_salt, adapter, media) if has_context else NO_CONTEXT
         self._block_hasher, self.block_hashes = block_hasher, list[BlockHash]()
         """Hashes of all full blocks, computed or not; empty without a hasher."""
         self._hash_new_blocks()

@@ -77,6 +77,7 @@ def engine_ready(config: EngineConfig, info: ModelInfo, policy: SchedulingPolicy
         prompt_logprobs=info.prompt_logprobs,
         kv_cache_groups=info.kv_cache_groups,
         pooling=info.pooling,
+        pictures=info.pictures,
     )
 
 

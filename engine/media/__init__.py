@@ -1,0 +1,1 @@
+"""Pictures in prompts: how they reach the model."""
