@@ -244,6 +244,10 @@ class SchedulerConfig:
     """Admit a request only if its whole current sequence fits into free KV blocks."""
     async_scheduling: bool | None = None
     """Schedule the next step while the current one runs; None: on an accelerator only."""
+    max_num_encoder_input_tokens: int | None = None
+    """Most tokens of pictures that are encoded in a step, one picture's at least; None: the token budget."""
+    encoder_cache_size: int | None = None
+    """Tokens of pictures whose encoder outputs are kept, one picture's at least; None: the token budget."""
     max_loras: int | None = None
     """Most adapters of running requests; None: requests have none."""
     stream_interval: int = 1

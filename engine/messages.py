@@ -56,6 +56,11 @@ class MediaSpan(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True
     pixels: Pixels | None = None
     """What it is computed from; None in a trace."""
 
+    @property
+    def end(self) -> int:
+        """The token behind it."""
+        return self.offset + self.length
+
 
 class JobRef(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
     """The job of a turn, as the client identified it."""

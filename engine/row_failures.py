@@ -15,6 +15,13 @@ NOT_NUMBERS = (
     "its weights, or the dtype they are computed in, do not bear this input."
 )
 
+PICTURE_LOST = (
+    "A picture of this request could not be read by the model's worker: its pixels, which an API server "
+    "process keeps in shared memory, are gone or are not what was announced."
+)
+KV_SPOILED = frozenset((NOT_NUMBERS, PICTURE_LOST))
+"""Reasons for which what was computed of the request may be wrong: no other may use it."""
+
 
 def processing_failed(what: str, error: BaseException) -> str:
     """Something raised that should not have."""

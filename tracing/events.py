@@ -74,6 +74,10 @@ class TraceHeader(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """Most requests running at once."""
     max_loras: int = 0
     """Most adapters of running requests; 0: there are none."""
+    encoder_cache_size: int = 0
+    """Embeddings of pictures that are kept; 0: the model reads no pictures."""
+    max_encoder_input_tokens: int = 0
+    """Most embeddings of pictures that a step computes."""
     max_num_batched_tokens: int = 0
     """Token budget of a step."""
     enable_chunked_prefill: bool = True
@@ -172,6 +176,8 @@ class RequestArrived(
     """Name of the API key it came with."""
     adapter: str | None = None
     """Name and digest of its adapter."""
+    media: list[tuple[str, int, int]] = []
+    """Pictures of its prompt: the name of its content, its first token and its number of tokens."""
     num_replies: int | None = None
     """Number of the model's messages in the prompt; None: not counted."""
     num_results: int | None = None
@@ -259,6 +265,12 @@ class PrefixCacheReset(msgspec.Struct, tag_field="type", tag="prefix_cache_reset
     now: float
     done: bool
     """False: nothing was evicted, as requests had blocks."""
+
+
+class EncoderCacheReset(msgspec.Struct, tag_field="type", tag="encoder_cache_reset", kw_only=True):
+    """Input: the operator cleared what is kept of pictures that no request needs."""
+
+    now: float
 
 
 class IdleEvent(msgspec.Struct, tag_field="type", tag="idle", kw_only=True):
@@ -516,6 +528,7 @@ InputEvent = (
     | SignalEvent
     | PauseEvent
     | PrefixCacheReset
+    | EncoderCacheReset
     | IdleEvent
     | DraftsProposed
     | StepDecision

@@ -32,6 +32,8 @@ LIMITS: dict[str, tuple[float, float]] = {
     "max_model_len": (0, MAX_COUNT),
     "max_num_seqs": (0, MAX_COUNT),
     "max_loras": (0, MAX_COUNT),
+    "encoder_cache_size": (0, MAX_COUNT),
+    "max_encoder_input_tokens": (0, MAX_COUNT),
     "max_num_batched_tokens": (0, MAX_COUNT),
     "long_prefill_token_threshold": (0, MAX_COUNT),
     "part": (1, MAX_COUNT),

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from engine.core.drafts.proposal import Proposal
 from engine.kv_transfer.messages import PrefixSource
-from engine.messages import TokenLogprobs
+from engine.messages import MediaSpan, TokenLogprobs
 from engine.pooling.params import Pooled, PoolingParams
 from engine.routed_experts import StepRouting
 from engine.sampling_params import SamplingParams
@@ -29,6 +29,8 @@ class NewRequestData:
     adapter: str | None = None
     """Key of its adapter."""
     pooling: PoolingParams | None = None
+    media: Sequence[MediaSpan] = ()
+    """Its prompt's pictures."""
 
 
 @dataclass(slots=True)
@@ -215,6 +217,10 @@ class SchedulerOutput:
     scheduled_spec_decode_tokens: Mapping[str, list[int]] = field(default_factory=dict)
     """Draft tokens, by request id: the last of the request's tokens in this step. The worker samples behind
     the last known token and behind each draft, and takes drafts for as long as they are what was sampled."""
+    scheduled_encoder_inputs: Mapping[str, list[int]] = field(default_factory=dict)
+    """Indices of the pictures that are encoded before the tokens are computed, by request id."""
+    free_encoder_mm_hashes: Sequence[str] = ()
+    """Content hashes of pictures whose encoder outputs are dropped, before that."""
     trace_step: int | None = None
     """Its number in the trace, if there is one."""
     in_wave: bool = False

@@ -197,6 +197,11 @@ class Request:
         return self.hash_context.adapter
 
     @property
+    def media(self) -> Sequence[MediaSpan]:
+        """Its prompt's pictures."""
+        return self.hash_context.media
+
+    @property
     def salt(self) -> str:
         """Only requests of the same salt may know of each other; empty: those without one."""
         return self.hash_context.cache_salt or ""

@@ -18,6 +18,7 @@ from engine.core.adapter_slots import AdapterSlots
 from engine.core.append_tokens import append_tokens
 from engine.core.core_outputs import describe_start, last_output
 from engine.core.draft_tokens import DraftTokens
+from engine.core.encoder_cache_manager import EncoderCacheManager
 from engine.core.fair_preemption import FairPreemption
 from engine.core.fair_queue import FairQueue
 from engine.core.kv_cache.block_hash import BlockHasher
@@ -48,7 +49,7 @@ from engine.core.token_grammar import TokenGrammar
 from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
 from engine.messages import EngineCoreOutput, Signal, TurnReceipt
 from engine.reported_stats import SchedulerStats
-from engine.row_failures import NOT_NUMBERS
+from engine.row_failures import KV_SPOILED
 
 MAX_SKIPPED = 16
 """Waiting requests that are skipped in a step, once one has not fit, to find one that may pass it."""
@@ -93,9 +94,9 @@ class Scheduler:
         overlap = bool(config.async_scheduling)
         self.steps = StepsInFlight(self.kv, self.requests, max_model_len, num_stages, overlap=overlap)
         self.drafts = DraftTokens(self.kv, max_model_len)
-        self.slots = TenantSlots()
+        self.encoder = EncoderCacheManager()  # of a model that reads pictures set before the first step
+        self.slots, self.shares = TenantSlots(), StepShares()
         self._fairness = FairPreemption(self.kv, self.slots, policy)
-        self.shares = StepShares()
         self.waiting = FairQueue(self.slots, policy.is_overdue)
         self.compiling: dict[str, Request] = {}
         """Requests that wait for their grammar to be compiled; those behind them go first."""
@@ -188,12 +189,13 @@ class Scheduler:
             if request in self.waiting:
                 self.waiting.rekey(request, self.policy.waiting_key(request, now))
         paused_all = self.pause_state is PauseState.PAUSED_ALL
-        return Step(now, 0 if paused_all else self.config.max_num_batched_tokens)
+        budget = 0 if paused_all else self.config.max_num_batched_tokens
+        return Step(now, budget, encoder=self.encoder if self.encoder.cache_size else None)
 
     def plan(self, step: Step) -> SchedulerOutput:
         """The second half of ``schedule``: hand out the step's budget, to running requests first."""
         if self.shares.is_shared and self.config.enable_chunked_prefill:
-            step.limit = self.shares.limit(self.running, self.waiting.peek(), step.now)
+            step.limit = self.shares.limit(step.able(self.running), self.waiting.peek(), step.now)
         num_free_before = self.kv.num_free_blocks
         num_held = self.drafts.hold(step, len(self.running))
         self._schedule_running(step)
@@ -223,6 +225,8 @@ class Scheduler:
             )
             if step.limit is not None:
                 num_new = step.limit.of_running(request, num_new)
+            if step.encoder is not None:
+                num_new = step.before_picture(request, num_computed, num_new)
             if num_new <= 0:
                 index += 1
                 continue
@@ -254,9 +258,11 @@ class Scheduler:
             num_new = self._prefill_limit(request.num_tokens - request.num_computed_tokens)
             if not step.budget or (num_new > step.budget and not self.config.enable_chunked_prefill):
                 return False
-            num_new = self.kv.aligned(request, step.allowed_of(request, min(num_new, step.budget)))
+            num_new = step.allowed_of(request, min(num_new, step.budget))
+            num_new = step.before_picture(request, request.num_computed_tokens, num_new)
             if not num_new:
                 continue
+            num_new = self.kv.aligned(request, num_new)
             blocks = self.kv.allocate_slots(request, num_new)
             assert blocks == [], "a load comes with blocks for all tokens"
             self.loads.remove(request)
@@ -311,6 +317,8 @@ class Scheduler:
             self.shares.planned(plan, step.now)
         for request_id, num_tokens in plan.num_scheduled_tokens.items():
             self.requests[request_id].num_computed_tokens += num_tokens
+        if step.encoder is not None:
+            step.encoder.end_plan(plan, self.requests)
         self._counts.step_tokens += plan.total_num_scheduled_tokens
         self.drafts.begin(plan, self.requests)
         self.steps.begin(plan)
@@ -332,6 +340,7 @@ class Scheduler:
         if num_new > step.budget and not self.config.enable_chunked_prefill:
             return False
         num_new = step.allowed_of(request, min(num_new, step.budget))
+        num_new = step.before_picture(request, num_hit_tokens, num_new)
         if not num_new:
             return False
         num_new = self.kv.aligned(request, num_new, hit)
@@ -441,6 +450,7 @@ class Scheduler:
         position = self.running.index(victim)
         del self.running[position]
         was_scheduled = step.withdraw(victim)
+        self.encoder.free(victim)
         self.steps.defer_free(victim)
         self.loads.release(victim)
         self.kv.free(victim, victim.num_computed_tokens if was_scheduled else None)
@@ -543,6 +553,7 @@ class Scheduler:
         self.waiting.leave_slot(request)
         self.shares.gone(request)
         self.steps.leave(request)
+        self.encoder.free(request)
         pin = None
         if request.status.complete:
             pin = self.leases.on_turn_end(request, now)
@@ -550,9 +561,10 @@ class Scheduler:
             self.policy.on_request_gone(request, now)
         routed = None if self.routed_experts is None else self.routed_experts.of(request, self.kv)
         self.loads.release(request)
-        if request.stop_reason == NOT_NUMBERS:  # its KV may be wrong, also what others computed
+        if request.stop_reason in KV_SPOILED:  # also what others computed of it
             self.kv.evict(request)
             self.loads.evict(request)
+            self.encoder.forget(request)
         if pin is not None:
             self.pins.hold(request, pin, now)
         else:
@@ -589,6 +601,10 @@ class Scheduler:
             done = self.kv.reset_prefix_cache() and self.loads.reset_cache()
             assert done, "no request or load had blocks"
         return done
+
+    def reset_encoder_cache(self, now: float) -> None:
+        """Drop what is kept of pictures that no request needs. Only a trace asks when."""
+        self.encoder.reset()
 
     def close(self, now: float) -> None:
         """End every pin and let the policy save what must survive: the engine stops."""

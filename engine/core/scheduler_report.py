@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Protocol
 
 from engine.core.draft_tokens import DraftTokens
+from engine.core.encoder_cache_manager import EncoderCacheManager
 from engine.core.fair_queue import FairQueue
 from engine.core.kv_cache.kv_cache_manager import KVCacheManager
 from engine.core.kv_leases import KVLeases
@@ -78,6 +79,7 @@ class SchedulerView(Protocol):
     slots: TenantSlots
     steps: StepsInFlight
     drafts: DraftTokens
+    encoder: EncoderCacheManager
     requests: dict[str, Request]
     waiting: FairQueue
     compiling: dict[str, Request]
@@ -173,6 +175,7 @@ def check_invariants_of(scheduler: SchedulerView) -> None:
         assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
         assert request.num_computed_tokens == 0
         assert not kv.num_blocks_of(request.request_id)
+    scheduler.encoder.check_invariants()
     pins = list(scheduler.leases.pins())
     assert len(pins) == kv.num_pins
     assert sum(pin.num_blocks for pin in pins) == kv.num_pinned_blocks

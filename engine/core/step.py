@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from engine.core.encoder_cache_manager import EncoderCacheManager
 from engine.core.kv_cache.block_pool import KVCacheBlock
 from engine.core.kv_cache.kv_cache_manager import KVCacheManager
 from engine.core.outputs import CachedRequestData, NewRequestData, SchedulerOutput
@@ -37,6 +38,8 @@ class Step:
     """Draft tokens among those that are scheduled, by request id."""
     limit: StepLimit | None = None
     """What each owner may have of the step, where several owners share the engine."""
+    encoder: EncoderCacheManager | None = None
+    """What computes pictures, for a model that reads them."""
     on_prefix_cache_hit: Callable[[Request], None] | None = None
     """Called with each request just before it joins the batch, once its cached tokens are known."""
 
@@ -54,6 +57,8 @@ class Step:
         self.num_scheduled[request.request_id] = num_tokens
         self.new_blocks[request.request_id] = blocks
         self.budget -= num_tokens
+        if self.encoder is not None and request.media:
+            self.encoder.commit(request, request.num_computed_tokens, num_tokens)
 
     def add_drafts(self, request: Request, drafts: list[int], blocks: list[KVCacheBlock]) -> None:
         """Let the step compute drafts behind the tokens of a request, in these further blocks."""
@@ -73,6 +78,19 @@ class Step:
         self.budget += num_tokens
         return True
 
+    def able(self, running: Sequence[Request]) -> Sequence[Request]:
+        """Those that can go on: others wait for room in the encoder cache for the picture that is next."""
+        if self.encoder is None:
+            return running
+        return [r for r in running if self.before_picture(r, r.num_computed_tokens, 1)]
+
+    def before_picture(self, request: Request, start: int, num_tokens: int) -> int:
+        """How many of a request's tokens from ``start`` on the step may have: none of a picture that is too
+        much for its encoder."""
+        if self.encoder is None or not request.media:
+            return num_tokens
+        return self.encoder.cut(request, start, num_tokens)
+
     def to_output(
         self, kv: KVCacheManager, finished_req_ids: set[str], *, tells_tokens: bool = False
     ) -> SchedulerOutput:
@@ -90,6 +108,7 @@ class Step:
                     num_computed_tokens=request.num_computed_tokens,
                     adapter=request.adapter,
                     pooling=request.pooling,
+                    media=request.media,
                 )
                 for request in self.new
             ],

@@ -85,6 +85,10 @@ class TracedScheduler:
         self._inputs.prefix_cache_reset(done, now)
         return done
 
+    def reset_encoder_cache(self, now: float) -> None:
+        self._scheduler.reset_encoder_cache(now)
+        self._inputs.encoder_cache_reset(now)
+
     def close(self, now: float) -> None:
         self._scheduler.close(now)
         self._inputs.closed(now)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from engine.config import EngineConfig, SchedulerConfig
+from engine.core.encoder_cache_manager import EncoderCacheManager
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.kv_cache.block_lives import BlockLifeWatch
 from engine.core.kv_cache.tiered_blocks import TieredBlocks
@@ -19,6 +20,8 @@ from engine.core.scheduler import Scheduler
 from engine.core_process.saved_prefixes import SavedPrefixes
 from engine.errors import ConfigError, RequestError
 from engine.executor import ModelInfo
+from engine.media.checks import check_pictures
+from engine.media.picture import PictureModel
 from engine.messages import EngineCoreRequest, EngineReady
 from engine.sampling_params import check_vocabulary
 from engine.tokenization.prompt_encoder import extreme_tokens
@@ -113,11 +116,20 @@ def make_scheduler(
         scheduler.kv.pool.lives = BlockLifeWatch(config.cache.kv_cache_metrics_sample, time.monotonic)
     if config.speculative is not None:
         scheduler.kv.num_lookahead_tokens = config.speculative.num_lookahead_tokens
+    if info.pictures is not None:
+        scheduler.encoder = _encoder_cache(config, info.pictures)
     if info.routed_experts is not None:
         scheduler.routed_experts = RoutedExpertsStore(info.routed_experts, info.num_gpu_blocks, block_size)
     if transfer is not None and transfer.storage_path is not None:
         _join_storage(scheduler, saves=transfer.saves)
     return scheduler
+
+
+def _encoder_cache(config: EngineConfig, pictures: PictureModel) -> EncoderCacheManager:
+    """As large as the largest picture at least, as V1's ``compute_encoder_budget``."""
+    budget = config.scheduler.max_num_encoder_input_tokens or config.scheduler.max_num_batched_tokens
+    size = config.scheduler.encoder_cache_size or config.scheduler.max_num_batched_tokens
+    return EncoderCacheManager(max(size, pictures.max_tokens), max(budget, pictures.max_tokens))
 
 
 def _caches_prefixes(config: EngineConfig, info: ModelInfo) -> bool:
@@ -173,6 +185,7 @@ def check_request(message: EngineCoreRequest, ready: EngineReady) -> None:
     if not 0 < num_tokens <= most_tokens:
         raise RequestError(f"The prompt has {num_tokens} tokens; 1 to {most_tokens} fit.")
     check_vocabulary("The prompt", extreme_tokens(message.prompt_token_ids), ready.vocab_size)
+    check_pictures(message.media, num_tokens, ready.pictures)
     params = message.sampling_params
     params.verify()
     params.verify_vocabulary(ready.vocab_size)

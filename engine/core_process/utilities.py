@@ -37,13 +37,17 @@ class CoreUtilities:
         """All utilities by the name under which another process calls them."""
         utilities = (
             *(self.reset_prefix_cache, self.statistics, self.check_invariants, self.pause, self.resume),
-            *(self.jobs, self.job, self.past_turns),
+            *(self.jobs, self.job, self.past_turns, self.reset_encoder_cache),
         )
         return {utility.__name__: utility for utility in utilities} | self._sleep.by_name()
 
     def reset_prefix_cache(self) -> bool:
         with self._lock:
             return self._scheduler().reset_prefix_cache(self._clock.now())
+
+    def reset_encoder_cache(self) -> None:
+        with self._lock:
+            self._scheduler().reset_encoder_cache(self._clock.now())
 
     def statistics(self) -> SchedulerStatistics:
         with self._lock:

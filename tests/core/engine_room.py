@@ -9,6 +9,7 @@ from zlib import crc32
 
 from engine.clock import ManualClock
 from engine.config import SchedulerConfig
+from engine.core.encoder_cache_manager import EncoderCacheManager
 from engine.core.offload.disk_tier import DiskLevel
 from engine.core.offload.offloading_connector import OffloadingConnector
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
@@ -17,11 +18,12 @@ from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.core.traced_scheduler import TracedScheduler
 from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
-from engine.messages import EngineCoreOutput, JobRef
+from engine.messages import EngineCoreOutput, JobRef, MediaSpan
 from engine.row_failures import NOT_NUMBERS
 from engine.sampling_params import SamplingParams
 from engine.structured_output.params import StructuredOutputsParams
 from tests.core.kv_memory import KvMemory, LoadFate, Work, at_once
+from tests.core.worker_pictures import WorkerPictures
 from tests.core.worker_rows import WorkerRows
 from tracing.events import TraceHeader
 from tracing.tracer import Tracer
@@ -85,6 +87,8 @@ class EngineRoom:
 
     draft_fate: DraftFate | None = None
     """Of what is drafted behind each output; set before the first step."""
+    pictures: WorkerPictures | None = None
+    """Of a model that reads them; see ``read_pictures``."""
     _awaits_output = False
     """Whether drafts are likely behind the step under way, as the core has it."""
 
@@ -145,6 +149,11 @@ class EngineRoom:
         """Requests whose next logits are no numbers."""
         self.last_plan: SchedulerOutput | None = None
 
+    def read_pictures(self, cache_size: int, step_size: int) -> None:
+        """The model reads pictures; before the first step."""
+        self._untraced.encoder = EncoderCacheManager(cache_size, step_size)
+        self.pictures = WorkerPictures(self._untraced.encoder)
+
     @property
     def scheduler(self) -> Scheduler | TracedScheduler:
         """As ``EngineCore`` has it."""
@@ -168,6 +177,7 @@ class EngineRoom:
         awaits_grammar: bool = False,
         stops_after: int | None = None,
         adapter: str | None = None,
+        media: Sequence[MediaSpan] = (),
     ) -> Request:
         """``job``: all that its client says of it; else it is named, or belongs to none. ``stops_after`` so
         many tokens comes one that ends it."""
@@ -189,6 +199,7 @@ class EngineRoom:
             priority=priority,
             cache_salt=cache_salt,
             adapter=adapter,
+            media=media,
             job=job,
             block_hasher=self.scheduler.request_block_hasher,
         )
@@ -219,6 +230,8 @@ class EngineRoom:
         plan = self.last_plan = self.scheduler.schedule(self.clock.now())
         work = self.memory.take(plan, self.scheduler.requests, [each.work for each in self.under_way])
         self._check_drafts(plan)
+        if self.pictures is not None:
+            self.pictures.take(work)
         self.under_way.append(_UnderWay(work, self.rows.sampled(work)))
         return plan
 

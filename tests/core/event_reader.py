@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 
 import msgspec
@@ -65,8 +65,7 @@ class EventReader:
             return
         for i, (block_hash, keys) in enumerate(zip(event.block_hashes, event.extra_keys, strict=True)):
             tokens = event.token_ids[i * size : (i + 1) * size]
-            kinds = ("adapter", "salt") if event.lora_name is not None else ("salt",)
-            named = b"" if keys is None else msgspec.msgpack.encode(list(zip(kinds, keys, strict=False)))
+            named = b"" if keys is None else msgspec.msgpack.encode(_as_hashed(keys, event.lora_name))
             parent = sha256(parent + struct.pack(f"={size}I", *tokens) + named).digest()
             assert event_hash(parent) == block_hash, "a hash is not that of its tokens"
             self._full[block_hash] = parent
@@ -77,6 +76,14 @@ class EventReader:
     def _remove(self, contents: set[Content]) -> None:
         assert contents <= self.contents, "removed, but never stored"
         self.contents -= contents
+
+
+def _as_hashed(keys: Sequence[object], adapter: str | None) -> list[object]:
+    """The extra keys of a block as its hash has them: named, and in another order."""
+    adapters = [] if adapter is None else [("adapter", keys[0])]
+    others = keys[len(adapters) :]
+    salts = [("salt", key) for key in others if isinstance(key, str)]
+    return [*salts, *adapters, *(("media", *key) for key in others if isinstance(key, tuple | list))]
 
 
 def contents_of(kv: KVCacheManager, host: Mapping[bytes, int]) -> set[Content]:

@@ -22,6 +22,7 @@ from engine.messages import JobFinished, JobRef, ToolCall, ToolGapStarted, ToolS
 from eval.baselines.catalog import parse_policy
 from eval.baselines.gate import GatePolicy
 from tests.core.engine_room import CountingGrammar, EngineRoom, token_at
+from tests.core.worker_pictures import pictures_of
 from tests.eval.baselines.policy_room import PlainKnowledge
 from tracing.tracer import Tracer
 
@@ -206,6 +207,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         disk=st.sampled_from([None, None, *DISKS]),
         num_states=st.sampled_from([0, 0, 0, 4, 6, 30]),
         draft_fates=st.sampled_from(DRAFT_FATES),
+        encoder_sizes=st.sampled_from([(), (9, 9), (12, 9), (40, 12), (12, 40)]),
     )
     def start(
         self,
@@ -222,6 +224,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         disk: DiskLevel | None,
         num_states: int,
         draft_fates: list[tuple[int, int]],
+        encoder_sizes: tuple[int, int],
     ) -> None:
         if num_stages > 1:
             num_states, draft_fates = 0, []
@@ -250,8 +253,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             long_prefill_token_threshold=threshold,
             max_loras=1 + len(bits) % 3,
         )
-        if draft_fates:
-            self.room.draft_fate = lambda: next(drafts)
+        if encoder_sizes:
+            self.room.read_pictures(*encoder_sizes)
+        self.room.draft_fate = (lambda: next(drafts)) if draft_fates else None
         self.policy = policy
         self.on_start(policy, bits)
 
@@ -262,9 +266,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         """``job`` None: outside of all; ``said``: what its client says of it, its name perhaps left out."""
         request_id = f"r{next(self.ids)}"
         prompt = prompt[: MAX_LEN - 8]
-        adapter = ADAPTERS[len(prompt) % len(ADAPTERS)]
-        said_job = None if job is None else said
-        request = self.room.add(request_id, prompt, job=said_job, adapter=adapter, **options)
+        options["adapter"] = ADAPTERS[len(prompt) % len(ADAPTERS)]
+        options["media"] = pictures_of(prompt) if self.room.pictures else ()
+        request = self.room.add(request_id, prompt, job=None if job is None else said, **options)
         stops_after = options.get("stops_after")
         ends = [
             request.max_tokens,

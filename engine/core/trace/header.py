@@ -19,7 +19,7 @@ def trace_header(scheduler: Scheduler, wall_time_s: float, now: float, *, from_s
     ``from_start``: nothing has come in yet, so what the policy had learned before is written, too.
     """
     policy, config, states = scheduler.policy.describe(), scheduler.config, scheduler.kv.states
-    disk = scheduler.loads.disk_level or NO_DISK
+    disk, encoder = scheduler.loads.disk_level or NO_DISK, scheduler.encoder
     return TraceHeader(
         wall_time_s=wall_time_s,
         monotonic_s=now,
@@ -45,6 +45,8 @@ def trace_header(scheduler: Scheduler, wall_time_s: float, now: float, *, from_s
         max_model_len=scheduler.max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_loras=config.max_loras or 0,
+        encoder_cache_size=encoder.cache_size,
+        max_encoder_input_tokens=encoder.step_size,
         max_num_batched_tokens=config.max_num_batched_tokens,
         enable_chunked_prefill=config.enable_chunked_prefill,
         long_prefill_token_threshold=config.long_prefill_token_threshold,

@@ -25,11 +25,12 @@ from engine.messages import (
     ToolSignal,
     TurnReceipt,
 )
-from engine.row_failures import NOT_NUMBERS
+from engine.row_failures import KV_SPOILED
 from tracing.events import (
     BLOCK_NAME_BYTES,
     BaseReceipt,
     DraftsProposed,
+    EncoderCacheReset,
     EngineClosed,
     GrammarReady,
     IdleEvent,
@@ -44,6 +45,8 @@ from tracing.events import (
 )
 from tracing.tracer import Tracer
 
+NAME_CHARS = 32
+"""Hexadecimal digits of a content hash that name a picture."""
 MAX_NAMED = 1 << 18
 """How many blocks are known to be named in the trace already (some 25 MB); names beyond are repeated."""
 ENDINGS = {
@@ -100,6 +103,7 @@ class InputTrace:
             prefix_end=_name_of(request.block_hashes[num_named - 1]) if num_named else b"",
             blocks=_names(new),
             adapter=request.adapter,
+            media=[(span.content_hash[:NAME_CHARS], span.offset, span.length) for span in request.media],
         )
         match request.kv_transfer:
             case (
@@ -196,7 +200,7 @@ class InputTrace:
                 blocks[request.request_id] = self._name_filled(request, (num_tokens - num_new) // size)
             if output.finish_reason is not None:
                 ended[request.request_id] = _HOW_ENDED[output.finish_reason]
-                if output.stop_reason == NOT_NUMBERS:
+                if output.stop_reason in KV_SPOILED:
                     event.forgotten.append(request.request_id)
         event.blocks, event.num_tokens, event.ended = blocks, counts, ended
         self._tracer.emit(event)
@@ -241,6 +245,9 @@ class InputTrace:
 
     def prefix_cache_reset(self, done: bool, now: float) -> None:
         self._tracer.emit(PrefixCacheReset(now=now, done=done))
+
+    def encoder_cache_reset(self, now: float) -> None:
+        self._tracer.emit(EncoderCacheReset(now=now))
 
     def drafts_proposed(self, proposals: Mapping[str, Sequence[int]], now: float) -> None:
         num_tokens = {request_id: len(token_ids) for request_id, token_ids in proposals.items()}

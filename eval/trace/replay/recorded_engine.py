@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.config import SchedulerConfig
+from engine.core.encoder_cache_manager import EncoderCacheManager
 from engine.core.offload.disk_tier import DiskLevel
 from engine.core.offload.offloading_connector import OffloadingConnector
 from engine.core.outputs import CachedRequestData, ModelRunnerOutput, SchedulerOutput
@@ -26,6 +27,7 @@ from eval.trace.replay.recorded_request import (
 )
 from tracing.events import (
     DraftsProposed,
+    EncoderCacheReset,
     EngineClosed,
     GrammarReady,
     IdleEvent,
@@ -81,6 +83,7 @@ class RecordedEngine:
             num_stages=header.num_stages,
         )
         scheduler.kv.num_lookahead_tokens = header.num_lookahead_tokens
+        scheduler.encoder = EncoderCacheManager(header.encoder_cache_size, header.max_encoder_input_tokens)
         self.scheduler = TracedScheduler(scheduler, tracer)
         self.header = self.scheduler.begin_trace(header.wall_time_s, header.monotonic_s, from_start=True)
 
@@ -119,8 +122,8 @@ class RecordedEngine:
                 scheduler.signal(_signal(event), event.now)
             case PauseEvent():
                 scheduler.set_pause_state(PauseState(event.state), event.now)
-            case PrefixCacheReset():
-                scheduler.reset_prefix_cache(event.now)
+            case EncoderCacheReset() | PrefixCacheReset():
+                self._reset(event)
             case DraftsProposed():
                 drafts = {req_id: [GOING_ON] * count for req_id, count in event.num_tokens.items()}
                 scheduler.update_draft_token_ids(drafts, event.now)
@@ -128,6 +131,12 @@ class RecordedEngine:
                 scheduler.expire(event.now)
             case EngineClosed():
                 scheduler.close(event.now)
+
+    def _reset(self, event: EncoderCacheReset | PrefixCacheReset) -> None:
+        if isinstance(event, EncoderCacheReset):
+            self.scheduler.reset_encoder_cache(event.now)
+        else:
+            self.scheduler.reset_prefix_cache(event.now)
 
     def _plan_of(self, event: StepOutput) -> SchedulerOutput:
         self._plans = {step: plan for step, plan in self._plans.items() if step >= event.step}

@@ -10,7 +10,7 @@ from typing import cast, overload
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.request import Request
 from engine.kv_transfer.messages import KVLeaseOrder, KVTransfer, RemotePrefix
-from engine.messages import JobRef
+from engine.messages import JobRef, MediaSpan
 from engine.sampling_params import SamplingParams
 from engine.structured_output.params import StructuredOutputsParams
 from eval.trace.replay.block_names import Segment
@@ -43,6 +43,7 @@ class RecordedRequest(Request):
             arrived.arrival_s,
             priority=arrived.priority,
             adapter=arrived.adapter,
+            media=[MediaSpan(*span) for span in arrived.media],
             job=_job_ref(arrived),
             external_id=arrived.external_id,
             kv_transfer=_kv_transfer(arrived),

@@ -1,0 +1,189 @@
+"""Which pictures the encoder computes in a step, and which of its outputs are kept: V1's encoder cache.
+
+Tokens of a picture are computed from the encoder's output for it, all of which must be there before the first
+of them. An output is kept until no request needs it, and then for as long as there is room: another request
+with the same picture, or this one after a preemption, finds it. Sizes are in embeddings, of which a picture
+has one for each of its tokens.
+
+Pure: the worker that holds the outputs is told by each plan what to compute and what to drop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from engine.core.outputs import SchedulerOutput
+from engine.core.request import Request
+from engine.messages import MediaSpan
+
+Use = tuple[str, int]
+"""A picture of a request: the request's id, and the picture's index in it."""
+
+
+@dataclass(slots=True)
+class _Output:
+    """An output that the worker has, or has once the plan is carried out."""
+
+    num_embeds: int
+    uses: list[Use] = field(default_factory=list)
+    """Pictures of which tokens are still to be computed from it."""
+
+
+class EncoderCacheManager:
+    """The outputs of one worker's encoder, by the content hash of their pictures."""
+
+    def __init__(self, cache_size: int = 0, step_size: int = 0) -> None:
+        """``cache_size``: room for outputs. ``step_size``: the most that a step computes. Both in embeddings,
+        and at least one picture's; 0 for a model that reads none."""
+        self.cache_size, self.step_size = cache_size, step_size
+        self._outputs: dict[str, _Output] = {}
+        self._idle: dict[str, None] = {}
+        """Outputs without uses, the longest idle first."""
+        self._num_free, self._num_idle = cache_size, 0
+        self._uses: dict[str, dict[int, str]] = {}
+        """Hashes of the pictures of which a request uses the outputs, by request id and index."""
+        self._budget = step_size
+        self._planned: dict[str, Use] = {}
+        """Outputs that the plan being made computes, and for which picture."""
+        self._evicted: list[str] = []
+
+    @property
+    def num_used(self) -> int:
+        """Embeddings of outputs that requests need."""
+        return self.cache_size - self._num_free - self._num_idle
+
+    @property
+    def num_cached(self) -> int:
+        """Number of outputs."""
+        return len(self._outputs)
+
+    # ---- a plan, from its first request to its last ----
+
+    def cut(self, request: Request, start: int, num_tokens: int) -> int:
+        """How many of ``num_tokens`` tokens from ``start`` on a step may compute: those before the first
+        picture for which budget or room are short. Changes nothing."""
+        room, budget = self._num_free + self._num_idle, self._budget
+        seen = set[str]()
+        for span in request.media:
+            if span.end <= start or span.content_hash in seen:
+                continue
+            if span.offset >= start + num_tokens:
+                break
+            seen.add(span.content_hash)
+            output = self._outputs.get(span.content_hash)
+            if output is not None and output.uses:
+                continue
+            cost = span.length if output is None else 0
+            if span.length > room or cost > budget:
+                return max(0, span.offset - start)
+            room -= span.length
+            budget -= cost
+        return num_tokens
+
+    def commit(self, request: Request, start: int, num_tokens: int) -> None:
+        """Plan the outputs that these tokens of a request need, all of which ``cut`` has left it."""
+        needed = [
+            (index, span)
+            for index, span in enumerate(request.media)
+            if span.end > start and span.offset < start + num_tokens
+        ]
+        for index, span in needed:  # first what is there, lest it is evicted for the others
+            if span.content_hash in self._outputs:
+                self._use(request, index, span)
+        for index, span in needed:
+            if span.content_hash not in self._outputs:
+                self._plan(request, index, span)
+            self._use(request, index, span)
+
+    def end_plan(self, plan: SchedulerOutput, requests: Mapping[str, Request]) -> None:
+        """Tell the worker what to compute and what to drop. Its tokens count as computed: let go of what they
+        were the last to need."""
+        inputs: dict[str, list[int]] = {}
+        for request_id, index in self._planned.values():
+            inputs.setdefault(request_id, []).append(index)
+        plan.scheduled_encoder_inputs, plan.free_encoder_mm_hashes = inputs, self._evicted
+        self._planned, self._evicted, self._budget = {}, [], self.step_size
+        for request_id in self._uses.keys() & plan.num_scheduled_tokens.keys():
+            request = requests[request_id]
+            for index in list(self._uses[request_id]):
+                if request.media[index].end <= request.num_computed_tokens:
+                    self._end_use(request_id, index)
+
+    # ---- what ends otherwise ----
+
+    def free(self, request: Request) -> None:
+        """Let go of all that a request uses: it has ended, or was preempted, maybe in the plan being made."""
+        for index in list(self._uses.get(request.request_id, ())):
+            self._end_use(request.request_id, index)
+
+    def forget(self, request: Request) -> None:
+        """Drop the outputs for a request's pictures, which may be wrong. Who uses them needs them again."""
+        for content_hash in {span.content_hash for span in request.media} & self._outputs.keys():
+            for request_id, index in list(self._outputs[content_hash].uses):
+                self._end_use(request_id, index)
+            self._evict(content_hash)
+
+    def reset(self) -> None:
+        """Drop all outputs that no request uses."""
+        for content_hash in list(self._idle):
+            self._evict(content_hash)
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError unless sizes and uses agree with each other."""
+        held = {key: output for key, output in self._outputs.items() if output.uses}
+        assert self._outputs.keys() - held.keys() == self._idle.keys()
+        assert self._num_idle == sum(self._outputs[key].num_embeds for key in self._idle)
+        assert self._num_free == self.cache_size - sum(o.num_embeds for o in self._outputs.values()) >= 0
+        uses = {(request_id, i): key for request_id, its in self._uses.items() for i, key in its.items()}
+        assert uses == {use: key for key, output in held.items() for use in output.uses}
+        assert 0 <= self._budget <= self.step_size
+
+    def _plan(self, request: Request, index: int, span: MediaSpan) -> None:
+        while span.length > self._num_free:
+            self._evict(next(iter(self._idle)))
+        self._num_free -= span.length
+        self._budget -= span.length
+        self._outputs[span.content_hash] = _Output(span.length)
+        self._idle[span.content_hash] = None
+        self._num_idle += span.length
+        self._planned[span.content_hash] = request.request_id, index
+
+    def _use(self, request: Request, index: int, span: MediaSpan) -> None:
+        its = self._uses.setdefault(request.request_id, {})
+        if index in its:
+            return
+        its[index] = span.content_hash
+        output = self._outputs[span.content_hash]
+        if not output.uses:
+            del self._idle[span.content_hash]
+            self._num_idle -= output.num_embeds
+        output.uses.append((request.request_id, index))
+
+    def _end_use(self, request_id: str, index: int) -> None:
+        its = self._uses[request_id]
+        content_hash = its.pop(index)
+        if not its:
+            del self._uses[request_id]
+        output = self._outputs[content_hash]
+        output.uses.remove((request_id, index))
+        if output.uses:
+            if self._planned.get(content_hash) == (request_id, index):
+                self._planned[content_hash] = output.uses[0]
+            return
+        self._idle[content_hash] = None
+        self._num_idle += output.num_embeds
+        if self._planned.pop(content_hash, None) is not None:  # and now nobody computes it
+            self._budget += output.num_embeds
+            self._drop(content_hash)
+
+    def _evict(self, content_hash: str) -> None:
+        self._drop(content_hash)
+        self._evicted.append(content_hash)
+
+    def _drop(self, content_hash: str) -> None:
+        """Forget an idle output."""
+        num_embeds = self._outputs.pop(content_hash).num_embeds
+        del self._idle[content_hash]
+        self._num_idle -= num_embeds
+        self._num_free += num_embeds
