@@ -42,6 +42,11 @@ REASONS: dict[str, str] = {
     "--max-cpu-loras": "V1's; how much memory adapters may take.",
     "--runner": "V1's; a folder of a generating model does not say that it is to pool.",
     "--pooler-config": "V1's; folders without sentence-transformers' files say nothing of pooling.",
+    "--allowed-media-domains": "V1's; which hosts a server may ask only its operator knows.",
+    "--mm-processor-cache-gb": "V1's; how much memory pixels may take depends on machine and load.",
+    "--limit-mm-per-prompt": "V1's; how many pictures fit depends on the model's context and the agents.",
+    "--mm-processor-kwargs": "V1's; how fine pictures are read is a matter of tokens, thus of money.",
+    "--language-model-only": "V1's; what operators type who serve such a model as text.",
     "--router": "Whoever compares with V1's balancer needs both in one server.",
 }
 """Flags beyond the cap, each with why no config record's default, nor an existing flag, would do."""

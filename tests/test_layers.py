@@ -26,7 +26,7 @@ OURS = MAY_IMPORT.keys() | {"tests"}
 
 FLOORS = {
     "engine": (
-        ("process", "tokenization", "kv_transfer"),
+        ("process", "tokenization", "kv_transfer", "media"),
         ("core",),
         ("tool_parsers", "reasoning"),
         ("structured_output", "watch"),

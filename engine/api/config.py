@@ -11,6 +11,7 @@ from engine.api.http.auth import ApiKeys, fault_of_keys
 from engine.api.http.hosts import ANY, is_loopback
 from engine.api.openai_responses.config import ResponsesConfig
 from engine.errors import ConfigError
+from engine.media.config import MediaConfig
 from engine.tokenization.content_format import CONTENT_FORMATS
 from engine.tool_parsers.formats import ReplyFormat, load_plugin
 
@@ -171,6 +172,7 @@ class ServerConfig:
     limits: LimitsConfig = LimitsConfig()
     access: AccessConfig = AccessConfig()
     tls: TlsConfig = TlsConfig()
+    media: MediaConfig = field(default_factory=MediaConfig)
 
     def __post_init__(self) -> None:
         if not self.served_model_names:

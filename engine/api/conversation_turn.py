@@ -14,11 +14,13 @@ import msgspec
 from engine.api.answer_reader import AnswerOutput, AnswerReader
 from engine.api.conversation import Conversation, NamedTool
 from engine.api.identity import with_history
+from engine.api.left_out import MAX_NOTES
+from engine.api.prompts import Prompt
 from engine.api.served_model import ServedModel
 from engine.api.usage import TurnUsage
 from engine.errors import EngineGenerateError
 from engine.frontend.request_output import RequestOutput
-from engine.messages import TurnReceipt
+from engine.messages import RequestContext, TurnReceipt
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.structured_output.reply_grammar import (
     ReplyGrammar,
@@ -85,9 +87,13 @@ class ConversationTurn:
         waits for the receipt."""
         conversation = self._conversation
         self._model.check_params(conversation.params)
-        with self._model.admission.admit(conversation.params.n, conversation.context) as permit:
+        with (
+            self._model.admission.admit(conversation.params.n, conversation.context) as permit,
+            self._model.picture_lease() as lease,
+        ):
             owner = conversation.context.owner
-            prompt = await self._model.prompts.encode_chat(conversation, owner=owner, is_prompt=True)
+            whole = await self._model.prompts.encode_chat(conversation, owner=owner, lease=lease)
+            prompt = whole.token_ids
             self.num_prompt_tokens = len(prompt)
             prompt_tail = self._model.engine.tokenizer.decode(prompt[-TAIL_TOKENS:])
             grammar = self._grammar(prompt_tail)
@@ -95,11 +101,7 @@ class ConversationTurn:
                 prompt,
                 self._params(kind, len(prompt), prompt_tail, grammar),
                 conversation.request_id,
-                with_history(
-                    conversation.context,
-                    conversation.messages,
-                    continues_last=conversation.continue_final_message,
-                ),
+                self._context(whole),
                 permit=permit,
                 on_accepted=self._on_accepted,
             )
@@ -113,6 +115,15 @@ class ConversationTurn:
                             turn.answers = [_end_of(answer) for answer in turn.answers]
                         await self._close(turn)
                     yield turn
+
+    def _context(self, prompt: Prompt) -> RequestContext:
+        conversation = self._conversation
+        context = with_history(
+            conversation.context,
+            conversation.messages,
+            continues_last=conversation.continue_final_message,
+        )
+        return msgspec.structs.replace(context, media=prompt.media) if prompt.media else context
 
     async def count(self) -> int:
         """The number of tokens of the prompt, counted without keeping them all."""
@@ -236,7 +247,9 @@ class ConversationTurn:
                 turn.usage.reasoning_tokens += len(tokens)
         calls = [call for reader in self._readers for call in reader.announced_calls()]
         if self._model.gives_receipts:
-            turn.usage.left_out = [*self._conversation.left_out, *self._not_enforced]
+            pictures = self._conversation.pictures
+            not_shown = [] if pictures is None else pictures.notes[:MAX_NOTES]
+            turn.usage.left_out = [*self._conversation.left_out, *not_shown, *self._not_enforced]
         turn.receipt = await self._model.close_turn(self._conversation.context, turn.output, calls)
 
 

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from engine.api.picture_size import HEAD_BYTES, media_type_of, picture_size
+from engine.api.prompt_pictures import PromptPictures
 from engine.errors import RequestError
+from engine.media.picture_size import HEAD_BYTES, media_type_of, picture_size
+from engine.media.sources import is_picture
 
 Part = Mapping[str, Any]
 
@@ -32,7 +35,9 @@ _NESTED_FIELDS = ("source", "resource", "file", "image_url", "input_audio", "vid
 class LeftOut:
     """Notes of what the model was not shown, in the order of the request."""
 
-    def __init__(self) -> None:
+    def __init__(self, pictures: PromptPictures | None = None) -> None:
+        """``pictures``: those that the model is shown; None if it reads text only."""
+        self.pictures = pictures
         self._notes: list[str] = []
         self._num_notes = 0
 
@@ -48,18 +53,27 @@ class LeftOut:
         if len(self._notes) < MAX_NOTES:
             self._notes.append(f"{where}: {what}")
 
+    def picture(self, part: Part, where: str, *, is_new: bool) -> str | None:
+        """The mark of a part that the model is shown; None if it is no picture, or the model reads text
+        only. RequestError for a new picture that may not be read."""
+        if self.pictures is None or not is_picture(part):
+            return None
+        return self.pictures.mark(part, where, partial(describe_part, part), is_new=is_new)
+
     def part(self, part: Part, where: str) -> str:
         """The placeholder text of a part."""
         text, what = text_of_resource(part), describe_part(part)
         if text is not None:
             return text
         self.add(where, what)
-        return f"[{what}, left out: this model reads text only]"
+        reads = "text only" if self.pictures is None else "text and pictures only"
+        return f"[{what}, left out: this model reads {reads}]"
 
 
-def refuse_part(kind: str, where: str) -> RequestError:
+def refuse_part(kind: str, where: str, left_out: LeftOut) -> RequestError:
     """The error for a part in the user's last message."""
-    return RequestError(f"{where} is of type {kind[:50]!r}; this server takes text only.", where)
+    takes = "text only" if left_out.pictures is None else "text and pictures only"
+    return RequestError(f"{where} is of type {kind[:50]!r}; this server takes {takes}.", where)
 
 
 def text_of_resource(part: Part) -> str | None:

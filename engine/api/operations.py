@@ -92,6 +92,17 @@ async def reset_prefix_cache(request: Request) -> Response:
     return JSONResponse({"success": await model_of(request).engine.reset_prefix_cache()})
 
 
+@endpoint(router, "POST", "/reset_mm_cache", operators_only=True)
+async def reset_mm_cache(request: Request) -> Response:
+    """Forgets pictures: what the encoder has made of them, and the pixels in this API server process that
+    no request holds."""
+    model = model_of(request)
+    if model.pictures is not None:
+        model.pictures.store.clear()
+        await model.engine.reset_encoder_cache()
+    return JSONResponse({"success": True})
+
+
 @endpoint(router, "POST", "/pause", operators_only=True)
 async def pause(request: Request) -> Response:
     """Admits no request from the queue until ``/resume``. ``mode=wait``: running requests finish;

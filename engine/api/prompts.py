@@ -8,15 +8,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from engine.api.chat_messages import Message, normalize
 from engine.api.config import ServerConfig
+from engine.api.prompt_pictures import PromptPictures
 from engine.api.strict_templates import in_some_shape
 from engine.api.system_messages import with_one_system
 from engine.api.volatile_prefix import BILLING_HEADER, without_billing_header
 from engine.errors import ContextLengthError, RequestError
 from engine.frontend.input_processor import may_fit, prompt_too_long
+from engine.media.placeholders import Placeholders
+from engine.media.store import PictureLease, StoredPicture
+from engine.messages import MediaSpan
 from engine.tokenization.content_format import ContentFormat
 from engine.tokenization.tokenizer import INLINE_CHARS, Tokenizer
 
@@ -45,6 +50,16 @@ class ChatPrompt:
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    pictures: PromptPictures | None = None
+    """What marks in the messages stand for; None if the model reads no pictures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A tokenized prompt, and where its pictures are."""
+
+    token_ids: list[int]
+    media: tuple[MediaSpan, ...] = ()
 
 
 class Prompts:
@@ -56,8 +71,10 @@ class Prompts:
         max_model_len: int,
         config: ServerConfig,
         on_volatile_text: Callable[[str], None],
+        placeholders: Placeholders | None = None,
     ) -> None:
-        """``on_volatile_text`` is called with the name of what was removed from a prompt."""
+        """``on_volatile_text`` is called with the name of what was removed from a prompt. ``placeholders``:
+        those of pictures; None if the model reads text only."""
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._chat_template = config.chat_template
@@ -65,6 +82,7 @@ class Prompts:
         self._trusts_templates = config.trust_request_chat_template
         self._separates_owners = config.access.separates_owners
         self._on_volatile_text = on_volatile_text
+        self._placeholders = placeholders
 
     async def encode(
         self, text: str, *, add_special_tokens: bool, owner: str | None, is_prompt: bool = False
@@ -82,35 +100,61 @@ class Prompts:
             raise await self._too_long(text, add_special_tokens, owner)
         return tokens
 
-    async def encode_chat(self, chat: ChatPrompt, *, owner: str | None, is_prompt: bool = False) -> list[int]:
-        """Renders and tokenizes a chat; ``is_prompt`` as in ``encode``."""
-        text = await self.chat_text(chat)
-        return await self.encode(text, add_special_tokens=False, owner=owner, is_prompt=is_prompt)
+    async def encode_chat(
+        self, chat: ChatPrompt, *, owner: str | None, lease: PictureLease | None = None
+    ) -> Prompt:
+        """Renders and tokenizes a chat; ``lease`` holds its pictures. ContextLengthError if it certainly
+        exceeds the context."""
+        text, pictures = await self._rendered(chat, owner, lease)
+        tokens = await self.encode(text, add_special_tokens=False, owner=owner, is_prompt=True)
+        if self._placeholders is None or not pictures:
+            return Prompt(tokens)
+        num_tokens = len(tokens) + self._placeholders.num_more(pictures)
+        if num_tokens >= self._max_model_len:
+            raise prompt_too_long(num_tokens, self._max_model_len)
+        return Prompt(*self._placeholders.expanded(tokens, pictures))
 
-    async def chat_text(self, chat: ChatPrompt) -> str:
-        """Renders a chat; RequestError without a template, or if the template refuses the
-        messages."""
+    async def _rendered(
+        self, chat: ChatPrompt, owner: str | None, lease: PictureLease | None
+    ) -> tuple[str, list[StoredPicture]]:
+        """The text of a chat with a placeholder for each of its pictures. RequestError without a template,
+        or if the template refuses the messages."""
         if chat.chat_template is not None and not self._trusts_templates:
             raise RequestError(
                 "chat_template in requests needs a server with --trust-request-chat-template.",
                 "chat_template",
             )
         normal = with_one_system(self._without_volatile_text(normalize(chat.messages)))
+        pictures: list[StoredPicture] = []
+        if chat.pictures is not None:
+            pictures = await chat.pictures.read(normal, owner if self._separates_owners else None, lease)
+        render = partial(self._render, chat, len(pictures))
+        if chat.chat_template is not None or _is_long(chat.messages):  # a client's template may run forever
+            return await asyncio.to_thread(in_some_shape, normal, render), pictures
+        return in_some_shape(normal, render), pictures
 
-        def render(shape: list[Message]) -> str:
+    def _render(self, chat: ChatPrompt, num_pictures: int, messages: list[Message]) -> str:
+        template, tools = chat.chat_template or self._chat_template, chat.tools
+
+        def render(shown: list[Message]) -> str:
             return self._tokenizer.chat_text(
-                shape,
-                chat.tools,
-                chat.chat_template or self._chat_template,
+                shown,
+                tools,
+                template,
                 chat.add_generation_prompt,
                 chat.continue_final_message,
                 chat.chat_template_kwargs,
                 self._content_format,
             )
 
-        if chat.chat_template is not None or _is_long(chat.messages):  # a client's template may run forever
-            return await asyncio.to_thread(in_some_shape, normal, render)
-        return in_some_shape(normal, render)
+        placeholders = self._placeholders
+        if placeholders is None:
+            return render(messages)
+        if chat.pictures is not None:
+            messages = chat.pictures.resolved(messages)
+        messages, tools = placeholders.blind(messages), placeholders.blind(tools)
+        in_parts = self._tokenizer.reads_parts(template, tools, self._content_format)
+        return placeholders.rendered(messages, num_pictures, render, in_parts=in_parts)
 
     def _without_volatile_text(self, messages: list[Message]) -> list[Message]:
         without = without_billing_header(messages)
@@ -130,7 +174,19 @@ class Prompts:
 
     async def count_chat(self, chat: ChatPrompt, *, owner: str | None) -> int:
         """The number of tokens that ``encode_chat`` would return, without keeping them all."""
-        return await self.count(await self.chat_text(chat), add_special_tokens=False, owner=owner)
+        text, pictures = await self._rendered(chat, owner, None)
+        num_more = 0 if self._placeholders is None else self._placeholders.num_more(pictures)
+        return await self.count(text, add_special_tokens=False, owner=owner) + num_more
+
+    async def list_chat(self, chat: ChatPrompt, *, owner: str | None) -> list[int]:
+        """All tokens that ``encode_chat`` would return, to be shown; RequestError if there are too many."""
+        text, pictures = await self._rendered(chat, owner, None)
+        tokens = await self.encode_all(text, add_special_tokens=False, owner=owner)
+        if self._placeholders is None or not pictures:
+            return tokens
+        if len(tokens) + self._placeholders.num_more(pictures) > MAX_LISTED_TOKENS:
+            raise _too_many_listed()
+        return self._placeholders.expanded(tokens, pictures)[0]
 
     async def encode_all(self, text: str, *, add_special_tokens: bool, owner: str | None) -> list[int]:
         """All tokens of a text, to be shown; RequestError if there are too many."""
@@ -138,11 +194,7 @@ class Prompts:
         async for tokens in self._steps(text, add_special_tokens, owner):
             listed += tokens
             if len(listed) > MAX_LISTED_TOKENS:
-                raise RequestError(
-                    f"The text has more than {MAX_LISTED_TOKENS} tokens, the limit; the "
-                    "endpoints that count tokens take more.",
-                    "prompt",
-                )
+                raise _too_many_listed()
         return listed
 
     async def _too_long(self, text: str, add_special_tokens: bool, owner: str | None) -> ContextLengthError:
@@ -163,6 +215,14 @@ class Prompts:
         steps = self._tokenizer.steps(text, add_special_tokens, owner)
         while (tokens := await asyncio.to_thread(next, steps, None)) is not None:
             yield tokens
+
+
+def _too_many_listed() -> RequestError:
+    return RequestError(
+        f"The text has more than {MAX_LISTED_TOKENS} tokens, the limit; the endpoints that count tokens take "
+        "more.",
+        "prompt",
+    )
 
 
 def _is_long(messages: Sequence[Message]) -> bool:

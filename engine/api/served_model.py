@@ -6,6 +6,7 @@ This module knows neither HTTP nor how a component works.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from time import time
 
@@ -18,16 +19,22 @@ from engine.api.generation import Generation
 from engine.api.http.auth import ApiKeys
 from engine.api.http.streams import Patience
 from engine.api.identity import ClientIdentity, request_context
+from engine.api.left_out import LeftOut
 from engine.api.limits import Admission
 from engine.api.lora.adapter_names import AdapterNames
 from engine.api.processes.server_group import ALONE, ServerGroup
 from engine.api.processes.shared_load import SharedLoad, Tally
+from engine.api.prompt_pictures import PromptPictures
 from engine.api.prompts import Prompts
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.pooling_inputs import PoolingInputs
 from engine.frontend.request_output import RequestOutput
 from engine.frontend.server_metrics import ServerMetrics
 from engine.lora import Adapter
+from engine.media.picture import PictureModel
+from engine.media.placeholders import Placeholders
+from engine.media.reader import PictureReader, can_decode
+from engine.media.store import PictureLease
 from engine.messages import RequestContext, ToolCall, TurnReceipt
 from engine.sampling_params import SamplingParams
 from engine.tool_parsers.formats import ReplyFormat
@@ -61,8 +68,14 @@ class ServedModel:
         self._board = SharedLoad(siblings)
         owners = ApiKeys(config.access.api_keys).names
         self.admission = Admission(config.limits, self._board, self.metrics.record_rejection, owners)
+        self.pictures = _picture_reader(engine.ready.pictures, config)
+        """Reads the pictures of requests; None if the model is shown none."""
         self.prompts = Prompts(
-            engine.tokenizer, self.max_model_len, config, self.metrics.record_volatile_text
+            engine.tokenizer,
+            self.max_model_len,
+            config,
+            self.metrics.record_volatile_text,
+            None if self.pictures is None else Placeholders(engine.tokenizer, self.pictures.model),
         )
         self.pooling_inputs = (
             None if engine.ready.pooling is None else PoolingInputs(engine.tokenizer, engine.ready)
@@ -120,6 +133,14 @@ class ServedModel:
         limit = self.engine.generation_defaults.max_tokens
         return None if limit is None else max(1, min(limit, self.max_model_len - num_prompt_tokens))
 
+    def left_out(self) -> LeftOut:
+        """What one request's conversation holds besides text, not read yet."""
+        return LeftOut(None if self.pictures is None else PromptPictures(self.pictures))
+
+    def picture_lease(self) -> AbstractContextManager[PictureLease | None]:
+        """What holds the pictures of one request while the context is open."""
+        return nullcontext() if self.pictures is None else self.pictures.store.lease()
+
     def check_params(self, params: SamplingParams) -> None:
         """Raises RequestError for a parameter out of range, before the request is admitted."""
         params.verify()
@@ -163,3 +184,13 @@ class ServedModel:
         """Ends every running request with an error, and admits no more."""
         self.admission.close()
         await self.generation.end_all()
+
+    def close(self) -> None:
+        """Ends what this process has started for its requests."""
+        if self.pictures is not None:
+            self.pictures.close()
+
+
+def _picture_reader(model: PictureModel | None, config: ServerConfig) -> PictureReader | None:
+    """None if the model reads text only, or pictures cannot be decoded here."""
+    return PictureReader(model, config.media) if model is not None and can_decode() else None

@@ -11,7 +11,6 @@ from starlette.responses import Response
 from engine.api.endpoints import endpoint, json_response, model_of, read_body
 from engine.api.http.connection import while_connected
 from engine.api.identity import owner_of
-from engine.api.left_out import LeftOut
 from engine.api.openai.bodies import DetokenizeResponse, TokenizeResponse
 from engine.api.openai.chat_parts import texts_only
 from engine.api.openai.protocol import DetokenizeRequest, TokenizeRequest
@@ -32,19 +31,21 @@ async def tokenize(request: Request) -> Response:
 
 
 async def _tokenized(model: ServedModel, body: TokenizeRequest, owner: str | None) -> Response:
-    text, adds = body.prompt or "", body.add_special_tokens
     if body.messages is not None:
-        adds = False
+        left_out = model.left_out()
         chat = ChatPrompt(
-            messages=texts_only(body.messages, LeftOut()),
+            messages=texts_only(body.messages, left_out),
+            pictures=left_out.pictures,
             tools=body.tools,
             chat_template=body.chat_template,
             chat_template_kwargs=body.chat_template_kwargs,
             add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
             continue_final_message=body.continue_final_message,
         )
-        text = await model.prompts.chat_text(chat)
-    tokens = await model.prompts.encode_all(text, add_special_tokens=adds, owner=owner)
+        tokens = await model.prompts.list_chat(chat, owner=owner)
+    else:
+        adds = body.add_special_tokens
+        tokens = await model.prompts.encode_all(body.prompt or "", add_special_tokens=adds, owner=owner)
 
     def written() -> Response:
         token_text = model.engine.tokenizer.token_text

@@ -81,6 +81,7 @@ def _watch(answers: Answers, args: Sequence[Any]) -> bytes:
 
 _MERGES: dict[str, Callable[[Answers, Sequence[Any]], Any]] = {
     "reset_prefix_cache": _whether_all,
+    "reset_encoder_cache": _nothing,
     "statistics": _statistics,
     "check_invariants": _nothing,
     "pause": _nothing,

@@ -21,6 +21,10 @@ class EngineOperations(ABC):
     async def _utility(self, method: str, result_type: type[T], *args: object) -> T:
         """Calls a utility; EngineGenerateError if it fails."""
 
+    async def reset_encoder_cache(self) -> None:
+        """Forgets what the encoder has made of pictures that no request needs."""
+        await self._utility("reset_encoder_cache", type(None))
+
     async def pause(self, *, running_too: bool = False) -> None:
         """Stops admission; with ``running_too`` nothing is scheduled at all."""
         await self._utility("pause", type(None), running_too)

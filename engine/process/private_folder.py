@@ -18,10 +18,11 @@ _held: dict[str, int] = {}
 """Descriptors of the locks by folder: open while the process runs, unless the folder is removed."""
 
 
-def make_private_folder(prefix: str) -> str:
-    """Make a folder that only this user can read; removes those of this prefix that were left behind."""
-    _sweep(prefix)
-    folder = tempfile.mkdtemp(prefix=prefix)
+def make_private_folder(prefix: str, parent: str | None = None) -> str:
+    """Make a folder that only this user can read, in ``parent`` or where temporary files are; removes those
+    of this prefix there that were left behind."""
+    _sweep(prefix, parent or tempfile.gettempdir())
+    folder = tempfile.mkdtemp(prefix=prefix, dir=parent)
     unfinished = os.path.join(folder, _UNFINISHED_MARK)
     descriptor = os.open(unfinished, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     with suppress(OSError):  # a file system without locks: no process sweeps there either
@@ -47,8 +48,8 @@ def remove_if_left(folder: str | Path) -> bool:
     return not mark.exists()
 
 
-def _sweep(prefix: str) -> None:
-    for mark in Path(tempfile.gettempdir()).glob(f"{prefix}*/{_MARK}"):
+def _sweep(prefix: str, parent: str) -> None:
+    for mark in Path(parent).glob(f"{prefix}*/{_MARK}"):
         with suppress(OSError):  # another user's, or removed meanwhile
             if mark.stat().st_uid == os.getuid() and not mark.parent.is_symlink():
                 _remove_if_left(mark)

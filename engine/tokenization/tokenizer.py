@@ -13,6 +13,7 @@ from engine.errors import ModelLoadError, RequestError
 from engine.tokenization.chat_template import ChatTemplate, ContentShape
 from engine.tokenization.content_format import ContentFormat
 from engine.tokenization.parted_text import PartedText
+from engine.tokenization.picture_parts import is_picture_part
 from engine.tokenization.processor_template import processor_template
 from engine.tokenization.prompt_encoder import PromptEncoder
 from engine.tokenization.text_cuts import MAX_PART_CHARS, PART_CHARS, too_long_to_tokenize
@@ -257,6 +258,18 @@ class Tokenizer:
         )
         return self.encode(text, add_special_tokens=False)
 
+    def reads_parts(
+        self,
+        chat_template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        content_format: ContentFormat = ContentFormat.AUTO,
+    ) -> bool:
+        """Whether the template reads contents in parts; False for one that is invalid."""
+        try:
+            return self._template.content_shape(chat_template, tools, content_format).parts
+        except Exception:  # rendering says what is wrong with it
+            return False
+
     def chat_text(
         self,
         messages: Sequence[Message],
@@ -320,9 +333,10 @@ def _shaped(content: Any, shape: ContentShape) -> Any:
         content = content.parts if shape.parts else str(content)
     if content is None:
         content = ""
+    if isinstance(content, list) and shape.parts:
+        return [part if is_picture_part(part) else _as_part(_part_text(part)) for part in content]
     if isinstance(content, list):
-        texts = [_part_text(part) for part in content]
-        return [_as_part(text) for text in texts] if shape.parts else "\n".join(texts)
+        return "\n".join(_part_text(part) for part in content)
     return content if shape.texts or not isinstance(content, str) else [_as_part(content)]
 
 

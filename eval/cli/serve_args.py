@@ -24,11 +24,13 @@ from engine.errors import ConfigError
 from engine.kv_events_config import read_kv_events_config
 from engine.kv_transfer.config import read_kv_transfer_config
 from engine.kv_transfer.offloading import with_offloading
+from engine.media.config import MediaConfig
 from engine.parallel_config import ParallelConfig
 from engine.pooling.config import read_pooling_config
 from engine.speculative_config import read_speculative_config
 from eval.cli.flag_group import defaults_of, flag_of
 from eval.cli.lora_flags import lora_config
+from eval.cli.picture_flags import picture_limits_of
 from eval.cli.serve_flags import API_KEY_VARIABLE
 
 Record = TypeVar("Record")
@@ -41,7 +43,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     """The configuration of the engine core."""
     kv_transfer = read_kv_transfer_config(args.kv_transfer_config)
     return EngineConfig(
-        model=_record(ModelConfig, args),
+        model=_record(ModelConfig, args, **picture_limits_of(args)),
         cache=with_offloading(_record(CacheConfig, args), kv_transfer),
         kv_transfer=kv_transfer,
         scheduler=_record(SchedulerConfig, args, max_loras=None),
@@ -79,6 +81,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
         limits=_record(LimitsConfig, args),
         access=_record(AccessConfig, args, api_keys=_api_keys(args)),
         tls=tls,
+        media=_record(MediaConfig, args),
     )
 
 

@@ -23,6 +23,7 @@ from engine.tool_parsers.catalog import REASONING_PARSERS, TOOL_CALL_PARSERS
 from eval.cli.flag_group import FlagGroup, number
 from eval.cli.lora_flags import add_lora_flags
 from eval.cli.parallel_flags import add_parallelism_flags
+from eval.cli.picture_flags import add_picture_flags
 from eval.cli.pooling_flags import add_pooling_flags
 
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
@@ -61,6 +62,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     _add_model_flags(FlagGroup(parser, "model", ModelConfig))
     add_lora_flags(parser)
     add_pooling_flags(parser)
+    add_picture_flags(parser)
     add_parallelism_flags(FlagGroup(parser, "parallelism", ModelConfig, ParallelConfig, ServerConfig))
     _add_cache_flags(FlagGroup(parser, "memory and KV cache", CacheConfig))
     _add_offloading_flags(FlagGroup(parser, "KV offloading", CacheConfig))

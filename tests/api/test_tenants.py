@@ -25,6 +25,7 @@ CHAT, RESPONSES, CONVERSATIONS = "/v1/chat/completions", "/v1/responses", "/v1/c
 FOR_OPERATORS = {
     "/load",
     "/reset_prefix_cache",
+    "/reset_mm_cache",
     "/pause",
     "/resume",
     "/is_paused",

@@ -20,7 +20,6 @@ from engine.api.errors import ApiFormat
 from engine.api.field_names import renamed_fields
 from engine.api.http.connection import EventStream, while_connected
 from engine.api.http.streams import begun
-from engine.api.left_out import LeftOut
 from engine.api.served_model import ServedModel
 from engine.errors import RequestError
 from engine.messages import NO_CONTEXT, RequestContext
@@ -78,7 +77,7 @@ def _conversation(
     context: RequestContext,
 ) -> Conversation:
     """The request, independent of the API."""
-    left_out = LeftOut()
+    left_out = model.left_out()
     history = read_history(body.system, body.messages, left_out)
     tools = function_tools(body.tools, left_out)
     if body.mcp_servers:
@@ -98,6 +97,7 @@ def _conversation(
         fits_context=True,
         thinking_budget=body.thinking_budget(),
         left_out=left_out.notes,
+        pictures=left_out.pictures,
     )
 
 

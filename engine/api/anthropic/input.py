@@ -14,8 +14,9 @@ The rules and their purpose:
   it: moving it to the front would change the whole prompt, and as a turn of its own after results
   many templates would drop the reasoning before it.
 * What Anthropic's servers ran (server tools, MCP, code execution) is left out, calls and results.
-* A line of text stands for a picture or another document that is not text. One in the user's last
-  message, without tool results, is refused.
+* A mark stands for a picture of a user or a tool if the model reads pictures.
+* A line of text stands for a document that is not text, and for a picture that is not shown. One in
+  the user's last message, without tool results, is refused.
 * A last message of the assistant is continued.
 """
 
@@ -129,8 +130,8 @@ def read_history(
     left out."""
     history = ChatHistory()
     reader = _TextReader(LeftOut() if left_out is None else left_out)
-    new = replace(reader, is_new=True)
-    history.add_system(new.texts(system or [], "system"))
+    new, told = replace(reader, is_new=True), replace(reader, shows=False)
+    history.add_system(replace(told, is_new=True).texts(system or [], "system"))
     is_leading = True
     for index, message in enumerate(messages):
         where = f"messages.{index}"
@@ -138,9 +139,9 @@ def read_history(
         is_leading = is_leading and role == "system"
         match role:
             case "system" if is_leading:
-                history.add_system(reader.texts(content, f"{where}.content"))
+                history.add_system(told.texts(content, f"{where}.content"))
             case "system":
-                history.add_reminder(reader.texts(content, f"{where}.content"))
+                history.add_reminder(told.texts(content, f"{where}.content"))
             case "user":
                 is_own = index == len(messages) - 1 and not history.ends_with_results
                 _read_user(history, content, f"{where}.content", new if is_own else reader)
@@ -183,6 +184,8 @@ class _TextReader:
     left_out: LeftOut
     is_new: bool = False
     """Whether the message is new: content other than text is then refused."""
+    shows: bool = True
+    """Whether pictures are shown, as where users and tools have them."""
 
     def texts(self, content: str | list[Block], where: str) -> Iterator[str]:
         """The texts of blocks that must all be text."""
@@ -233,6 +236,8 @@ class _TextReader:
         return "\n".join([*(head for head in heads if isinstance(head, str) and head), text])
 
     def _other(self, kind: str, block: Block, where: str, known: str) -> str:
+        if self.shows and (mark := self.left_out.picture(block, where, is_new=self.is_new)) is not None:
+            return mark
         if self.is_new:
             raise _unsupported(kind, where, known)
         return self.left_out.part(block, where)

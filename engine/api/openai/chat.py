@@ -19,7 +19,6 @@ from engine.api.field_names import renamed_fields
 from engine.api.http import sse
 from engine.api.http.connection import EventStream, while_connected
 from engine.api.http.streams import begun
-from engine.api.left_out import LeftOut
 from engine.api.openai.allowed_tools import read_tool_choice
 from engine.api.openai.bodies import (
     ChatChoice,
@@ -73,7 +72,7 @@ class ChatAnswer:
         self._body = body
         self._id = f"chatcmpl-{request_id}"
         self._created = int(time())
-        self._left_out = LeftOut()
+        self._left_out = model.left_out()
         self._tells_usage = body.continuous_usage
         self._frame = sse.Frame(self._chunk([], None))
 
@@ -95,6 +94,7 @@ class ChatAnswer:
             thinking_budget=body.thinking_budget(),
             include_reasoning=body.include_reasoning,
             left_out=self._left_out.notes,
+            pictures=self._left_out.pictures,
         )
 
     def whole(self, turn: TurnOutput) -> ChatCompletion:

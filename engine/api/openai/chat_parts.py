@@ -1,13 +1,16 @@
-"""Replaces or refuses content parts that are not text, before the chat is rendered."""
+"""Marks pictures, and replaces or refuses other parts that are not text, before a chat is rendered."""
 
 from __future__ import annotations
 
 from engine.api.chat_messages import TEXT_PARTS, Message
 from engine.api.left_out import LeftOut, refuse_part
 
+_SHOWING_ROLES = ("user", "tool", "function")
+
 
 def texts_only(messages: list[Message], left_out: LeftOut) -> list[Message]:
-    """The messages with a line of text in place of each part of another kind.
+    """The messages with a mark in place of each picture that the model is shown, and a line of text in place
+    of each part of another kind. Pictures are shown where users and tools have them.
 
     RequestError for such a part in the user's last message, unless it follows tool results: agents
     put what a tool has returned into a message of its own.
@@ -28,17 +31,20 @@ def _ends_with_own(messages: list[Message]) -> bool:
 
 
 def _with_texts(message: Message, where: str, left_out: LeftOut, *, is_new: bool) -> Message:
+    shows = message.get("role") in _SHOWING_ROLES
     content = [
-        _text(part, f"{where}[{index}]", left_out, is_new=is_new)
+        _text(part, f"{where}[{index}]", left_out, is_new=is_new, shows=shows)
         for index, part in enumerate(message["content"])
     ]
     return {**message, "content": content}
 
 
-def _text(part: object, where: str, left_out: LeftOut, *, is_new: bool) -> object:
+def _text(part: object, where: str, left_out: LeftOut, *, is_new: bool, shows: bool) -> object:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or not isinstance(kind, str) or kind in TEXT_PARTS:
         return part  # malformed parts are reported later
+    if shows and (mark := left_out.picture(part, where, is_new=is_new)) is not None:
+        return {"type": "text", "text": mark}
     if is_new:
-        raise refuse_part(kind, where)
+        raise refuse_part(kind, where, left_out)
     return {"type": "text", "text": left_out.part(part, where)}

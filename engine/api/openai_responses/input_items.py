@@ -131,22 +131,27 @@ class MessageList:
             case _:
                 self._leave_out(item, kind, where)
 
-    def _text(self, content: object, where: str, *, is_new: bool = False) -> str:
+    def _text(self, content: object, where: str, *, is_new: bool = False, shows: bool = True) -> str:
+        """``shows``: pictures are shown, as where users and tools have them."""
         if isinstance(content, str):
             return content
         if not isinstance(content, list):
             raise RequestError(f"{where} must be a string or a list of text parts.", where)
         parts = enumerate(content)
-        return "\n".join(self._text_of_part(part, f"{where}[{i}]", is_new=is_new) for i, part in parts)
+        return "\n".join(
+            self._text_of_part(part, f"{where}[{i}]", is_new=is_new, shows=shows) for i, part in parts
+        )
 
-    def _text_of_part(self, part: object, where: str, *, is_new: bool) -> str:
+    def _text_of_part(self, part: object, where: str, *, is_new: bool, shows: bool) -> str:
         kind = part.get("type") if isinstance(part, dict) else None
         if not isinstance(part, dict) or not isinstance(kind, str):
             raise RequestError(f"{where} must be an object with a type.", f"{where}.type")
         if kind in _TEXT_PARTS:
             return _string(part, _TEXT_PARTS[kind], where)
+        if shows and (mark := self._left_out.picture(part, where, is_new=is_new)) is not None:
+            return mark
         if is_new:
-            error = refuse_part(kind, where)
+            error = refuse_part(kind, where, self._left_out)
             error.field = f"{where}.type"
             raise error
         return self._left_out.part(part, where)
@@ -156,7 +161,8 @@ class MessageList:
         if role not in _ROLES:
             raise RequestError(f"{where}.role must be one of {', '.join(_ROLES)}.", f"{where}.role")
         is_new = is_new and role == "user"
-        text = self._text(item.get("content"), f"{where}.content", is_new=is_new)
+        content, place = item.get("content"), f"{where}.content"
+        text = self._text(content, place, is_new=is_new, shows=role == "user")
         if role != "assistant":
             self._tell(role, text)
             return

@@ -16,7 +16,6 @@ from engine.api.conversation import Conversation
 from engine.api.conversation_turn import ConversationTurn, TurnOutput
 from engine.api.errors import CONTEXT_LENGTH_EXCEEDED, explain
 from engine.api.http.streams import begun
-from engine.api.left_out import LeftOut
 from engine.api.openai.bodies import ChatTokenLogprob
 from engine.api.openai.logprobs import chat_logprobs
 from engine.api.openai_responses.conversation_lock import ConversationLock
@@ -130,7 +129,7 @@ class ResponseTurn:
     def _read(self, headers: Mapping[str, str], response_id: str) -> Conversation:
         """The request, independent of the API."""
         body, previous = self._body, self._history.previous
-        left_out = LeftOut()
+        left_out = self._model.left_out()
         messages = self._history.messages(body.instructions, left_out)
         if not messages.messages:
             raise RequestError(
@@ -155,6 +154,7 @@ class ResponseTurn:
             chat_template_kwargs=body.template_kwargs(),
             thinking_budget=body.thinking_budget(),
             left_out=[*left_out.notes, *self._tools.warnings],
+            pictures=left_out.pictures,
         )
 
     def _blank(self, response_id: str) -> Response:

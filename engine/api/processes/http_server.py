@@ -95,7 +95,10 @@ class HttpServer:
     def run(self) -> int:
         """Serves until stopped; the exit code is 1 if the core died."""
         with asyncio.Runner(loop_factory=event_loop) as runner:
-            return runner.run(self._run())
+            try:
+                return runner.run(self._run())
+            finally:
+                self._model.close()
 
     async def _run(self) -> int:
         allow_open_files(self._config.limits.max_connections)

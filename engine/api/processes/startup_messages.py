@@ -8,6 +8,7 @@ import sys
 from engine.api.config import ServerConfig
 from engine.api.processes.listener import address_of
 from engine.kv_cache_groups import num_blocks_held
+from engine.media.reader import can_decode
 from engine.messages import EngineReady
 
 JOB_TOKENS = 32 * 1024
@@ -18,6 +19,11 @@ def say_ready(config: ServerConfig, sock: socket.socket, core: EngineReady) -> N
     address = address_of(config, sock)
     lines = [_pool(core), *([f"Dashboard: {address}/dashboard"] if config.dashboard else [])]
     print("\n".join([*lines, f"Serving {config.served_model_names[0]} at {address}"]), flush=True)
+    if core.pictures is not None and not can_decode():
+        _complain(
+            "Warning: pictures are left out of prompts until Pillow is installed: pip install "
+            "'continuum-engine[pictures]'."
+        )
     if config.is_open_to_all:
         _complain(
             "Warning: listening on all interfaces without an API key: anyone who can reach this machine "

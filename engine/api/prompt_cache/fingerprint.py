@@ -7,7 +7,7 @@ up to every ``STRIDE``-th.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import takewhile
 from typing import Any, Literal, get_args
@@ -57,6 +57,8 @@ class Fingerprint(msgspec.Struct, array_like=True, frozen=True):
 def fingerprint(conversation: Conversation, model_name: str, token_ids: Sequence[int]) -> Fingerprint:
     """The fingerprint of a conversation that was rendered as ``token_ids``."""
     system = [message for message in conversation.messages if message.get("role") in ("system", "developer")]
+    pictures = conversation.pictures
+    read = _as_it_is if pictures is None else pictures.by_content
     adapter = conversation.context.adapter
     adapter_key = None if adapter is None else adapter.key
     return Fingerprint(
@@ -67,7 +69,7 @@ def fingerprint(conversation: Conversation, model_name: str, token_ids: Sequence
             "system": _hash(system),
             "reasoning": _hash(conversation.chat_template_kwargs),
         },
-        messages=[_hash(message) for message in conversation.messages],
+        messages=[_hash(message, read) for message in conversation.messages],
         marks=list(_marks(token_ids)),
     )
 
@@ -79,10 +81,14 @@ def _marks(token_ids: Sequence[int]) -> Iterator[bytes]:
         yield so_far.digest()
 
 
-def _hash(value: Any) -> bytes:
-    """Of a client's JSON, whatever it holds."""
+def _as_it_is(data: bytes) -> bytes:
+    return data
+
+
+def _hash(value: Any, read: Callable[[bytes], bytes] = _as_it_is) -> bytes:
+    """Of a client's JSON, whatever it holds, after ``read``."""
     try:
         data = msgspec.json.encode(value, order="deterministic")
     except (TypeError, ValueError, OverflowError):
         data = repr(value).encode(errors="replace")
-    return blake2b(data, digest_size=HASH_BYTES).digest()
+    return blake2b(read(data), digest_size=HASH_BYTES).digest()

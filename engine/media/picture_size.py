@@ -16,6 +16,7 @@ def media_type_of(head: bytes) -> str | None:
     signs = {
         b"\x89PNG\r\n\x1a\n": "image/png",
         b"GIF8": "image/gif",
+        b"BM": "image/bmp",
         b"\xff\xd8\xff": "image/jpeg",
         b"%PDF-": "application/pdf",
         b"ID3": "audio/mpeg",
@@ -36,6 +37,8 @@ def picture_size(head: bytes) -> tuple[int, int] | None:
             return _size_of_webp(head)
         case "image/jpeg":
             return _size_of_jpeg(head)
+        case "image/bmp" if len(head) >= 26:
+            return _size_of_bmp(head)
     return None
 
 
@@ -49,6 +52,14 @@ def _size_of_webp(head: bytes) -> tuple[int, int] | None:
         case b"VP8X":
             return _little(head[24:27]) + 1, _little(head[27:30]) + 1
     return None
+
+
+def _size_of_bmp(head: bytes) -> tuple[int, int]:
+    """The height is negative where the first row is the topmost."""
+    if _little(head[14:18]) == 12:
+        return _little(head[18:20]), _little(head[20:22])
+    height = int.from_bytes(head[22:26], "little", signed=True)
+    return _little(head[18:22]), abs(height)
 
 
 def _size_of_jpeg(head: bytes) -> tuple[int, int] | None:

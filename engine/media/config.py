@@ -1,0 +1,80 @@
+"""Where pictures may come from, how many there may be, and how much memory their pixels may take."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engine.errors import ConfigError
+from engine.json_options import read_fields
+
+_HOST = re.compile(r"[A-Za-z0-9.:_-]+")
+_PIXEL_LIMITS = ("min_pixels", "max_pixels")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaConfig:
+    """Pictures in one API server process."""
+
+    allowed_media_domains: tuple[str, ...] = ()
+    """Hosts of http and https URLs that pictures are fetched from, each in full; none by default. An address
+    of a private network is reached only if it is named itself."""
+    mm_processor_cache_gb: float = 4.0
+    """Memory for pixels of pictures that no request holds any more, in GiB."""
+
+    def __post_init__(self) -> None:
+        for host in self.allowed_media_domains:
+            if not _HOST.fullmatch(host):
+                raise ConfigError(f"allowed_media_domains must be host names without scheme, got {host!r}.")
+        if not 0 <= self.mm_processor_cache_gb < 2**20:
+            raise ConfigError(
+                f"mm_processor_cache_gb must not be negative, got {self.mm_processor_cache_gb:g}."
+            )
+
+    @property
+    def max_idle_bytes(self) -> int:
+        """The most bytes of pixels that are kept for later."""
+        return int(self.mm_processor_cache_gb * 2**30)
+
+
+def picture_limits(
+    limit_mm_per_prompt: str | Mapping[str, Any] | None,
+    mm_processor_kwargs: str | Mapping[str, Any] | None,
+    language_model_only: bool = False,
+) -> dict[str, int]:
+    """The fields of ``ModelConfig`` that V1's options set. ConfigError for what has no meaning here."""
+    limits: dict[str, int] = {}
+    per_prompt = _fields("limit_mm_per_prompt", limit_mm_per_prompt, '{"image": 8}')
+    if unknown := sorted(per_prompt.keys() - {"image", "video", "audio"}):
+        raise ConfigError(f"limit_mm_per_prompt must not set {unknown[0]!r}; it knows image.")
+    for kind, count in per_prompt.items():
+        if not _is_count(count):
+            raise ConfigError(f"limit_mm_per_prompt: {kind} must be a number from 0, got {count!r}.")
+        if kind != "image" and count:
+            raise ConfigError(f"limit_mm_per_prompt: {kind} must be 0: this server takes pictures only.")
+    if "image" in per_prompt:
+        limits["max_pictures"] = per_prompt["image"]
+    kwargs = _fields("mm_processor_kwargs", mm_processor_kwargs, '{"max_pixels": 1003520}')
+    for name, value in kwargs.items():
+        if name not in _PIXEL_LIMITS:
+            raise ConfigError(
+                f"mm_processor_kwargs must not set {name!r}; it takes {' and '.join(_PIXEL_LIMITS)}."
+            )
+        if not _is_count(value) or not value:
+            raise ConfigError(f"mm_processor_kwargs: {name} must be a number from 1, got {value!r}.")
+        limits[name] = value
+    if limits.get("min_pixels", 0) > limits.get("max_pixels", 2**63):
+        raise ConfigError("mm_processor_kwargs: min_pixels must not exceed max_pixels.")
+    if language_model_only:
+        limits["max_pictures"] = 0
+    return limits
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _fields(option: str, given: str | Mapping[str, Any] | None, example: str) -> dict[str, Any]:
+    return {} if given is None else read_fields(option, given, example)

@@ -1,0 +1,120 @@
+"""Decodes pictures in a process of its own, which starts with the first picture and again after one that
+ended it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from threading import Lock
+
+import msgspec
+
+from engine.media.decoder_process import (
+    MEMORY_LIMIT_BYTES,
+    TIME_LIMIT_S,
+    Decoded,
+    DecodeOrder,
+    read_message,
+    write_message,
+)
+from engine.media.limits import PictureFault, PixelsFailure
+from engine.media.picture import PictureModel
+from engine.process.spawn import spawn_command
+
+_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG")
+"""All that the process is told of the server's environment, which may hold secrets."""
+
+
+class PictureDecoder:
+    """Thread safe; one picture at a time."""
+
+    def __init__(self, model: PictureModel) -> None:
+        self._model = model
+        self._lock = Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the process; None before the first picture, and after one that ended it."""
+        return None if self._process is None else self._process.pid
+
+    def decode(self, data: bytes, path: str) -> tuple[int, int]:
+        """Writes the pixels of a picture's file to a new file at ``path``; returns their height and width.
+
+        PictureFault if it cannot be decoded within the limits, PixelsFailure if it cannot be written.
+        """
+        with self._lock:
+            process = self._process or self._start()
+            answer = _ask(process, DecodeOrder(data, self._model, path))
+            if answer is None:
+                self._process = None
+                with suppress(OSError):
+                    os.unlink(path)
+                raise self._why_it_ended(process)
+        if answer.failure is not None:
+            raise PixelsFailure(f"The pixels of a picture cannot be written: {answer.failure}.")
+        if answer.fault is not None:
+            raise PictureFault(answer.fault)
+        return answer.height, answer.width
+
+    def _why_it_ended(self, process: subprocess.Popen[bytes]) -> Exception:
+        if self._closed:
+            return PixelsFailure("The server is shutting down.")
+        code = _reap(process)
+        if code == -signal.SIGPROF:
+            return PictureFault(f"takes more than {TIME_LIMIT_S:g} s to decode, the limit")
+        if code > 0:
+            return PixelsFailure(f"The process that decodes pictures ended with exit code {code}.")
+        memory = f"{MEMORY_LIMIT_BYTES // 2**20} MiB"
+        return PictureFault(f"cannot be decoded: it ended its decoder, which may take {memory}")
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        if self._closed:
+            raise PixelsFailure("The server is shutting down.")
+        process = subprocess.Popen(
+            spawn_command("engine.media.decoder_process"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+        )
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):
+            process.stdin.write(pickle.dumps(sys.path))
+            process.stdin.flush()
+        self._process = process
+        return process
+
+    def close(self) -> None:
+        """Ends the process. Repeatable."""
+        self._closed = True
+        process = self._process
+        if process is not None:
+            process.kill()
+            _reap(process)
+
+
+def _reap(process: subprocess.Popen[bytes]) -> int:
+    """Waits for the end of the process; returns its exit code."""
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with suppress(OSError):
+                stream.close()
+    return process.wait()
+
+
+def _ask(process: subprocess.Popen[bytes], order: DecodeOrder) -> Decoded | None:
+    """The answer; None if the picture ended the process."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        write_message(process.stdin, order)
+        answer = read_message(process.stdout)
+    except (OSError, ValueError):  # its end of a pipe, or ours, is closed
+        return None
+    return None if answer is None else msgspec.msgpack.decode(answer, type=Decoded)

@@ -1,0 +1,90 @@
+"""From the bytes of a picture's file to pixels, as transformers' processors make them. The only module that
+knows Pillow; for files of clients it runs in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from contextlib import suppress
+from io import BytesIO
+
+from PIL import Image, WebPImagePlugin  # noqa: F401  # loaded before memory is limited
+
+from engine.media.limits import MAX_PIXELS, PictureFault, too_many_pixels
+from engine.media.picture import PictureModel
+from engine.media.resizing import fitted_size
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+"""Other decoders are not run, whatever the first bytes are like."""
+
+_ORIENTATION = 0x0112
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What makes a picture upright whose EXIF orientation is this."""
+
+Image.MAX_IMAGE_PIXELS = MAX_PIXELS
+Image.preinit()
+
+
+def decode(data: bytes, model: PictureModel, path: str) -> tuple[int, int]:
+    """Writes the pixels of a file in the size in which the model reads them; returns height and width.
+
+    PictureFault if it is no picture or too large. An OSError is of the file at ``path``.
+    """
+    try:
+        with warnings.catch_warnings(), Image.open(BytesIO(data), formats=FORMATS) as picture:
+            warnings.simplefilter("ignore")
+            width, height = picture.size
+            if width * height > MAX_PIXELS:
+                raise too_many_pixels(width, height)
+            rgb = in_rgb(_upright(picture))
+            fitted = fitted_size(rgb.height, rgb.width, model)
+    except PictureFault:
+        raise
+    except Image.DecompressionBombError as error:
+        raise PictureFault(f"has more than {MAX_PIXELS} pixels, the limit") from error
+    except MemoryError as error:
+        raise PictureFault("needs more memory to decode than a picture may") from error
+    except Exception as error:  # decoders raise many types
+        raise PictureFault("is broken: it cannot be decoded") from error
+    write_pixels(rgb, fitted, path)
+    return fitted
+
+
+def _upright(picture: Image.Image) -> Image.Image:
+    """Turned as its EXIF orientation says, as transformers loads pictures from files."""
+    try:
+        turn = _TURNS.get(picture.getexif().get(_ORIENTATION, 1))
+    except Exception:  # what is wrong in the metadata does not concern the pixels
+        turn = None
+    return picture if turn is None else picture.transpose(turn)
+
+
+def in_rgb(picture: Image.Image) -> Image.Image:
+    """The picture in RGB; what is transparent shows white, as in transformers."""
+    if "A" not in picture.getbands() and picture.info.get("transparency") is None:
+        return picture.convert("RGB")
+    picture = picture.convert("RGBA")
+    white = Image.new("RGBA", picture.size, (255, 255, 255, 255))
+    return Image.alpha_composite(white, picture).convert("RGB")
+
+
+def write_pixels(rgb: Image.Image, fitted: tuple[int, int], path: str) -> None:
+    """Writes [height, width, 3] bytes to a new file; none is left if that fails."""
+    height, width = fitted
+    pixels = rgb.resize((width, height), resample=Image.Resampling.BICUBIC).tobytes()
+    file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(file, "wb") as out:
+            out.write(pixels)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(path)
+        raise

@@ -1,0 +1,118 @@
+"""Fetches pictures from the hosts that the operator has named, and from no others: not by a redirect, nor by
+a name that leads into a private network."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+
+import httpx
+
+from engine.media.limits import MAX_FILE_BYTES, PictureFault, too_many_bytes
+
+TIME_LIMIT_S = 10.0
+"""The most seconds for one picture, redirects included."""
+MAX_REDIRECTS = 5
+
+Address = IPv4Address | IPv6Address
+_TRANSLATED = ip_network("64:ff9b::/96")
+"""Addresses that a gateway (NAT64) leads to any other, private ones too."""
+
+
+class PictureDownloads:
+    """Each request has a connection of its own, since each resolves its host anew."""
+
+    def __init__(self, allowed_hosts: Sequence[str]) -> None:
+        self._allowed = frozenset(_plain(host) for host in allowed_hosts)
+
+    def check(self, url: str) -> httpx.URL:
+        """The URL, if it may be fetched; else PictureFault."""
+        try:
+            found = httpx.URL(url)
+        except (httpx.InvalidURL, UnicodeError, ValueError) as error:
+            raise PictureFault("has no valid URL") from error
+        if found.scheme not in ("http", "https"):
+            raise PictureFault("must be a data: URL, or one of http or https")
+        if _plain(found.host) not in self._allowed:
+            raise PictureFault(
+                f"is at host {found.host[:100]!r}, which --allowed-media-domains does not name; send the "
+                "picture itself, as a data: URL"
+            )
+        if found.userinfo:
+            raise PictureFault("must not have a user in its URL")
+        return found
+
+    async def fetch(self, url: str) -> bytes:
+        """The file at a URL; PictureFault if it cannot or may not be fetched."""
+        try:
+            async with asyncio.timeout(TIME_LIMIT_S):
+                return await self._follow(self.check(url))
+        except TimeoutError as error:
+            raise PictureFault(f"could not be fetched within {TIME_LIMIT_S:g} s") from error
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ssl.SSLError) as error:
+            raise PictureFault(f"could not be fetched: {type(error).__name__}") from error
+
+    async def _follow(self, url: httpx.URL) -> bytes:
+        for _ in range(MAX_REDIRECTS + 1):
+            found = await self._get(url)
+            if isinstance(found, bytes):
+                return found
+            url = self.check(str(url.join(found)))
+        raise PictureFault(f"could not be fetched: more than {MAX_REDIRECTS} redirects")
+
+    async def _get(self, url: httpx.URL) -> bytes | str:
+        """The file, or where it has gone."""
+        address = await self._address(url)
+        headers = {"Host": url.netloc.decode("ascii"), "Accept": "image/*", "Accept-Encoding": "identity"}
+        # Connects to the address that was checked; the certificate is still that of the name.
+        direct = url.copy_with(host=str(address))
+        names = {"sni_hostname": url.host}
+        async with (
+            httpx.AsyncClient(follow_redirects=False, trust_env=False, timeout=TIME_LIMIT_S) as client,
+            client.stream("GET", direct, headers=headers, extensions=names) as answer,
+        ):
+            if answer.is_redirect:
+                return answer.headers["location"]
+            if answer.status_code != 200:
+                raise PictureFault(f"could not be fetched: its host answers {answer.status_code}")
+            return await _body(answer)
+
+    async def _address(self, url: httpx.URL) -> Address:
+        """An address of the host; PictureFault if any is private and not named by the operator itself."""
+        loop = asyncio.get_running_loop()
+        port = url.port or (443 if url.scheme == "https" else 80)
+        found = await loop.getaddrinfo(url.host, port, type=socket.SOCK_STREAM)
+        addresses = [ip_address(str(each[4][0]).partition("%")[0]) for each in found]
+        for address in addresses:
+            if not self._may_reach(address, url.host):
+                raise PictureFault(
+                    f"is at host {url.host[:100]!r} with a private address, which --allowed-media-domains "
+                    "must name itself"
+                )
+        return addresses[0]
+
+    def _may_reach(self, address: Address, host: str) -> bool:
+        if str(address) in self._allowed or (host == "localhost" and address.is_loopback):
+            return True
+        inner = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+        reached = inner or address
+        return reached.is_global and not reached.is_multicast and reached not in _TRANSLATED
+
+
+async def _body(answer: httpx.Response) -> bytes:
+    told = answer.headers.get("content-length", "")
+    if told.isdecimal() and len(told) < 16 and int(told) > MAX_FILE_BYTES:
+        raise too_many_bytes(int(told))
+    data = bytearray()
+    async for some in answer.aiter_raw():
+        data += some
+        if len(data) > MAX_FILE_BYTES:
+            raise too_many_bytes(len(data))
+    return bytes(data)
+
+
+def _plain(host: str) -> str:
+    return host.strip("[]").rstrip(".").lower()

@@ -1,0 +1,128 @@
+"""What stands for pictures in prompts: a part or a text for the chat template, then as many tokens as the
+model's encoder makes embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from engine.errors import RequestError
+from engine.media.picture import PictureModel
+from engine.media.resizing import num_tokens
+from engine.media.store import StoredPicture
+from engine.messages import MediaSpan
+from engine.tokenization.parted_text import PartedText
+from engine.tokenization.picture_parts import with_picture_texts
+from engine.tokenization.tokenizer import Tokenizer
+
+Message = dict[str, Any]
+
+_AROUND = ("<|vision_start|>", "<|vision_end|>")
+_OTHER_MEDIA = ("<|video_pad|>",)
+_ZERO_WIDTH = "\u200b"
+
+
+class Placeholders:
+    """The placeholders of one model."""
+
+    def __init__(self, tokenizer: Tokenizer, model: PictureModel) -> None:
+        self._model = model
+        self._token = tokenizer.token_text(model.token_id)
+        added = tokenizer.added_tokens
+        before, after = _AROUND if all(each in added for each in _AROUND) else ("", "")
+        self.text = f"{before}{self._token}{after}"
+        """A picture in the prompt of a template that takes texts only."""
+        self._blinded = [
+            (each, f"{each[:2]}{_ZERO_WIDTH}{each[2:]}")
+            for each in (self._token, *(each for each in _OTHER_MEDIA if each in added))
+        ]
+
+    def blind(self, value: Any) -> Any:
+        """The same JSON value, in whose texts no placeholder reads as one: each gets a character without
+        width. Without placeholders it is the value itself."""
+        if isinstance(value, PartedText):
+            parts = [self._blind_text(part) for part in value.parts]
+            return value if parts == value.parts else PartedText.of(parts)
+        if isinstance(value, str):
+            return self._blind_text(value)
+        if isinstance(value, Mapping):
+            items = {key: self.blind(item) for key, item in value.items()}
+            same = all(items[key] is item for key, item in value.items())
+            return value if same else items
+        if isinstance(value, list | tuple):
+            blinded = [self.blind(item) for item in value]
+            same = all(new is old for new, old in zip(blinded, value, strict=True))
+            return value if same else blinded
+        return value
+
+    def _blind_text(self, text: str) -> str:
+        for each, harmless in self._blinded:
+            if each in text:
+                text = text.replace(each, harmless)
+        return text
+
+    def rendered(
+        self,
+        messages: list[Message],
+        num_pictures: int,
+        render: Callable[[list[Message]], str],
+        *,
+        in_parts: bool,
+    ) -> str:
+        """The text of a conversation with a ``PICTURE_PART`` for each picture. A template that takes no
+        parts, or drops some pictures, of tools' messages for instance, is given all as text. RequestError
+        if it drops that, too."""
+        text = self._in_parts(messages, num_pictures, render) if in_parts or not num_pictures else None
+        if text is None:
+            text = render([with_picture_texts(message, self.text) for message in messages])
+        if (found := text.count(self._token)) != num_pictures:
+            raise RequestError(
+                f"The chat template shows {found} of the {num_pictures} pictures in the conversation.",
+                "messages",
+            )
+        return text
+
+    def _in_parts(
+        self, messages: list[Message], num_pictures: int, render: Callable[[list[Message]], str]
+    ) -> str | None:
+        """None if the template refuses parts of pictures, or drops some."""
+        try:
+            text = render(messages)
+        except RequestError:
+            if not num_pictures:
+                raise
+            return None
+        return text if not num_pictures or text.count(self._token) == num_pictures else None
+
+    def num_tokens(self, picture: StoredPicture) -> int:
+        """Tokens of a picture in a prompt."""
+        return num_tokens(picture.height, picture.width, self._model)
+
+    def num_more(self, pictures: Sequence[StoredPicture]) -> int:
+        """How many tokens a prompt grows by when its placeholders are repeated."""
+        return sum(self.num_tokens(picture) - 1 for picture in pictures)
+
+    def expanded(
+        self, token_ids: list[int], pictures: Sequence[StoredPicture]
+    ) -> tuple[list[int], tuple[MediaSpan, ...]]:
+        """The prompt with each placeholder as often as its picture has tokens, and where they are.
+
+        RequestError unless there is a placeholder for each picture.
+        """
+        token_id, found = self._model.token_id, token_ids.count(self._model.token_id)
+        if found != len(pictures):
+            raise RequestError(
+                f"The prompt has {found} placeholders {self._token} for {len(pictures)} pictures.", "prompt"
+            )
+        prompt: list[int] = []
+        spans: list[MediaSpan] = []
+        start = 0
+        for picture in pictures:
+            end = token_ids.index(token_id, start)
+            prompt += token_ids[start:end]
+            length = self.num_tokens(picture)
+            spans.append(MediaSpan(picture.content_hash, len(prompt), length, picture.pixels))
+            prompt += [token_id] * length
+            start = end + 1
+        prompt += token_ids[start:]
+        return prompt, tuple(spans)

@@ -1,0 +1,36 @@
+"""The size in which a model reads a picture: Qwen's rule, which transformers calls ``smart_resize``."""
+
+from __future__ import annotations
+
+import math
+
+from engine.media.limits import PictureFault
+from engine.media.picture import PictureModel
+
+MAX_ASPECT_RATIO = 200
+"""A picture that is longer than this many times its other side is refused, as Qwen's processors do."""
+
+
+def fitted_size(height: int, width: int, model: PictureModel) -> tuple[int, int]:
+    """Height and width, both multiples of a token's side, of about the same shape, in the model's limits.
+    PictureFault for a picture that is too long and narrow."""
+    if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
+        raise PictureFault(f"is {width}x{height}: one side is more than {MAX_ASPECT_RATIO} times the other")
+    side, sides = model.factor, (height, width)
+    fitted = [round(each / side) * side for each in sides]
+    if math.prod(fitted) > model.max_pixels:
+        shrinks = math.sqrt((height * width) / model.max_pixels)
+        fitted = [max(side, math.floor(each / shrinks / side) * side) for each in sides]
+    elif math.prod(fitted) < model.min_pixels:
+        grows = math.sqrt(model.min_pixels / (height * width))
+        fitted = [math.ceil(each * grows / side) * side for each in sides]
+    if num_tokens(fitted[0], fitted[1], model) > model.max_tokens:
+        raise PictureFault(
+            f"is {width}x{height}: too narrow to fit into the model's {model.max_pixels} pixels"
+        )
+    return fitted[0], fitted[1]
+
+
+def num_tokens(height: int, width: int, model: PictureModel) -> int:
+    """Tokens of a picture of a fitted size."""
+    return (height // model.factor) * (width // model.factor)

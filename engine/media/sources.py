@@ -1,0 +1,121 @@
+"""Finds the picture in a content part of any API: OpenAI's chat and Responses, Anthropic's, MCP's.
+
+Nothing is fetched or decoded here.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode
+from binascii import Error as Base64Error
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engine.media.limits import MAX_FILE_BYTES, MAX_PIXELS, PictureFault, too_many_bytes, too_many_pixels
+from engine.media.picture_size import HEAD_BYTES, media_type_of, picture_size
+
+MEDIA_TYPES = frozenset(("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"))
+"""The first picture is read of a file that holds several."""
+
+PICTURE_PARTS = frozenset(("image_url", "input_image", "image", "computer_screenshot"))
+_STEP_CHARS = 2**20
+"""Characters of base64 that are decoded at a time: about a millisecond, in which no other thread runs."""
+_WHITE_SPACE = re.compile(r"\s")
+
+Part = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class InlinePicture:
+    """A picture in the request itself, as base64."""
+
+    base64: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePicture:
+    """A picture at an http or https URL."""
+
+    url: str
+
+
+PictureSource = InlinePicture | RemotePicture
+
+
+def is_picture(part: Part) -> bool:
+    """Whether a content part is a picture, readable or not."""
+    return part.get("type") in PICTURE_PARTS or _blob_of_resource(part) is not None
+
+
+def picture_source(part: Part) -> PictureSource:
+    """Where the part's picture is; PictureFault if it names none that this server could read."""
+    blob = _blob_of_resource(part)
+    if blob is not None:
+        return InlinePicture(blob)
+    source = part.get("source")
+    for record in (part, source if isinstance(source, Mapping) else {}):
+        data = record.get("data")
+        if isinstance(data, str) and data:
+            return _of_data_url(data) if data.startswith("data:") else InlinePicture(data)
+    url = _url_of(part)
+    if url is None:
+        raise PictureFault("holds neither a URL nor data of a picture; files by id are not kept here")
+    if url.startswith("data:"):
+        return _of_data_url(url)
+    if url[:8].lower().startswith(("http://", "https://")):
+        return RemotePicture(url)
+    raise PictureFault("must be a data: URL, or one of http or https")
+
+
+def _blob_of_resource(part: Part) -> str | None:
+    """The data of an MCP resource that is a picture."""
+    resource = part.get("resource")
+    if not isinstance(resource, Mapping):
+        return None
+    blob, kind = resource.get("blob"), resource.get("mimeType")
+    return blob if isinstance(blob, str) and isinstance(kind, str) and kind.startswith("image/") else None
+
+
+def _url_of(part: Part) -> str | None:
+    """The first URL in the fields of the APIs, in the part or in the object of such a field."""
+    source = part.get("source")
+    for value in (part.get("image_url"), source, part.get("url")):
+        url = value.get("url") if isinstance(value, Mapping) else value
+        if isinstance(url, str) and url:
+            return url
+    return None
+
+
+def _of_data_url(url: str) -> InlinePicture:
+    head, comma, data = url.partition(",")
+    if not comma or not head.endswith(";base64"):
+        raise PictureFault("must be a data: URL in base64, such as data:image/png;base64,...")
+    return InlinePicture(data)
+
+
+def read_inline(source: InlinePicture) -> bytes:
+    """The file of a picture in a request. PictureFault if it is none, or too large to decode."""
+    if len(source.base64) // 4 * 3 > MAX_FILE_BYTES + 3:
+        raise too_many_bytes(len(source.base64) // 4 * 3)
+    text = _WHITE_SPACE.sub("", source.base64)
+    text += "=" * (-len(text) % 4)
+    steps = range(0, len(text), _STEP_CHARS)
+    try:
+        data = b"".join(b64decode(text[start : start + _STEP_CHARS], validate=True) for start in steps)
+    except (Base64Error, ValueError) as error:
+        raise PictureFault("is not valid base64") from error
+    check_file(data)
+    return data
+
+
+def check_file(data: bytes) -> None:
+    """Checks what shows without decoding. PictureFault if it is no picture, or too large."""
+    if len(data) > MAX_FILE_BYTES:
+        raise too_many_bytes(len(data))
+    head = data[:HEAD_BYTES]
+    if media_type_of(head) not in MEDIA_TYPES:
+        raise PictureFault("is not a picture in PNG, JPEG, WebP, GIF or BMP")
+    size = picture_size(head)
+    if size is not None and size[0] * size[1] > MAX_PIXELS:
+        raise too_many_pixels(*size)

@@ -1,0 +1,336 @@
+"""Pictures in the size in which the model reads them, kept by what their files hold: the next turn of a job
+has the same ones again, and a new one.
+
+One store serves an API server process. Pixels are in files in memory, which the core reads. Those that a
+request holds stay; of the others the least recently used are removed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
+from threading import Lock
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from engine.media.decoder import PictureDecoder
+from engine.media.limits import PictureFault, PixelsFailure
+from engine.media.picture import PictureModel, Pixels
+from engine.process.private_folder import make_private_folder, remove_private_folder
+
+MAX_KNOWN = 16384
+"""The most pictures whose size, or whose fault, is remembered."""
+MIN_HELD_BYTES = 4 * 2**30
+"""Requests may hold as many bytes of pixels as are kept for later, or these if that is less."""
+
+_SHARED_MEMORY = "/dev/shm"
+_PREFIX = "continuum-pictures-"
+
+
+@dataclass(slots=True, eq=False)
+class StoredPicture:
+    """A picture in the size in which the model reads it."""
+
+    content_hash: str
+    height: int
+    width: int
+    path: str | None
+    """The file of its pixels; None where only the size was asked for."""
+    num_holders: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return self.height * self.width * 3
+
+    @property
+    def pixels(self) -> Pixels | None:
+        return None if self.path is None else Pixels(self.path, self.height, self.width)
+
+
+class PictureLease:
+    """The pictures that one request holds, until it is released."""
+
+    def __init__(self, store: PictureStore) -> None:
+        self._store = store
+        self.pictures: list[StoredPicture] = []
+        self.is_released = False
+
+    def release(self) -> None:
+        """The request has ended. Repeatable; what is still being decoded for it is not held either."""
+        self._store.release(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A picture that is being decoded, and who waits for it."""
+
+    future: Future[StoredPicture] = field(default_factory=Future)
+    leases: list[PictureLease | None] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatistics:
+    """What the store holds, and how much it had to decode."""
+
+    num_decoded: int
+    num_held: int
+    num_idle: int
+    held_bytes: int
+    idle_bytes: int
+
+
+class PictureStore:
+    """Thread safe. Nothing is started or created before the first picture."""
+
+    def __init__(self, model: PictureModel, max_idle_bytes: int, max_held_bytes: int | None = None) -> None:
+        self._model = model
+        self._max_idle_bytes = max_idle_bytes
+        self._max_held_bytes = max_held_bytes or max(max_idle_bytes, MIN_HELD_BYTES)
+        self._decoder = PictureDecoder(model)
+        self._thread = ThreadPoolExecutor(1, "picture-decoder")  # the process takes one after another
+        self._lock = Lock()
+        self._folder: str | None = None
+        self._num_decoded = 0
+        self._held: dict[str, StoredPicture] = {}
+        self._idle: OrderedDict[str, StoredPicture] = OrderedDict()
+        self._held_bytes = self._idle_bytes = 0
+        self._pending: dict[str, _Pending] = {}
+        self._known: OrderedDict[str, tuple[int, int] | str] = OrderedDict()
+        """Sizes of pictures, and what is wrong with others, by their hashes."""
+
+    def hash_of(self, data: bytes, owner: str | None) -> str:
+        """The name of a file's content: with the owner, so that timing does not reveal what others have
+        sent, and with the limits of its size, which its pixels depend on."""
+        digest = sha256(data)
+        digest.update(msgspec.json.encode((self._model.min_pixels, self._model.max_pixels, owner)))
+        return digest.hexdigest()
+
+    def lease(self) -> PictureLease:
+        """A lease without pictures."""
+        return PictureLease(self)
+
+    def find(self, content_hash: str, lease: PictureLease | None) -> StoredPicture | None:
+        """A picture that was decoded before, held by the lease; None if it must be decoded. Without a lease
+        only its size is wanted. PictureFault if it cannot be decoded."""
+        with self._lock:
+            return self._find(content_hash, lease)
+
+    def _find(self, content_hash: str, lease: PictureLease | None) -> StoredPicture | None:
+        known = self._known.get(content_hash)
+        if known is not None:
+            self._known.move_to_end(content_hash)
+        if isinstance(known, str):
+            raise PictureFault(known)
+        if lease is None:
+            return None if known is None else StoredPicture(content_hash, *known, None)
+        picture = self._held.get(content_hash) or self._idle.get(content_hash)
+        if picture is not None:
+            self._hold(picture, lease)
+        return picture
+
+    def get(self, content_hash: str, data: bytes, lease: PictureLease | None) -> Future[StoredPicture]:
+        """The picture of a file, decoded unless it was before; each file is decoded once, however many wait.
+
+        In the future: PictureFault, or PixelsFailure. It is shared and cannot be cancelled.
+        """
+        with self._lock:
+            try:
+                if (picture := self._find(content_hash, lease)) is not None:
+                    return _done(picture)
+            except (PictureFault, PixelsFailure) as error:
+                return _failed(error)
+            pending = self._pending.get(content_hash)
+            if pending is None:
+                if self._held_bytes >= self._max_held_bytes:
+                    return _failed(self._no_room())
+                pending = self._pending[content_hash] = _Pending()
+                pending.future.set_running_or_notify_cancel()
+                self._submit(content_hash, lambda path: self._decoder.decode(data, path))
+            pending.leases.append(lease)
+            return pending.future
+
+    def put(
+        self, content_hash: str, write: Callable[[str], tuple[int, int]], lease: PictureLease
+    ) -> StoredPicture:
+        """The same for a picture that this process has decoded itself: ``write`` makes the file."""
+        found = self.find(content_hash, lease)
+        if found is not None:
+            return found
+        size = self._written(path := self._new_path(), write)
+        with self._lock:
+            return self._keep(content_hash, size, path, [lease])
+
+    def _submit(self, content_hash: str, write: Callable[[str], tuple[int, int]]) -> None:
+        try:
+            self._thread.submit(self._make, content_hash, write)
+        except RuntimeError:  # closed
+            self._end(content_hash, PixelsFailure("The server is shutting down."))
+
+    def _make(self, content_hash: str, write: Callable[[str], tuple[int, int]]) -> None:
+        try:
+            size = self._written(path := self._new_path(), write)
+        except BaseException as error:
+            with self._lock:
+                if isinstance(error, PictureFault):
+                    self._remember(content_hash, str(error))
+                self._end(content_hash, error)
+            return
+        with self._lock:
+            pending = self._pending.pop(content_hash)
+            try:
+                picture = self._keep(content_hash, size, path, pending.leases)
+            except PixelsFailure as error:
+                pending.future.set_exception(error)
+            else:
+                pending.future.set_result(picture)
+
+    def _end(self, content_hash: str, error: BaseException) -> None:
+        self._pending.pop(content_hash).future.set_exception(error)
+
+    def _written(self, path: str, write: Callable[[str], tuple[int, int]]) -> tuple[int, int]:
+        """Writes the file; if there is no room for it, once more without what is kept for later."""
+        try:
+            return write(path)
+        except (PixelsFailure, OSError):
+            if not self.clear():
+                raise
+            return write(path)
+
+    def _keep(
+        self, content_hash: str, size: tuple[int, int], path: str, leases: list[PictureLease | None]
+    ) -> StoredPicture:
+        self._num_decoded += 1
+        picture = StoredPicture(content_hash, *size, path)
+        self._remember(content_hash, size)
+        self._idle[content_hash] = picture
+        self._idle_bytes += picture.num_bytes
+        try:
+            for lease in leases:
+                if lease is not None:
+                    self._hold(picture, lease)
+        finally:
+            self._evict()
+        return picture
+
+    def _remember(self, content_hash: str, known: tuple[int, int] | str) -> None:
+        self._known[content_hash] = known
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+
+    def _hold(self, picture: StoredPicture, lease: PictureLease) -> None:
+        if lease.is_released:
+            return
+        if not picture.num_holders:
+            if self._held_bytes + picture.num_bytes > self._max_held_bytes:
+                raise self._no_room()
+            del self._idle[picture.content_hash]
+            self._idle_bytes -= picture.num_bytes
+            self._held[picture.content_hash] = picture
+            self._held_bytes += picture.num_bytes
+        picture.num_holders += 1
+        lease.pictures.append(picture)
+
+    def _no_room(self) -> PixelsFailure:
+        return PixelsFailure(
+            f"The pictures of running requests take {self._max_held_bytes / 2**30:.1f} GiB, the limit; "
+            "try again when some have ended."
+        )
+
+    def release(self, lease: PictureLease) -> None:
+        """Ends a lease; see there."""
+        with self._lock:
+            lease.is_released = True
+            for picture in lease.pictures:
+                picture.num_holders -= 1
+                if not picture.num_holders:
+                    del self._held[picture.content_hash]
+                    self._held_bytes -= picture.num_bytes
+                    self._idle[picture.content_hash] = picture
+                    self._idle_bytes += picture.num_bytes
+            lease.pictures.clear()
+            self._evict()
+
+    def clear(self) -> bool:
+        """Removes the pixels that no request holds; returns whether there were any."""
+        with self._lock:
+            found = bool(self._idle)
+            self._evict(0)
+            return found
+
+    def _evict(self, max_bytes: int | None = None) -> None:
+        limit = self._max_idle_bytes if max_bytes is None else max_bytes
+        while self._idle_bytes > limit:
+            _, picture = self._idle.popitem(last=False)
+            self._idle_bytes -= picture.num_bytes
+            if picture.path is not None:
+                with suppress(OSError):
+                    os.unlink(picture.path)
+
+    def _new_path(self) -> str:
+        with self._lock:
+            if self._folder is None:
+                self._folder = make_private_folder(_PREFIX, _place(self._max_held_bytes))
+                atexit.register(self.close)
+            return os.path.join(self._folder, os.urandom(8).hex())
+
+    def statistics(self) -> StoreStatistics:
+        """Counts of the moment."""
+        with self._lock:
+            return StoreStatistics(
+                num_decoded=self._num_decoded,
+                num_held=len(self._held),
+                num_idle=len(self._idle),
+                held_bytes=self._held_bytes,
+                idle_bytes=self._idle_bytes,
+            )
+
+    def close(self) -> None:
+        """Ends the process that decodes, and removes all pixels. Repeatable."""
+        self._decoder.close()
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        with self._lock:
+            folder, self._folder = self._folder, None
+            for content_hash in list(self._pending):
+                self._end(content_hash, PixelsFailure("The server is shutting down."))
+        if folder is not None:
+            remove_private_folder(folder)
+            atexit.unregister(self.close)
+
+
+def _place(num_bytes: int) -> str | None:
+    """The folder of files in memory; None where there is none with this much room: files go where temporary
+    ones are."""
+    try:
+        found = os.statvfs(_SHARED_MEMORY)
+    except OSError:
+        return None
+    has_room = found.f_bavail * found.f_frsize >= num_bytes
+    return _SHARED_MEMORY if has_room and os.access(_SHARED_MEMORY, os.W_OK) else None
+
+
+def _done(picture: StoredPicture) -> Future[StoredPicture]:
+    future: Future[StoredPicture] = Future()
+    future.set_result(picture)
+    return future
+
+
+def _failed(error: Exception) -> Future[StoredPicture]:
+    future: Future[StoredPicture] = Future()
+    future.set_exception(error)
+    return future

@@ -1,0 +1,105 @@
+"""A server for pictures in this process: the whole application and a core process, over a stand-in model."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+from tokenizers import AddedToken, Tokenizer
+
+from engine.api.app import create_app
+from engine.api.config import AccessConfig, ServerConfig
+from engine.api.served_model import ServedModel
+from engine.core.policy import fcfs
+from engine.core_process.core_client import AsyncMPClient
+from engine.core_process.core_start import CoreSpec
+from engine.core_process.launcher import CoreProcess
+from engine.frontend.async_llm import AsyncLLM
+from engine.frontend.llm import engine_config
+from engine.media.config import MediaConfig
+from engine.media.picture import PictureModel
+from engine.testing import FakeExecutorFactory
+from tests.media.templates import WITH_TOOLS
+
+MEDIA_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+VOCAB_SIZE = 520
+
+
+def folder_with_pictures(model: Path, folder: Path) -> tuple[Path, int]:
+    """The model's folder with Qwen's tokens for pictures, and the token that stands for one."""
+    shutil.copytree(model, folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in MEDIA_TOKENS])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    token_id = tokenizer.token_to_id("<|image_pad|>")
+    assert token_id is not None
+    return folder, token_id
+
+
+class PictureSite:
+    """What a test asks, and what it looks into."""
+
+    def __init__(self, model: ServedModel, http: httpx.AsyncClient) -> None:
+        self.model = model
+        self.http = http
+
+    async def post(self, path: str, **body: Any) -> httpx.Response:
+        return await self.http.post(path, json=body)
+
+    async def prompt(self, **body: Any) -> str:
+        """The prompt of a conversation, as text with a token for each of a picture's."""
+        answer = await self.post("/tokenize", **body)
+        assert answer.status_code == 200, answer.text
+        return self.model.engine.tokenizer.decode(answer.json()["tokens"])
+
+    @property
+    def num_decoded(self) -> int:
+        assert self.model.pictures is not None
+        return self.model.pictures.store.statistics().num_decoded
+
+    @property
+    def num_held(self) -> int:
+        assert self.model.pictures is not None
+        return self.model.pictures.store.statistics().num_held
+
+
+@asynccontextmanager
+async def picture_site(
+    folder: Path,
+    pictures: PictureModel | None,
+    *,
+    template: str = WITH_TOOLS,
+    media: MediaConfig | None = None,
+    access: AccessConfig | None = None,
+    executor: FakeExecutorFactory | None = None,
+) -> AsyncIterator[PictureSite]:
+    """A running server; ``pictures``: how its model reads them."""
+    executor = executor or FakeExecutorFactory(max_model_len=8192)
+    config = engine_config(str(folder), num_gpu_blocks_override=2000)
+    spec = CoreSpec(config, replace(executor, vocab_size=VOCAB_SIZE, pictures=pictures), fcfs)
+    engine = AsyncLLM(config, AsyncMPClient(CoreProcess(spec)))
+    server = ServerConfig(
+        served_model_names=("tiny",),
+        chat_template=template,
+        media=media or MediaConfig(),
+        access=access or AccessConfig(),
+    )
+    model = ServedModel(engine, server)
+    try:
+        transport = httpx.ASGITransport(create_app(model))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=30) as http:
+            yield PictureSite(model, http)
+    finally:
+        model.close()
+        engine.shutdown()
+
+
+def limited(model: PictureModel, **changes: int) -> PictureModel:
+    """The same with other limits."""
+    return msgspec.structs.replace(model, **changes)

@@ -1,0 +1,169 @@
+"""Pictures are fetched from the hosts that the operator named, and from nowhere else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
+
+import pytest
+
+from engine.media import downloads
+from engine.media.downloads import PictureDownloads
+from engine.media.limits import MAX_FILE_BYTES, PictureFault
+from tests.media.pictures import png
+
+DATA = png()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """A picture, redirects, and bodies that do not end."""
+
+    protocol_version = "HTTP/1.1"
+    hung = threading.Event()
+
+    def do_GET(self) -> None:
+        path = self.path
+        if path == "/picture.png":
+            self._answer(200, DATA)
+        elif path == "/host":
+            self._answer(200, self.headers["Host"].encode())
+        elif path.startswith("/to/"):
+            self._answer(302, b"", Location=path.removeprefix("/to/"))
+        elif path == "/round":
+            self._answer(302, b"", Location="/round")
+        elif path == "/large":
+            self.send_response(200)
+            self.send_header("Content-Length", str(MAX_FILE_BYTES + 1))
+            self.end_headers()
+        elif path == "/endless":
+            self.send_response(200)
+            self.end_headers()
+            while self._write(bytes(2**20)):
+                pass
+        elif path == "/silent":
+            self.hung.wait(20)
+        else:
+            self._answer(404, b"")
+        self.close_connection = True
+
+    def _answer(self, status: int, body: bytes, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self._write(body)
+
+    def _write(self, data: bytes) -> bool:
+        try:
+            self.wfile.write(data)
+        except OSError:
+            return False
+        return True
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    yield f"127.0.0.1:{server.server_port}"
+    _Handler.hung.set()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+HERE = PictureDownloads(["127.0.0.1"])
+
+
+async def test_a_picture_of_a_named_host_is_fetched(site: str) -> None:
+    assert await HERE.fetch(f"http://{site}/picture.png") == DATA
+    assert await HERE.fetch(f"http://{site}/host") == site.encode()
+
+
+async def test_redirects_within_named_hosts_are_followed(site: str) -> None:
+    assert await HERE.fetch(f"http://{site}/to//picture.png") == DATA
+    assert await HERE.fetch(f"http://{site}/to/http://{site}/picture.png") == DATA
+
+
+@pytest.mark.parametrize(
+    ("path", "fault"),
+    [
+        ("/to/http://169.254.169.254/latest", "at host '169.254.169.254', which --allowed-media-domains"),
+        ("/to/http://localhost/secret", "at host 'localhost', which --allowed-media-domains"),
+        ("/to/file:///etc/passwd", "must be a data: URL, or one of http or https"),
+        ("/round", "more than 5 redirects"),
+        ("/nothing", "its host answers 404"),
+        ("/large", "the limit for one picture is 20 MiB"),
+        ("/endless", "the limit for one picture is 20 MiB"),
+    ],
+)
+async def test_what_may_not_be_fetched_is_a_fault(site: str, path: str, fault: str) -> None:
+    with pytest.raises(PictureFault, match=fault):
+        await HERE.fetch(f"http://{site}{path}")
+
+
+async def test_a_silent_host_takes_limited_time(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(downloads, "TIME_LIMIT_S", 0.05)
+    with pytest.raises(PictureFault, match=r"could not be fetched"):
+        await HERE.fetch(f"http://{site}/silent")
+
+
+async def test_a_closed_port_is_a_fault() -> None:
+    with pytest.raises(PictureFault, match="could not be fetched: ConnectError"):
+        await HERE.fetch("http://127.0.0.1:1/picture.png")
+
+
+@pytest.mark.parametrize(
+    ("url", "fault"),
+    [
+        ("http://example.com/a.png", "at host 'example.com', which --allowed-media-domains does not name"),
+        ("https://127.0.0.1.example.com/", "which --allowed-media-domains does not name"),
+        ("http://user:word@127.0.0.1/", "must not have a user"),
+        ("http://[::1", "has no valid URL"),
+        ("gopher://127.0.0.1/", "must be a data: URL"),
+        ("http:///picture.png", "which --allowed-media-domains does not name"),
+    ],
+)
+async def test_other_urls_are_refused_before_anything_is_sent(url: str, fault: str) -> None:
+    with pytest.raises(PictureFault, match=fault):
+        await HERE.fetch(url)
+
+
+async def test_a_name_that_leads_into_a_private_network_is_refused(
+    site: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless its address is named, too, or the name is localhost."""
+    port = site.rpartition(":")[2]
+    url = f"http://pictures.example:{port}/picture.png"
+    by_name = PictureDownloads(["pictures.example"])
+
+    async def resolved(self: object, host: str, *args: object, **kwargs: object) -> list[object]:
+        return [(2, 1, 6, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr("asyncio.BaseEventLoop.getaddrinfo", resolved)
+    with pytest.raises(PictureFault, match="with a private address, which --allowed-media-domains must name"):
+        await by_name.fetch(url)
+    assert await PictureDownloads(["Pictures.Example.", "127.0.0.1"]).fetch(url) == DATA
+    assert await PictureDownloads(["localhost"]).fetch(f"http://localhost:{port}/picture.png") == DATA
+
+
+@pytest.mark.parametrize(
+    ("address", "may"),
+    [
+        ("93.184.216.34", True),
+        ("2606:2800:220:1::1", True),
+        *((each, False) for each in ("10.0.0.1", "192.168.1.1", "169.254.169.254", "0.0.0.0", "224.0.0.1")),
+        *((each, False) for each in ("::1", "fe80::1", "fd00::1", "::ffff:10.0.0.1", "64:ff9b::a00:1")),
+    ],
+)
+def test_only_public_addresses_are_reached(address: str, may: bool) -> None:
+    assert PictureDownloads(["a.example"])._may_reach(ip_address(address), "a.example") is may
+    assert PictureDownloads([str(ip_address(address))])._may_reach(ip_address(address), "a.example")

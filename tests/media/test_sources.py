@@ -1,0 +1,139 @@
+"""The parts of each API that hold a picture, and what is wrong with others."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import Any
+
+import pytest
+
+from engine.media.limits import MAX_FILE_BYTES, PictureFault
+from engine.media.sources import (
+    InlinePicture,
+    RemotePicture,
+    check_file,
+    is_picture,
+    picture_source,
+    read_inline,
+)
+from tests.media.pictures import data_url, flat_png, image_block, image_url, png
+
+DATA = png()
+TEXT = b64encode(DATA).decode()
+URL = data_url(DATA)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        image_url(DATA, detail="high"),
+        {"type": "image_url", "image_url": URL},
+        {"type": "input_image", "image_url": URL, "detail": "auto", "file_id": None},
+        {"type": "computer_screenshot", "image_url": URL},
+        image_block(DATA),
+        {"type": "image", "source": {"type": "url", "url": URL}},
+        {"type": "image", "data": TEXT, "mimeType": "image/png"},
+        {"type": "image", "data": URL},
+        {"type": "resource", "resource": {"uri": "a:b", "mimeType": "image/png", "blob": TEXT}},
+    ],
+)
+def test_the_picture_of_a_part_is_found(part: dict[str, Any]) -> None:
+    assert is_picture(part)
+    source = picture_source(part)
+    assert isinstance(source, InlinePicture)
+    assert read_inline(source) == DATA
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}},
+        {"type": "input_image", "image_url": "HTTP://example.com/a.png"},
+        {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}},
+    ],
+)
+def test_a_picture_at_a_url_is_not_fetched_yet(part: dict[str, Any]) -> None:
+    assert isinstance(picture_source(part), RemotePicture)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "text", "text": "image"},
+        {"type": "input_audio", "input_audio": {"data": TEXT, "format": "wav"}},
+        {"type": "video_url", "video_url": {"url": URL}},
+        {"type": "file", "file": {"file_data": URL}},
+        {"type": "resource", "resource": {"mimeType": "application/pdf", "blob": TEXT}},
+        {"type": ["image"]} | {"type": 3},
+    ],
+)
+def test_other_parts_are_no_pictures(part: dict[str, Any]) -> None:
+    assert not is_picture(part)
+
+
+@pytest.mark.parametrize(
+    ("part", "fault"),
+    [
+        ({"type": "image_url"}, "neither a URL nor data"),
+        ({"type": "image_url", "image_url": {"url": ""}}, "neither a URL nor data"),
+        ({"type": "input_image", "file_id": "file-1"}, "files by id are not kept here"),
+        ({"type": "image", "source": {"type": "file", "file_id": "f"}}, "files by id are not kept here"),
+        ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, "must be a data: URL, or one of"),
+        ({"type": "image_url", "image_url": {"url": "ftp://a/b.png"}}, "must be a data: URL, or one of"),
+        ({"type": "image_url", "image_url": {"url": "data:image/png,abc"}}, "data: URL in base64"),
+        ({"type": "image_url", "image_url": 5}, "neither a URL nor data"),
+    ],
+)
+def test_a_part_without_a_picture_that_can_be_read_is_at_fault(part: dict[str, Any], fault: str) -> None:
+    with pytest.raises(PictureFault, match=fault):
+        picture_source(part)
+
+
+def test_base64_may_be_folded_and_unpadded() -> None:
+    folded = "\n".join(TEXT[start : start + 76] for start in range(0, len(TEXT), 76))
+    assert read_inline(InlinePicture(folded)) == DATA
+    assert read_inline(InlinePicture(TEXT.rstrip("="))) == DATA
+
+
+def test_base64_of_many_steps_is_read_whole() -> None:
+    long = DATA + bytes(3 * 2**20 + 1)
+    assert read_inline(InlinePicture(b64encode(long).decode())) == long
+
+
+@pytest.mark.parametrize("text", ["%%%%", "abc=def", TEXT[:50] + "é" + TEXT[50:], TEXT[:-3] + "=", "A"])
+def test_what_is_no_base64_is_refused(text: str) -> None:
+    with pytest.raises(PictureFault, match=r"is not (valid base64|a picture)"):
+        read_inline(InlinePicture(text))
+
+
+def webp_head(width: int, height: int) -> bytes:
+    sizes = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+    return b"RIFF\0\0\0\0WEBPVP8X\x0a\0\0\0" + bytes(4) + sizes + bytes(100)
+
+
+def bmp_head(width: int, height: int) -> bytes:
+    sizes = width.to_bytes(4, "little") + height.to_bytes(4, "little", signed=True)
+    return b"BM" + bytes(12) + (40).to_bytes(4, "little") + sizes + bytes(100)
+
+
+@pytest.mark.parametrize(
+    ("data", "fault"),
+    [
+        (b"", "is not a picture in PNG, JPEG, WebP, GIF or BMP"),
+        (b"%PDF-1.7 ...", "is not a picture"),
+        (b"II*\0" + bytes(50), "is not a picture"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "is not a picture"),
+        (flat_png(9000, 8000), "has 9000x8000 pixels; at most 64000000"),
+        (webp_head(16383, 16383), "has 16383x16383 pixels"),
+        (bmp_head(30000, -30000), "has 30000x30000 pixels"),
+        (DATA + bytes(MAX_FILE_BYTES), "the limit for one picture is 20 MiB"),
+    ],
+)
+def test_what_shows_without_decoding_is_refused_at_once(data: bytes, fault: str) -> None:
+    with pytest.raises(PictureFault, match=fault):
+        check_file(data)
+
+
+def test_too_much_base64_is_refused_before_it_is_read() -> None:
+    with pytest.raises(PictureFault, match="the limit for one picture is 20 MiB"):
+        read_inline(InlinePicture("%" * (MAX_FILE_BYTES * 4 // 3 + 100)))
