@@ -17,6 +17,9 @@ comma := ,
 # In their order: sorted by number of tests, the files with one long test would all come last.
 PARALLEL := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
+# A test starts processes by the hundred: each reads the byte code that the first one wrote, everywhere.
+export PYTHONDONTWRITEBYTECODE :=
+
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -129,7 +132,7 @@ browser: $(DEV) ## install a browser for tests/browser, where that is possible
 bare-install: $(DEV) ## resolve the pinned requirements as a machine with only the package index would (seconds)
 	@bash tests/install/resolve.sh $(BIN)/uv
 
-test-most: $(DEV) ## run every test but those of twenty seconds and more (20 minutes)
+test-most: $(DEV) ## run every test but those of ten seconds and more (20 minutes)
 	$(BIN)/python -m pytest $(PARALLEL) -m "not long" $(ARGS)
 
 check: bare-install browser lint types test-most ## what CI runs: bare-install, browser, lint, types, test-most

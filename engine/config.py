@@ -342,6 +342,12 @@ class EngineConfig:
             raise ConfigError("kv_events_config needs prefix caching: events tell what is cached.")
         if self.speculative is not None and self.model.enable_return_routed_experts:
             raise ConfigError("speculative_config and enable_return_routed_experts cannot be combined.")
+        drafts, num_ranks = self.speculative, self.model.tensor_parallel_size
+        if drafts is not None and drafts.has_weights and num_ranks > 1:
+            raise ConfigError(
+                f"speculative_config: method {drafts.method} drafts beside one rank only so far, and "
+                f"tensor_parallel_size is {num_ranks}."
+            )
         self.parallel.check_beside(self)
         if self.model.tensor_parallel_size > 1 and self.cache.has_disk_tier:
             raise ConfigError("kv_offloading_disk_size and tensor_parallel_size > 1 cannot be combined.")

@@ -6,6 +6,7 @@ import json
 import socket
 import ssl
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -283,12 +284,18 @@ def test_no_page_may_ask_unless_told(server: Server) -> None:
 def test_a_request_that_takes_too_long_is_ended(http: httpx.Client) -> None:
     """504 in the path's API, and in a stream an error at its end; the engine works on it no longer."""
     headers = {"x-api-key": KEY}
-    whole = http.post(COMPLETIONS, json={"prompt": "a", **ENDLESS}, headers=headers)
+    bodies = (
+        (COMPLETIONS, {"prompt": "a", **ENDLESS}),
+        (MESSAGES, {**TURN, **ENDLESS}),
+        (COMPLETIONS, {"prompt": "a", **ENDLESS, "stream": True}),
+    )
+    with ThreadPoolExecutor(len(bodies)) as clients:
+        whole, message, streamed = clients.map(
+            lambda asked: http.post(asked[0], json=asked[1], headers=headers), bodies
+        )
     assert (whole.status_code, whole.json()["error"]["type"]) == (504, "GatewayTimeoutError")
     assert "request_timeout_s" in whole.json()["error"]["message"]
-    message = http.post(MESSAGES, json={**TURN, **ENDLESS}, headers=headers)
     assert (message.status_code, message.json()["error"]["type"]) == (504, "timeout_error")
-    streamed = http.post(COMPLETIONS, json={"prompt": "a", **ENDLESS, "stream": True}, headers=headers)
     events = [line.removeprefix("data: ") for line in streamed.text.splitlines() if line]
     assert events[-1] == "[DONE]"
     assert json.loads(events[-2])["error"]["code"] == 504

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import socket
@@ -180,15 +181,13 @@ async def test_there_is_a_most_of_viewers(served: ServedModel) -> None:
     """The next one is refused until one has left."""
     audience = Viewers(served)
     viewers = [audience.views() for _ in range(MAX_VIEWERS)]
-    for viewer in viewers:
-        await anext(viewer)
+    await asyncio.gather(*(anext(viewer) for viewer in viewers))
     with pytest.raises(OverloadedError):
         await anext(audience.views())
     await viewers.pop().aclose()
     viewers.append(audience.views())
     await anext(viewers[-1])
-    for viewer in viewers:
-        await viewer.aclose()
+    await asyncio.gather(*(viewer.aclose() for viewer in viewers))
 
 
 async def test_a_server_that_stops_ends_its_feeds(served: ServedModel) -> None:

@@ -129,6 +129,7 @@ def test_malformed_bodies_are_refused_and_leave_nothing_behind(
     assert_unharmed(http)
 
 
+@pytest.mark.long
 def test_schemathesis_finds_nothing(http: httpx.Client, fuzzed: Server, log: Path, tmp_path: Path) -> None:
     """What the server's own document allows, and what it forbids: never a 5xx, always as described."""
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{fuzzed.url}/openapi.json"]

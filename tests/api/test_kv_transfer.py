@@ -306,8 +306,8 @@ def test_a_lease_ends_by_itself(model_folder: Path, tmp_path: Path) -> None:
     [
         ("recompute", "TCPConnector"),
         ("fail", "TCPConnector"),
-        pytest.param("recompute", "NixlConnector", marks=NEEDS_NIXL),
-        pytest.param("recompute", "MooncakeConnector", marks=NEEDS_MOONCAKE),
+        pytest.param("recompute", "NixlConnector", marks=[NEEDS_NIXL, pytest.mark.long]),
+        pytest.param("recompute", "MooncakeConnector", marks=[NEEDS_MOONCAKE, pytest.mark.long]),
     ],
 )
 def test_the_first_server_dies(policy: str, connector: str, model_folder: Path, tmp_path: Path) -> None:
@@ -350,7 +350,9 @@ def test_other_weights_are_refused(model_folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flag", ["--tensor-parallel-size", "--data-parallel-size"])
+@pytest.mark.parametrize(
+    "flag", [pytest.param("--tensor-parallel-size", marks=pytest.mark.long), "--data-parallel-size"]
+)
 def test_ranks_and_cores_have_ports_of_their_own(flag: str, model_folder: Path, tmp_path: Path) -> None:
     """Each rank fetches its part from the same rank of the other server; each core tells where its KV is."""
     flags = (*FLAGS, flag, "2", "--kv-transfer-config", config("kv_producer", two_free_ports()))

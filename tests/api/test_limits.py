@@ -23,7 +23,7 @@ from tests.api.wire import connect, is_closed_within, post, post_head, read_answ
 
 COMPLETIONS, MESSAGES = "/v1/completions", "/v1/messages"
 MAX_BODY_BYTES, MAX_CONNECTIONS, MAX_REQUESTS, MAX_TOKENS, MAX_RUNNING = 100_000, 60, 5, 600, 2
-TIMEOUT_S = 4
+TIMEOUT_S = 2
 ENDLESS = {"prompt": "a", "max_tokens": 30_000, "ignore_eos": True, "stream": True}
 SHORT = {"prompt": "a", "max_tokens": 2, "ignore_eos": True}
 CHAT_TURN = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
@@ -154,7 +154,7 @@ def test_the_next_request_of_a_connection_has_its_time_too(limited: Server) -> N
     with connect(limited.url) as connection:
         connection.sendall(post(COMPLETIONS, SHORT))
         assert read_answer(connection).status == 200
-        assert not is_closed_within(connection, TIMEOUT_S + 2)
+        assert not is_closed_within(connection, TIMEOUT_S + 1)
         connection.sendall(b"GET /health HTTP/1.1\r\n")
         connection.settimeout(30)
         assert read_answer(connection).status == 408

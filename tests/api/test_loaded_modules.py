@@ -40,6 +40,12 @@ class ServerThatTells:
             self.in_core = loaded_modules(server.core_pid(), folder)
 
 
+@pytest.fixture(scope="module")
+def native(model: Path, tmp_path_factory: pytest.TempPathFactory) -> ServerThatTells:
+    """Of a model with a native implementation."""
+    return ServerThatTells(model, tmp_path_factory.mktemp("pipes"))
+
+
 def loaded_modules(pid: int, folder: Path) -> frozenset[str]:
     pipe = folder / str(pid)
     os.mkfifo(pipe)
@@ -57,21 +63,20 @@ def pages_of_files(pid: int) -> int:
     return int(Path(f"/proc/{pid}/status").read_text().split("RssFile:")[1].split()[0])
 
 
-def test_a_native_model_is_served_without_what_it_has_no_use_for(model: Path, tmp_path: Path) -> None:
+def test_a_native_model_is_served_without_what_it_has_no_use_for(native: ServerThatTells) -> None:
     """No compiler, none of transformers' models; torch in the core only, the web and texts outside of it."""
-    server = ServerThatTells(model, tmp_path)
-    assert within(server.in_front_end, (*COMPILERS, *MODELLING, *SCIENCE, *OF_THE_CORE)) == []
-    assert within(server.in_core, (*COMPILERS, *MODELLING, *SCIENCE, *OF_FRONT_ENDS)) == []
-    assert within(server.in_core, OF_THE_CORE) == list(OF_THE_CORE)
+    assert within(native.in_front_end, (*COMPILERS, *MODELLING, *SCIENCE, *OF_THE_CORE)) == []
+    assert within(native.in_core, (*COMPILERS, *MODELLING, *SCIENCE, *OF_FRONT_ENDS)) == []
+    assert within(native.in_core, OF_THE_CORE) == list(OF_THE_CORE)
 
 
-def test_garbage_is_collected_once_the_start_is_over(model: Path, tmp_path: Path) -> None:
+def test_garbage_is_collected_once_the_start_is_over(native: ServerThatTells) -> None:
     """In both processes, though the core loads without it."""
-    server = ServerThatTells(model, tmp_path)
-    assert "gc.isenabled" in server.in_front_end
-    assert "gc.isenabled" in server.in_core
+    assert "gc.isenabled" in native.in_front_end
+    assert "gc.isenabled" in native.in_core
 
 
+@pytest.mark.long
 def test_another_model_gets_what_it_needs(tmp_path: Path) -> None:
     """One that transformers computes is served as well."""
     server = ServerThatTells(make_model_folder(tmp_path / "model", "gpt_neox"), tmp_path)

@@ -39,6 +39,7 @@ def turn(server: Server, messages: list[dict[str, str]]) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_job_goes_on_elsewhere_and_after_a_restart(model_folder: Path, tmp_path: Path) -> None:
     """Its turns find their history's KV on whatever server they come to; every decision is made again from
     the trace."""

@@ -25,6 +25,7 @@ PEERS = {
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_all_cases_are_measured_beside_other_servers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -75,6 +75,7 @@ def test_a_tokenizer_that_is_not_there_is_named(recording: Path, capsys: pytest.
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_demanded_calls_take_fewer_steps(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

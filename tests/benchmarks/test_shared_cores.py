@@ -9,6 +9,7 @@ from benchmarks.http.shared_cores import SETTINGS, main
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.long
 def test_each_setting_has_its_rates(capsys: pytest.CaptureFixture[str]) -> None:
     """A line for decoding and one for prefill, with a rate for each way of waiting."""
     assert main(["--busy", "0", "--seconds", "0.1", "--requests", "1"]) == 0

@@ -14,6 +14,7 @@ from eval.report.intervals import Estimate
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_short_run(capsys: pytest.CaptureFixture[str]) -> None:
     """Throughput and processor time of all five states, ratios with intervals, and what was written."""
     short = ["--rounds", "2", "--seconds", "0.4", "--streams", "4", "--tokens", "40"]

@@ -68,6 +68,7 @@ def countdowns(page: Page) -> dict[str, float]:
     return {pin: float(text[:-2]) for pin, text in told if re.fullmatch(r"[\d.]+ s", text)}
 
 
+@pytest.mark.long
 def test_the_page_shows_the_engine_at_work(page: Page, busy: Server) -> None:
     """Figures, lanes, the map, the pins and the decisions, all of the running engine."""
     look(page, busy)

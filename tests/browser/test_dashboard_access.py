@@ -78,6 +78,7 @@ def test_a_policy_that_holds_nothing_says_so(page: Page, plain: Server) -> None:
     save_screenshot(page, "dashboard-fcfs")
 
 
+@pytest.mark.long
 def test_a_server_that_is_gone_is_said_to_be(page: Page, plain: Server) -> None:
     """The page keeps what it shows, says so, and goes on by itself when the server is back."""
     look(page, plain)

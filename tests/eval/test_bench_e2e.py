@@ -92,6 +92,7 @@ def test_a_lone_job_gets_its_own_prefix_back(server: str, tmp_path: Path) -> Non
     assert all(record.recomputed_tokens <= 16 for record in records)
 
 
+@pytest.mark.long
 def test_without_job_ids_jobs_are_recognized(server: str, tmp_path: Path) -> None:
     """``--no-job-id`` is the agent that knows nothing of us: its turns are held and found all the same."""
     result, records = _bench(server, tmp_path, "--jobs", "2", "--max-turns", "2", "--no-job-id")

@@ -42,7 +42,13 @@ def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model_folder(tmp_path_factory.mktemp("models") / "long", max_position_embeddings=32768)
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one front end", "two front ends"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(1, id="one front end", marks=pytest.mark.long),
+        pytest.param(2, id="two front ends"),
+    ],
+)
 def group(
     request: pytest.FixtureRequest, long_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:

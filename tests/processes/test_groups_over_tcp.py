@@ -113,6 +113,7 @@ def endless_streams(server: Server, count: int) -> Iterator[None]:
         yield
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("front_ends", ["2"])
 def test_cores_of_two_nodes_are_one_server(long_model: Path, tmp_path: Path, front_ends: str) -> None:
     """Jobs come back to their core, on whichever node it is. A node that is killed under load is noticed
@@ -240,6 +241,7 @@ def test_what_makes_no_group_is_said(long_model: Path, flags: tuple[str, ...], s
     assert sentence in ended.stderr
 
 
+@pytest.mark.long
 def test_cores_of_two_machines_share_experts(tmp_path: Path) -> None:
     """They meet at the port behind the head's, and end and come back together."""
     model = make_model_folder(tmp_path / "moe", **VARIANTS["qwen3-moe"], max_position_embeddings=32768)

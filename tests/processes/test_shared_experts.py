@@ -83,7 +83,10 @@ def shared(folder: Path, *flags: str) -> Iterator[Server]:
 
 @pytest.mark.parametrize(
     ("name", "flags"),
-    [("gpt-oss", ()), ("glm4-moe", ("--tensor-parallel-size", "2"))],
+    [
+        ("gpt-oss", ()),
+        pytest.param("glm4-moe", ("--tensor-parallel-size", "2"), marks=pytest.mark.long),
+    ],
 )
 def test_the_tokens_are_those_of_one_core(name: str, flags: tuple[str, ...], tmp_path: Path) -> None:
     """Whichever core has the request, beside what others compute and while the other core has nothing."""
@@ -96,6 +99,7 @@ def test_the_tokens_are_those_of_one_core(name: str, flags: tuple[str, ...], tmp
         assert all(num_answers(server.url)), "both cores had some"
 
 
+@pytest.mark.long
 def test_they_end_and_come_back_together(tmp_path: Path) -> None:
     """One is killed while both have requests, then the other one while nothing runs."""
     endless = {"prompt": "a", "max_tokens": 4000, "ignore_eos": True, "stream": True}

@@ -85,6 +85,30 @@ def test_tokens_are_those_without_drafts(
     assert said(drafting, schema, **params) == said(llm, schema, **params)
 
 
+def forced_call(model_folder: Path, *flags: str) -> dict[str, Any]:
+    """The answer of a server of its own."""
+    body = {
+        "messages": [{"role": "user", "content": "call it"}],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "call", "schema": CALL}},
+        "temperature": 0,
+        "max_tokens": 200,
+        "job_id": "job",
+    }
+    with running_server(model_folder, "--num-gpu-blocks-override", "300", *flags) as server:
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    told: dict[str, Any] = answer.json()
+    return told
+
+
+@pytest.fixture(scope="module")
+def without(model_folder: Path) -> dict[str, Any]:
+    """The answer of a server without drafts."""
+    told = forced_call(model_folder)
+    assert told["usage"]["receipt"].get("accepted_tokens", 0) == 0
+    return told
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "ahead"),
@@ -95,27 +119,14 @@ def test_tokens_are_those_without_drafts(
         ("ngram", ()),
     ],
 )
-def test_a_forced_call_takes_fewer_steps(model_folder: Path, method: str, ahead: tuple[str, ...]) -> None:
+def test_a_forced_call_takes_fewer_steps(
+    model_folder: Path, without: dict[str, Any], method: str, ahead: tuple[str, ...]
+) -> None:
     """Over HTTP, with the receipt as witness."""
-    flags = ("--num-gpu-blocks-override", "300", *ahead)
     config = f'{{"method": "{method}", "weigh_costs": false}}'
-    body = {
-        "messages": [{"role": "user", "content": "call it"}],
-        "response_format": {"type": "json_schema", "json_schema": {"name": "call", "schema": CALL}},
-        "temperature": 0,
-        "max_tokens": 200,
-        "job_id": "job",
-    }
-    answers = []
-    for more in ((), ("--speculative-config", config)):
-        with running_server(model_folder, *flags, *more) as server:
-            answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
-            assert answer.status_code == 200, answer.text
-            answers.append(answer.json())
-    without, with_drafts = answers
+    with_drafts = forced_call(model_folder, *ahead, "--speculative-config", config)
     assert with_drafts["choices"][0]["message"] == without["choices"][0]["message"]
     usage = with_drafts["usage"]
-    assert without["usage"]["receipt"].get("accepted_tokens", 0) == 0
     assert usage["receipt"]["output_steps"] < 0.7 * usage["completion_tokens"]
 
 

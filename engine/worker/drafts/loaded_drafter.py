@@ -142,11 +142,6 @@ def check_setup(wanted: SpeculativeConfig, model: ModelConfig, device: torch.dev
     name = _named(wanted)
     if device.type != "cpu" or attention == "triton":
         raise ConfigError(f"{name} drafts on CPUs only so far, not on a GPU.")
-    if model.tensor_parallel_size > 1:
-        raise ConfigError(
-            f"{name} drafts beside one rank only so far, and tensor_parallel_size is "
-            f"{model.tensor_parallel_size}."
-        )
     if wanted.method != "draft_model" and model.load_format == "dummy":
         raise ConfigError(f"{name} and load_format dummy cannot be combined.")
 

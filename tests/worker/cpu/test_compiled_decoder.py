@@ -36,6 +36,7 @@ from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder
 from tests.worker.cpu.compiled_steps import has_compiled_steps
 from tests.worker.cpu.quantizing import round_weights
+from tests.worker.cpu.test_paged_attention import use_compiler
 from tests.worker.generation import random_tokens
 
 BLOCK_SIZE = 8
@@ -482,7 +483,7 @@ def test_torch_for_attention_means_that_no_compiler_runs(
     """Whoever wants none run has that option, and weights are multiplied by torch, too."""
     make_model_folder(tmp_path / "model", "qwen3", dtype="bfloat16", head_dim=64)
     prompts = [random_tokens(9, seed=0)]
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    use_compiler(tmp_path, monkeypatch, 'exec c++ "$@" -O0')  # the cache is empty
     greedy(tmp_path / "model", prompts, quantization=quantization, attention_backend="torch")
     assert not (tmp_path / "cache").exists()
     greedy(tmp_path / "model", prompts, quantization=quantization)

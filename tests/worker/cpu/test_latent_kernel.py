@@ -24,7 +24,9 @@ COMPILERS = {
 }
 
 
-@pytest.fixture(scope="module", params=COMPILERS)
+@pytest.fixture(
+    scope="module", params=[*list(COMPILERS)[:2], pytest.param("no tiles", marks=pytest.mark.long)]
+)
 def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     with pytest.MonkeyPatch.context() as patch:
         use_compiler(tmp_path_factory.mktemp("kernel"), patch, COMPILERS[request.param])

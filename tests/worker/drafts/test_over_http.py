@@ -51,6 +51,7 @@ def without_a_tensor(model: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_answers_are_those_of_a_server_without_drafts(model: Path) -> None:
     """With a grammar, seeds, several samples and a stop string."""
     assert answers(model, *drafting(model)) == answers(model)

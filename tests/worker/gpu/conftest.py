@@ -25,3 +25,13 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     if find_spec("triton") is not None:
         return None
     return _WithoutTriton.from_parent(parent, path=module_path)
+
+
+@pytest.fixture
+def wide_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linears of a row by few programs: the interpreter takes the longer the more there are. What they
+    compute by the tiles of a GPU is held to torch in test_triton_rows.py.
+    """
+    from engine.worker.gpu import triton_rows
+
+    monkeypatch.setattr(triton_rows, "row_tiles", lambda inputs: triton_rows.RowTiles(128, 128, 4))

@@ -15,7 +15,9 @@ from tests.worker.conftest import ModelFolders
 from tests.worker.counted_drafts import DraftCounts
 from tests.worker.generation import Reference, random_tokens
 
+pytestmark = pytest.mark.usefixtures("wide_tiles")
 NUM_TOKENS = 20
+VOCAB_SIZE = 264
 SUFFIX: dict[str, Any] = {"method": "suffix", "num_speculative_tokens": 4, "weigh_costs": False}
 
 
@@ -40,16 +42,18 @@ def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model_folder(
         tmp_path_factory.mktemp("model"),
         "qwen3",
-        hidden_size=128,
         num_layers=1,
         num_heads=4,
         num_kv_heads=2,
-        head_dim=64,
+        head_dim=32,
+        vocab_size=VOCAB_SIZE,
     )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("async_scheduling", "num_ranks"), [(False, 1), (True, 2)])
+@pytest.mark.parametrize(
+    ("async_scheduling", "num_ranks"), [(False, 1), pytest.param(True, 2, marks=pytest.mark.long)]
+)
 def test_what_was_said_before_is_drafted_and_verified(
     async_scheduling: bool, num_ranks: int, small_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,7 +61,7 @@ def test_what_was_said_before_is_drafted_and_verified(
     times; with seeds, penalties and filters they are the same twice."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     reference, counts = Reference(small_folder), DraftCounts()
-    prompts = [random_tokens(9, seed=1), random_tokens(21, seed=2)]
+    prompts = [random_tokens(length, seed=length, vocab_size=VOCAB_SIZE) for length in (9, 21)]
     greedy = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     seeded = SamplingParams(
         seed=3, top_k=40, presence_penalty=0.5, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=1

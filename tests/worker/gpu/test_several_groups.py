@@ -20,11 +20,12 @@ from tests.worker.test_several_groups import (
     with_chunks,
 )
 
-NUM_OUTPUTS = 12
+pytestmark = pytest.mark.usefixtures("wide_tiles")
+NUM_OUTPUTS = 6
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama4", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("name", ["llama4", "gemma2", pytest.param("gpt_oss", marks=pytest.mark.long)])
 def test_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """By fused steps and through transformers, though blocks that a window has left behind hold NaN."""
     if name in NATIVE:

@@ -22,6 +22,7 @@ from tests.worker.generation import Reference, random_tokens
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 NUM_BLOCKS = 16
+pytestmark = pytest.mark.usefixtures("wide_tiles")
 
 
 def triton_llm(folder: Path, kv_cache_dtype: str = "auto", kv_cache_scale: float = 1.0) -> LLM:

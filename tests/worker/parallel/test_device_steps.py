@@ -12,6 +12,7 @@ from engine.sampling_params import SamplingParams
 from engine.worker.loading.tiny_models import make_model_folder
 from tests.worker.generation import Reference, random_tokens
 
+VOCAB_SIZE = 264
 pytestmark = pytest.mark.slow
 
 
@@ -23,11 +24,19 @@ def test_steps_planned_ahead_on_the_device_give_the_tokens_of_transformers(
 ) -> None:
     """Prompts in chunks, then decodes; what the first rank samples is known to the other when it needs it."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # for the ranks: nothing here imports Triton
+    num_layers = options.get("pipeline_parallel_size", 1)  # the interpreter takes long
     folder = make_model_folder(
-        tmp_path, "qwen3", hidden_size=128, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=64
+        tmp_path,
+        "qwen3",
+        hidden_size=64,
+        num_layers=num_layers,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        vocab_size=VOCAB_SIZE,
     )
     reference, greedy = Reference(folder), SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
-    prompts = [random_tokens(9, seed=1), random_tokens(21, seed=2)]
+    prompts = [random_tokens(length, seed=length, vocab_size=VOCAB_SIZE) for length in (9, 21)]
     with LLM(
         str(folder),
         multiprocess=False,

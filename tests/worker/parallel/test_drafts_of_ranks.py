@@ -69,10 +69,19 @@ def assert_equal(
     assert ours == pytest.approx(theirs, abs=1e-4)
 
 
+@pytest.fixture(scope="module")
+def plain(model_folders: ModelFolders) -> dict[str, list[CompletionOutput]]:
+    """Answers of one process without drafts."""
+    return answers(model_folders("qwen3"))
+
+
 @pytest.mark.parametrize("async_scheduling", [False, True], ids=["in-turn", "ahead"])
 @pytest.mark.parametrize("drafter", [SUFFIX, NGRAM], ids=lambda drafter: str(drafter["method"]))
 def test_two_ranks_with_drafts_answer_as_one_without(
-    drafter: dict[str, Any], async_scheduling: bool, model_folders: ModelFolders
+    drafter: dict[str, Any],
+    async_scheduling: bool,
+    model_folders: ModelFolders,
+    plain: dict[str, list[CompletionOutput]],
 ) -> None:
     """Greedy, with seeds, penalties and a grammar; under preemption, and with prompts cut to chunks."""
     folder, counts = model_folders("qwen3"), DraftCounts()
@@ -83,7 +92,7 @@ def test_two_ranks_with_drafts_answer_as_one_without(
         async_scheduling=async_scheduling,
         executor_factory=counts,
     )
-    assert_equal(drafted, answers(folder))
+    assert_equal(drafted, plain)
     assert counts.num_drafts > counts.num_accepted > NUM_TOKENS
 
 
@@ -112,7 +121,9 @@ class _FreeRows(DraftCounts):
 
 
 def test_steps_of_ranks_are_timed_at_start_up(
-    model_folders: ModelFolders, monkeypatch: pytest.MonkeyPatch
+    model_folders: ModelFolders,
+    plain: dict[str, list[CompletionOutput]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Through all ranks, and nothing is left of it: the drafts behind it change no answer."""
     folder, costs = model_folders("qwen3"), _FreeRows()
@@ -139,7 +150,7 @@ def test_steps_of_ranks_are_timed_at_start_up(
     assert num_measured > 0
     assert costs.num_drafts - num_measured > NUM_TOKENS // 2
     assert repeated.outputs[0].token_ids == REPEATED * 5
-    assert drafted == [each.token_ids for each in answers(folder)["greedy"]]
+    assert drafted == [each.token_ids for each in plain["greedy"]]
 
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle", "mtp"])
