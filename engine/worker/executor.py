@@ -43,6 +43,7 @@ from engine.worker.model_states import (
 from engine.worker.models.routing_recorder import choose_routed_experts
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
 from engine.worker.parallel.waves import WaveRunner, with_waves
+from engine.worker.pictures.beside import without_pictures_beside
 from engine.worker.pooling.loading import load
 from engine.worker.pooling.pooling_folder import read_pooling_folder
 from engine.worker.profile_run import measure_activations, measure_gpu_steps, measure_token_s
@@ -78,7 +79,7 @@ class UniProcExecutor:
 
     def __init__(self, config: EngineConfig, group: TensorParallelGroup = ALONE) -> None:
         attention = _choose_attention(config)
-        loaded = load(config, group)
+        loaded = load(config := without_pictures_beside(config, attention), group)
         states = state_spec_of(loaded.model, config.cache)
         attention = attention_beside_states(attention, config, states)
         all_groups = choose_groups(loaded.model, config.cache)
@@ -166,6 +167,7 @@ class UniProcExecutor:
 
 def _info(loaded: LoadedModel, **more: Any) -> ModelInfo:
     dtype, pooling = str(loaded.dtype).removeprefix("torch."), loaded.pooling
+    more["pictures"] = None if loaded.tower is None else loaded.tower.model
     more |= {"max_model_len": loaded.max_model_len, "vocab_size": loaded.vocab_size}
     return ModelInfo(dtype=dtype, pooling=pooling, **more)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,6 +26,9 @@ from engine.worker.parallel.group import TensorParallelGroup
 from engine.worker.pooling.pooling_runner import PoolingRunner
 from engine.worker.states.state_pool import StatePool
 from engine.worker.step_runner import InlineRunner, StepRunner, ThreadedRunner
+
+if TYPE_CHECKING:
+    from engine.worker.pictures.step_pictures import StepPictures
 
 
 class CPUBackend:
@@ -80,9 +83,19 @@ class CPUBackend:
             self._states,
             None if self._drafter is None else self._drafter.put_to_work(batch),
             self._adapters,
+            self._pictures(),
         )
         ahead = config.scheduler.plans_ahead(self._device.type != "cpu") or self._group.stage.size > 1
         return ThreadedRunner(runner) if ahead else InlineRunner(runner)
+
+    def _pictures(self) -> StepPictures | None:
+        loaded = self._loaded
+        if loaded is None or loaded.tower is None:
+            return None
+        from engine.worker.pictures.step_pictures import StepPictures  # transformers' model code
+
+        assert isinstance(loaded.model, Decoder), "load_tower() refuses others"
+        return StepPictures(loaded.tower, loaded.model)
 
     def _new_runner(self, *parts: Any) -> ModelRunner:
         pooler = None if self._loaded is None else self._loaded.pooler
@@ -112,6 +125,7 @@ class CPUBackend:
             "states of linear attention": self._states is not None,
             "returned experts": config.model.enable_return_routed_experts,
             "experts shared by cores": self._group.peers.num_cores > 1,
+            "a vision tower": self._loaded is not None and self._loaded.tower is not None,
             "a pooler": self._loaded is not None and self._loaded.pooler is not None,
         }
         for what, is_there in others.items():

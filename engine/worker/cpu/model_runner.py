@@ -17,6 +17,7 @@ from engine.worker.model_states import drafts_of, state_batch
 from engine.worker.models.base import CausalModel
 from engine.worker.models.hidden_tap import HiddenTap
 from engine.worker.models.routing_recorder import RoutingRecorder
+from engine.worker.pictures.step_pictures import StepPictures
 from engine.worker.sampler import Sampler, SamplerOutput, TokenBitmask
 from engine.worker.states.state_pool import StatePool
 from engine.worker.verification import Verified, verify
@@ -37,6 +38,7 @@ class ModelRunner:
         states: StatePool | None = None,
         drafter: WorkerDrafter | None = None,
         adapters: AdapterStore | None = None,
+        pictures: StepPictures | None = None,
     ) -> None:
         self._model: CausalModel | None = model
         self._attention = attention
@@ -48,6 +50,7 @@ class ModelRunner:
         self._states = states
         self._drafter = drafter
         self._adapters = adapters
+        self._pictures = pictures
 
     def use_model(self, model: CausalModel | None) -> None:
         """Run steps with this model from now on; None: there is no step before the next call."""
@@ -58,6 +61,8 @@ class ModelRunner:
         """Apply the plan's deltas, run its tokens, and sample the requests that are fully computed. Offloaded
         blocks are loaded before the step and stored after it."""
         self._batch.update(plan)
+        if self._pictures is not None:
+            self._pictures.update(plan)
         host = self._host_pool
         if host is None:
             return self._run(plan)
@@ -80,6 +85,8 @@ class ModelRunner:
         num_samples = len(step.sample_tokens)
         told = prompt_logprobs(logits[num_samples:], step.prompts) if step.prompts and logits.shape[1] else {}
         result = self._sample(logits[:num_samples], step, masks)
+        if self._pictures is not None:
+            self._pictures.end_step(result)
         result.prompt_logprobs = told
         if self._recorder is not None:
             result.routing = self._recorder.take(step.slots)
@@ -96,10 +103,11 @@ class ModelRunner:
         if self._adapters is not None:
             self._adapters.begin_step(step.adapters, step.attention.query_lens)
         self._attention.begin_step(step.attention)
+        positions = step.positions if self._pictures is None else self._pictures.begin_step(plan, step)
         assert self._model is not None, "it sleeps"
         return self._model.forward(
             self._to_device(step.input_ids),
-            self._to_device(step.positions),
+            self._to_device(positions),
             self._to_device(rows),
             self._attention,
         )

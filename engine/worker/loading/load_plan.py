@@ -17,6 +17,7 @@ from engine.worker.loading.text_decoder import decoder_name, headless_name
 from engine.worker.memory import as_gib, available_bytes
 from engine.worker.models.base import architecture_of
 from engine.worker.parallel.group import ALONE, TensorParallelGroup, sharers
+from engine.worker.pictures.folder import PictureFolder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -36,6 +37,8 @@ class LoadPlan:
     group: TensorParallelGroup = ALONE
     headless: bool = False
     """Whether the model's head is not computed."""
+    pictures: PictureFolder | None = None
+    """How the model reads pictures; None: it is served as text."""
 
     @property
     def dummy(self) -> bool:

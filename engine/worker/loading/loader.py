@@ -8,7 +8,7 @@ Knows nothing of the KV pool.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -42,10 +42,13 @@ from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder
 from engine.worker.models.families.table import decoder_shape, is_native
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
+from engine.worker.pictures.folder import read_picture_folder
 from engine.worker.pooling.pooler import Pooler
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+
+    from engine.worker.pictures.tower import VisionTower
 
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 MODEL_IMPLEMENTATIONS = ("auto", "native", "transformers")
@@ -65,6 +68,8 @@ class LoadedModel:
     """Makes answers of hidden states; None: the model generates."""
     pooling: PoolingModel | None = None
     """What is told of a model that pools."""
+    tower: VisionTower | None = None
+    """Encodes pictures; None: the model is served as text."""
 
 
 def load_model(
@@ -97,9 +102,11 @@ def load_model(
     _check_parallelism(plan, native)
     if options.enable_return_routed_experts:
         _check_experts("enable_return_routed_experts", plan, native)
+    if native and not headless and group.stage.size == 1:
+        plan = replace(plan, pictures=read_picture_folder(folder, options))
     model = _load_native(plan) if native else _load_by_transformers(plan)
     vocab_size: int = config.get_text_config(decoder=True).vocab_size
-    return LoadedModel(model, device, plan.dtype, max_model_len, vocab_size)
+    return LoadedModel(model, device, plan.dtype, max_model_len, vocab_size, tower=_load_tower(plan, model))
 
 
 def _with_tied_head(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -191,11 +198,21 @@ def _take_decoder(plan: LoadPlan, checkpoint: Checkpoint) -> None:
     """Settle what the config of a multimodal folder leaves open, and tell what is not served."""
     if _HEAD in checkpoint.tensors:
         plan.config.tie_word_embeddings = False
-    start_log.info(
-        "%s is served as text: %d tensors of its other parts are left out.",
-        plan.architecture,
-        checkpoint.num_left_out,
-    )
+    if plan.pictures is None:
+        start_log.info(
+            "%s is served as text: %d tensors of its other parts are left out.",
+            plan.architecture,
+            checkpoint.num_left_out,
+        )
+
+
+def _load_tower(plan: LoadPlan, model: CausalModel) -> VisionTower | None:
+    if plan.pictures is None:
+        return None
+    from engine.worker.pictures.tower import load_tower  # transformers' model code
+
+    assert isinstance(model, Decoder), "it is native"
+    return load_tower(plan, plan.pictures, model)
 
 
 def _kept_weights(

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 MULTIMODAL_TYPES = frozenset(
     (
         *("gemma3", "internvl", "kimi_k25", "llama4", "llava", "llava_next", "llava_onevision"),
-        *("mistral3", "qwen3_5", "qwen3_5_moe", "voxtral"),
+        *("mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe", "voxtral"),
     )
 )
 """Model types of folders whose ``text_config`` is the config of a decoder that computes, without images and
@@ -21,9 +21,12 @@ _PREFIXES = {
     "model.language_model.": "model.",
     "language_model.": "",
     "lm_head.": "lm_head.",
+    **{name: name for name in ("model.embed_tokens.", "model.layers.", "model.norm.")},
 }
 """How the names of a decoder's tensors begin in such folders, and how in a folder of its own: the first and
-the last as Qwen3.5 is published and transformers has it in memory, the second as all others are."""
+the third as Qwen3.5 is published and transformers has it in memory, the last as Qwen2.5-VL is published, the
+second as all others are."""
+_TOWERS = ("model.visual.", "visual.")
 
 
 _HEADS = ("lm_head.", "score.")
@@ -42,8 +45,8 @@ def decoder_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """
     decoder = config.get_text_config(decoder=True)
     decoder.architectures = config.architectures
-    decoder.tie_word_embeddings = bool(
-        decoder.tie_word_embeddings or getattr(config, "tie_word_embeddings", False)
+    decoder.tie_word_embeddings = any(
+        bool(getattr(either, "tie_word_embeddings", False)) for either in (decoder, config)
     )
     if decoder.dtype is None:
         decoder.dtype = config.dtype
@@ -56,6 +59,15 @@ def headless_name(name: str) -> str | None:
     if name.startswith("model."):
         return name
     return None if name.startswith(_HEADS) else f"model.{name}"
+
+
+def tower_name(name: str) -> str | None:
+    """The name that a tensor of such a folder has in its vision tower alone; None for tensors of other
+    parts."""
+    for prefix in _TOWERS:
+        if name.startswith(prefix):
+            return name.removeprefix(prefix)
+    return None
 
 
 def decoder_name(name: str) -> str | None:

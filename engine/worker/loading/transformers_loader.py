@@ -32,7 +32,7 @@ def load_transformers(plan: LoadPlan) -> CausalModel:
         parameters = {name for name, _ in model.skeleton.named_parameters()}
         checkpoint.check_types(parameters | checkpoint.float_names(), plan.dtype)
     check_memory(model.skeleton, plan)
-    with _no_progress_bars(), TensorFiles() as files:
+    with no_progress_bars(), TensorFiles() as files:
         if checkpoint is None:
             loaded = _random_transformers(plan, model)
         elif plan.weight_format is None:
@@ -95,7 +95,7 @@ def _random_transformers(plan: LoadPlan, model: TransformersModel) -> PreTrained
 
 
 @contextmanager
-def _no_progress_bars() -> Iterator[None]:
+def no_progress_bars() -> Iterator[None]:
     """Disable transformers' progress bars: the terminal belongs to the API server."""
     were_on = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]

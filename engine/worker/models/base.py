@@ -40,9 +40,9 @@ class CausalModel(Protocol):
     ) -> torch.Tensor:
         """Run one step over all its tokens and return the logits of the rows to sample.
 
-        input_ids, positions [num_tokens]; sample_rows [num_samples], ascending -> [num_samples, vocab_size],
-        which the next step may overwrite; of a model that pools [num_samples, hidden_size], what its head
-        would read
+        input_ids, positions [num_tokens], of a model that reads pictures also positions [3, num_tokens];
+        sample_rows [num_samples], ascending -> [num_samples, vocab_size], which the next step may overwrite;
+        of a model that pools [num_samples, hidden_size], what its head would read
         """
 
 

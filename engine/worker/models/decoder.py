@@ -29,6 +29,7 @@ from engine.worker.models.mixed_rope_attention import MixedRopeAttention, QueryF
 from engine.worker.models.mlp import GatedMLP
 from engine.worker.models.moe import Experts, MixtureOfExperts
 from engine.worker.models.norms import normed
+from engine.worker.models.placed_pictures import PlacedPictures
 from engine.worker.models.replacements import choose_replacements
 from engine.worker.models.rotary import RotaryEmbedding
 from engine.worker.models.shape import NO_ROPE, DecoderShape, DenseShape, MLPShape
@@ -176,6 +177,8 @@ class Decoder(nn.Module):
         """Whether the checkpoint has the experts of a layer in one tensor."""
         self.is_headless = False
         """Whether it returns what its head would read, in place of logits; the head is then tied."""
+        self.pictures: PlacedPictures | None = None
+        """What the next step reads in place of pictures' tokens."""
 
     @property
     def is_whole(self) -> bool:
@@ -253,10 +256,14 @@ class Decoder(nn.Module):
         attention: AttentionBackend,
     ) -> torch.Tensor:
         """See CausalModel.forward."""
-        x = self.stage_input(input_ids)
+        x, pictures = self.stage_input(input_ids), self.pictures
+        if pictures is not None:
+            x = pictures.put_into(x)
         angles = self.angles_of(positions, x.dtype)
-        for layer, kind in zip(self.layers, self.rope_kinds, strict=True):
+        for index, (layer, kind) in enumerate(zip(self.layers, self.rope_kinds, strict=True)):
             x = layer(x, *angles[kind], attention)
+            if pictures is not None:
+                x = pictures.add_to(x, index)
         return self.logits_of(x[sample_rows]) if self._stage.is_last else self.send_to_next(x, sample_rows)
 
     def serve_experts(self) -> None:

@@ -14,6 +14,13 @@ STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 """Rope types whose frequencies do not depend on a sequence's length, so that one table serves all
 sequences."""
 
+_SECTIONS = {
+    **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text"), (16, 24, 24)),
+    "qwen3_vl_text": (24, 20, 20),
+    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), (11, 11, 10)),
+}
+"""How many frequencies turn by time, height and width, where the config does not say it."""
+
 
 def rope_parameters(config: PreTrainedConfig) -> dict[str, Any]:
     """The config's rope parameters; empty for a model without rope."""
@@ -35,12 +42,38 @@ class RotaryEmbedding:
         """``kind``: the name of the rope, if there are several; see ``all_ropes``."""
         frequencies, self.scaling = _frequencies(config, head_dim, kind)
         self.frequencies = frequencies.to(device)
+        axes = mrope_axes(config, len(frequencies))
+        self.axes = None if axes is None else axes.to(device)
+        """Which of the positions each frequency turns, for a model that reads pictures."""
 
     def angles(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """positions [num_tokens] -> cos, sin [num_tokens, 1, head_dim], as ``rotate`` takes them"""
-        angles = positions[:, None, None].float() * self.frequencies
+        """positions [num_tokens], or [3, num_tokens] in time, height and width -> cos, sin [num_tokens, 1,
+        head_dim], as ``rotate`` takes them"""
+        by_frequency = positions[:, None] if positions.dim() == 1 else positions[self.axes].t()
+        angles = by_frequency[:, None].float() * self.frequencies
         cos, sin = angles.cos() * self.scaling, angles.sin() * self.scaling
         return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
+
+
+def mrope_axes(config: PreTrainedConfig, num_frequencies: int) -> torch.Tensor | None:
+    """The axis of each frequency, 0 to 2 for time, height and width: [num_frequencies]. None for a model
+    whose tokens have one position each, or whose sections make another number of frequencies.
+
+    Qwen2-VL has the frequencies of each axis side by side, Qwen3-VL in turn, as far as there are any of
+    height and width.
+    """
+    own = _SECTIONS.get(config.model_type)
+    if own is None:
+        return None
+    sections: list[int] = list(rope_parameters(config).get("mrope_section") or own)
+    if len(sections) != 3 or sum(sections) != num_frequencies:
+        return None
+    axes = torch.zeros(num_frequencies, dtype=torch.int64)
+    if config.model_type.startswith("qwen2"):
+        return axes.new_tensor([0, 1, 2]).repeat_interleave(axes.new_tensor(sections))
+    for axis in (1, 2):
+        axes[axis : 3 * sections[axis] : 3] = axis
+    return axes
 
 
 def _frequencies(config: PreTrainedConfig, head_dim: int, kind: str) -> tuple[torch.Tensor, float]:

@@ -28,6 +28,10 @@ _TEXT = {
 }
 _MISTRAL = {**_TEXT, "model_type": "mistral", "sliding_window": None}
 _QWEN2 = {**{name: x for name, x in _TEXT.items() if name != "head_dim"}, "model_type": "qwen2"}
+_QWEN2_VL = {
+    **{name: x for name, x in _QWEN2.items() if name != "model_type"},
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]},
+}
 _DELTA_NET = {
     **_TEXT,
     "head_dim": 24,
@@ -81,6 +85,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llava_next": {"text_config": _MISTRAL, "vision_config": _CLIP},
     "llava_onevision": {"text_config": _QWEN2, "vision_config": _VISION},
     "mistral3": {"text_config": _MISTRAL, "vision_config": _PIXTRAL},
+    "qwen2_vl": {
+        "text_config": _QWEN2_VL,
+        "vision_config": {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2},
+    },
+    "qwen2_5_vl": {
+        "text_config": _QWEN2_VL,
+        "vision_config": _QWEN_VISION,
+    },
+    "qwen3_vl": {
+        "text_config": _TEXT,
+        "vision_config": {**_QWEN_VISION, "deepstack_visual_indexes": [0]},
+    },
     "qwen3_5": {"text_config": _DELTA_NET, "vision_config": _QWEN_VISION},
     "qwen3_5_moe": {"text_config": {**_DELTA_NET, **_EXPERTS}, "vision_config": _QWEN_VISION},
     "voxtral": {"text_config": {**_TEXT, "model_type": "llama"}, "audio_config": _TOWER},
@@ -91,11 +107,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 def make_multimodal_folder(to: Path, model_type: str, tokenizer_of: Path, **fields: Any) -> Path:
     """A folder with random weights, with the tokenizer of another one; ``fields`` of the outer config."""
     config = AutoConfig.for_model(model_type, **CONFIGS[model_type], **fields)
-    model = _class_of(config)(config)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(_random(name, parameter, generator))
+    model = random_weights(class_of(config)(config))
     model.save_pretrained(to)
     if model_type == "kimi_k25":  # transformers writes "blocks" for the layers of the decoder, too
         _rename(to, lambda name: name.replace("language_model.model.blocks.", "language_model.model.layers."))
@@ -110,7 +122,16 @@ def code_of(folder: Path) -> Any:
     return getattr(transformers, json.loads((folder / "config.json").read_text())["architectures"][0])
 
 
-def _class_of(config: Any) -> Callable[[Any], PreTrainedModel]:
+def random_weights(model: PreTrainedModel) -> PreTrainedModel:
+    """Fill a model; the same in each run."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(_random(name, parameter, generator))
+    return model
+
+
+def class_of(config: Any) -> Callable[[Any], PreTrainedModel]:
     mapping: Any = transformers.AutoModelForMultimodalLM._model_mapping
     found: Callable[[Any], PreTrainedModel] = mapping[type(config)]
     return found

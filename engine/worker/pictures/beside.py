@@ -1,0 +1,32 @@
+"""What pictures do not go with so far: such a model is served as text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.config import EngineConfig
+from engine.process.process_log import start_log
+from engine.worker.loading.model_folder import resolve_folder
+from engine.worker.pictures.folder import read_picture_folder
+
+
+def without_pictures_beside(config: EngineConfig, attention: str) -> EngineConfig:
+    """The config, with no pictures where something else excludes them; tells so. ``attention``: the
+    backend."""
+    options = config.model
+    if read_picture_folder(resolve_folder(options.model), options) is None:
+        return config
+    speculative = config.speculative
+    others = {
+        "attention_backend triton": attention == "triton",
+        "pipeline_parallel_size > 1": options.pipeline_parallel_size > 1,
+        "distributed_executor_backend ray": options.distributed_executor_backend == "ray",
+        "cores on other machines": config.parallel.data_parallel_size > config.parallel.num_local,
+        "a drafter with weights": speculative is not None and speculative.has_weights,
+        "model_impl transformers": options.model_impl == "transformers",
+    }
+    reason = next((name for name, is_set in others.items() if is_set), None)
+    if reason is None:
+        return config
+    start_log.info("Pictures are not read with %s so far.", reason)
+    return replace(config, model=replace(options, max_pictures=0))

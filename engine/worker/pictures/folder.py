@@ -1,0 +1,115 @@
+"""What a model folder says of the pictures that its model reads. Knows no model code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.config import ModelConfig
+from engine.errors import ConfigError, ModelLoadError
+from engine.media.picture import PictureModel
+from engine.worker.loading.model_folder import raw_config
+
+PICTURE_TYPES = frozenset(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"))
+"""Model types whose pictures are read: a tower of patches, of which each square of neighbors is a token."""
+_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+_MOST = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class PictureFolder:
+    """How a folder's model reads pictures."""
+
+    model: PictureModel
+    temporal_patch_size: int
+    """Number of frames of a patch; a picture stands for all of them."""
+    scale: float
+    """Factor of the bytes of a pixel, before mean and deviation."""
+    mean: tuple[float, ...]
+    """Mean of each color, subtracted from pixels."""
+    deviation: tuple[float, ...]
+    """Standard deviation of each color, by which pixels are divided."""
+
+
+def read_picture_folder(folder: Path, options: ModelConfig) -> PictureFolder | None:
+    """What the folder says, with the options' limits; None if its model reads no pictures, or is to read
+    none. Raises ModelLoadError or ConfigError."""
+    raw = raw_config(folder)
+    vision, processor = raw.get("vision_config"), _processor(folder)
+    if raw.get("model_type") not in PICTURE_TYPES or not options.max_pictures:
+        return None
+    if not isinstance(vision, dict) or processor is None:
+        return None
+    patch = _number(vision, "patch_size", 16 if "3" in raw["model_type"] else 14, folder)
+    merge = _number(vision, "spatial_merge_size", 2, folder)
+    factor = patch * merge
+    least, most = _pixel_limits(processor, factor, folder)
+    least, most = options.min_pixels or least, options.max_pixels or most
+    if not factor**2 <= least <= most:
+        raise ConfigError(
+            f"min_pixels and max_pixels must be {factor**2} <= min_pixels <= max_pixels for this model, got "
+            f"{least} and {most}."
+        )
+    return PictureFolder(
+        PictureModel(
+            token_id=_number(raw, "image_token_id", 151655, folder),
+            patch_size=patch,
+            merge_size=merge,
+            min_pixels=least,
+            max_pixels=most,
+            max_pictures=options.max_pictures,
+        ),
+        _number(vision, "temporal_patch_size", 2, folder),
+        float(processor.get("rescale_factor", 1 / 255)),
+        _colors(processor, "image_mean", folder),
+        _colors(processor, "image_std", folder),
+    )
+
+
+def _processor(folder: Path) -> dict[str, Any] | None:
+    """The fields of the folder's image processor; None without its file."""
+    for name in _PROCESSOR_FILES:
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            fields: Any = json.loads(path.read_text("utf-8"))
+        except ValueError as error:
+            raise ModelLoadError(f"{path} is not valid JSON: {error}.") from error
+        if isinstance(fields, dict) and isinstance(fields.get("image_processor"), dict):
+            fields = fields["image_processor"]
+        if isinstance(fields, dict) and "image_mean" in fields:
+            return fields
+    return None
+
+
+def _pixel_limits(processor: Mapping[str, Any], factor: int, folder: Path) -> tuple[int, int]:
+    """The smallest and the largest number of pixels, under either of the names that processors have had."""
+    size: Any = processor.get("size")
+    size = size if isinstance(size, dict) else {}
+    least = {"min_pixels": processor.get("min_pixels") or size.get("min_pixels") or size.get("shortest_edge")}
+    most = {"max_pixels": processor.get("max_pixels") or size.get("max_pixels") or size.get("longest_edge")}
+    smallest = _number(least, "min_pixels", 4 * factor**2, folder)
+    return max(smallest, factor**2), _number(most, "max_pixels", 1280 * factor**2, folder)
+
+
+def _number(fields: Mapping[str, Any], name: str, default: int, folder: Path) -> int:
+    value = fields.get(name)
+    value = default if value is None else value
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < _MOST:
+        raise ModelLoadError(f"{name} in the configs of {folder} must be an integer from 1, got {value!r}.")
+    return value
+
+
+def _colors(processor: Mapping[str, Any], name: str, folder: Path) -> tuple[float, ...]:
+    values = processor.get(name)
+    if (
+        not isinstance(values, list)
+        or len(values) != 3
+        or not all(type(value) in (int, float) for value in values)
+    ):
+        raise ModelLoadError(f"{name} in the configs of {folder} must be three numbers, got {values!r}.")
+    return tuple(float(value) for value in values)

@@ -1,0 +1,39 @@
+"""The positions of a prompt with pictures: M-RoPE (arXiv:2409.12191, section 2.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.messages import MediaSpan
+from engine.worker.attention.backend import IntArray
+
+
+def rope_positions(num_tokens: int, media: Sequence[MediaSpan], factor: int) -> tuple[IntArray, int]:
+    """In time, height and width: [3, num_tokens], and by how much the positions of tokens behind the prompt
+    are greater than their indices.
+
+    Text counts on all three alike. A picture is one moment, and its tokens have their row and their column,
+    ``factor`` pixels each; text goes on behind the greater side.
+    """
+    positions = np.empty((3, num_tokens), dtype=np.int64)
+    index = place = 0
+    for span in media:
+        assert span.pixels is not None, "the core has checked it"
+        place = _count_on(positions, index, span.offset, place)
+        rows, columns = span.pixels.height // factor, span.pixels.width // factor
+        its = positions[:, span.offset : span.end]
+        its[0] = place
+        its[1] = place + np.repeat(np.arange(rows), columns)
+        its[2] = place + np.tile(np.arange(columns), rows)
+        place += max(rows, columns)
+        index = span.end
+    place = _count_on(positions, index, num_tokens, place)
+    return positions, place - num_tokens
+
+
+def _count_on(positions: IntArray, index: int, end: int, place: int) -> int:
+    """Number the tokens of text in [index, end) from ``place`` on; returns what comes next."""
+    positions[:, index:end] = np.arange(place, place + end - index)
+    return place + end - index

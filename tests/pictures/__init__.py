@@ -1,0 +1,1 @@
+"""Models that read pictures, held to transformers."""

@@ -1,0 +1,169 @@
+"""Small folders of models that read pictures, written by transformers' own classes, and pictures for them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tokenizers import AddedToken
+from transformers import AutoConfig, AutoTokenizer
+
+from engine.media.picture import Pixels
+from engine.messages import MediaSpan
+from tests.worker.loading.multimodal_folders import class_of, random_weights
+
+Picture = npt.NDArray[np.uint8]
+
+TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+VOCAB_SIZE = 544
+PATCH, MERGE = 4, 2
+FACTOR = PATCH * MERGE
+_TEXT = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 8192,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+_VISION = {
+    "depth": 3,
+    "hidden_size": 32,
+    "num_heads": 2,
+    "intermediate_size": 48,
+    "patch_size": PATCH,
+    "spatial_merge_size": MERGE,
+    "temporal_patch_size": 2,
+    "out_hidden_size": 64,
+}
+
+
+def _rope(*sections: int, **more: Any) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": list(sections), **more}
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen2_vl": {
+        "text_config": {**_TEXT, "rope_parameters": _rope(2, 3, 3)},
+        "vision_config": {
+            "depth": 2,
+            "embed_dim": 32,
+            "hidden_size": 64,
+            "num_heads": 2,
+            "patch_size": PATCH,
+        },
+    },
+    "qwen2_5_vl": {
+        "text_config": {**_TEXT, "rope_parameters": _rope(2, 3, 3)},
+        "vision_config": {**_VISION, "window_size": 16, "fullatt_block_indexes": [1]},
+    },
+    "qwen3_vl": {
+        "text_config": {**_TEXT, "head_dim": 32, "rope_parameters": _rope(6, 5, 5)},
+        "vision_config": {**_VISION, "deepstack_visual_indexes": [0, 1], "num_position_embeddings": 64},
+    },
+    "qwen3_5": {
+        "text_config": {
+            **_TEXT,
+            "head_dim": 24,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 12,
+            "linear_value_head_dim": 16,
+            "rope_parameters": _rope(2, 2, 2, partial_rotary_factor=0.5),
+        },
+        "vision_config": {**_VISION, "num_position_embeddings": 64},
+    },
+}
+"""By model type."""
+
+TEMPLATE = """\
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\n' }}
+{%- if message.content is string %}
+{{- message.content }}
+{%- else %}
+{%- for part in message.content %}
+{%- if part.type == 'image' or 'image' in part or 'image_url' in part %}
+{{- '<|vision_start|><|image_pad|><|vision_end|>' }}
+{%- elif 'text' in part %}
+{{- part.text }}
+{%- endif %}
+{%- endfor %}
+{%- endif %}
+{{- '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|im_start|>assistant\n' }}
+{%- endif %}
+"""
+"""Does with pictures what the published templates of Qwen's models do."""
+
+
+def make_picture_folder(
+    to: Path, model_type: str, tokenizer_of: Path, *, dtype: str = "float32", max_pixels: int = 64 * FACTOR**2
+) -> Path:
+    """A folder with random weights. ``tokenizer_of``: a folder whose tokenizer has 512 tokens at most."""
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_of)
+    tokenizer.add_tokens([AddedToken(token, special=True) for token in TOKENS])
+    tokenizer.chat_template = TEMPLATE
+    ids = {name: tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in ("image_pad", "video_pad")}
+    edges = {name: tokenizer.convert_tokens_to_ids(f"<|vision_{name}|>") for name in ("start", "end")}
+    config = AutoConfig.for_model(
+        model_type,
+        **CONFIGS[model_type],
+        image_token_id=ids["image_pad"],
+        video_token_id=ids["video_pad"],
+        vision_start_token_id=edges["start"],
+        vision_end_token_id=edges["end"],
+    )
+    model = random_weights(class_of(config)(config)).to(getattr(torch, dtype))
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(to)
+    tokenizer.save_pretrained(to)
+    processor = {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "size": {"shortest_edge": FACTOR**2, "longest_edge": max_pixels},
+        "patch_size": PATCH,
+        "merge_size": MERGE,
+        "temporal_patch_size": 2,
+        "image_mean": [0.48, 0.46, 0.41],
+        "image_std": [0.27, 0.26, 0.28],
+        "do_convert_rgb": True,
+    }
+    (to / "preprocessor_config.json").write_text(json.dumps(processor))
+    return to
+
+
+def copied(folder: Path, to: Path, file: str, **fields: Any) -> Path:
+    """A copy of a folder with other fields in one of its files."""
+    shutil.copytree(folder, to)
+    content = json.loads((to / file).read_text()) | fields
+    (to / file).write_text(json.dumps(content))
+    return to
+
+
+def picture(rows: int, columns: int, seed: int) -> Picture:
+    """Noise with a gradient, of so many tokens down and across."""
+    height, width = rows * FACTOR, columns * FACTOR
+    noise = np.random.default_rng(seed).integers(0, 128, (height, width, 3))
+    gradient = np.linspace(0, 127, width).astype(int)[None, :, None]
+    return np.asarray(noise + gradient, dtype=np.uint8)
+
+
+def stored(picture: Picture, offset: int, folder: Path) -> MediaSpan:
+    """A picture of a prompt, with its pixels in a file."""
+    content_hash = sha256(picture.tobytes()).hexdigest()
+    path = folder / content_hash
+    path.write_bytes(picture.tobytes())
+    height, width, _ = picture.shape
+    return MediaSpan(content_hash, offset, height * width // FACTOR**2, Pixels(str(path), height, width))

@@ -1,0 +1,203 @@
+"""What an engine does with pictures beside computing them: keeps, forgets, refuses."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.errors import ConfigError, ModelLoadError, RequestError
+from engine.frontend.llm import LLM
+from engine.messages import FinishReason
+from engine.row_failures import PICTURE_LOST
+from engine.worker.pictures.tower import Picture, VisionTower
+from tests.pictures.conftest import PictureFolders
+from tests.pictures.picture_engine import SIZES, greedy, picture_engine, tokens_of
+from tests.pictures.picture_folders import FACTOR, copied, picture
+
+A, B, C = picture(3, 4, 1), picture(2, 5, 2), picture(6, 3, 3)
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many pictures each run of the encoder had."""
+    counts: list[int] = []
+    plain = VisionTower.encode
+
+    def encode(self: VisionTower, pictures: list[Picture]) -> Any:
+        counts.append(len(pictures))
+        return plain(self, pictures)
+
+    monkeypatch.setattr(VisionTower, "encode", encode)
+    return counts
+
+
+@pytest.mark.slow
+def test_a_history_of_screenshots_is_computed_once(
+    picture_folders: PictureFolders, tmp_path: Path, encoded: list[int]
+) -> None:
+    """Twenty pictures, and then one more: the second turn encodes that one, and computes its tokens."""
+    shots = [picture(3, 4, seed) for seed in range(21)]
+    folder = picture_folders("qwen2_5_vl")
+    with picture_engine(folder, tmp_path, num_gpu_blocks_override=200, max_num_batched_tokens=64) as engine:
+        history = [part for shot in shots[:20] for part in (4, shot)]
+        first = engine.ask(engine.prompt(*history, 3))
+        assert first.num_cached_tokens == 0
+        assert sum(encoded) == 20
+        second = engine.ask(engine.prompt(*history, 3, shots[20], 2))
+        assert sum(encoded) == 21
+        num_tokens = len(second.prompt_token_ids or ())
+        assert second.num_cached_tokens is not None
+        assert num_tokens - second.num_cached_tokens < 3 + 12 + 2 + 16
+        fresh = engine.prompt(*history, 3, shots[20], 2)
+        engine.llm.reset_prefix_cache()
+        assert tokens_of(engine.ask(fresh)) == tokens_of(second)
+
+
+@pytest.mark.slow
+def test_equal_tokens_of_other_pictures_share_nothing(
+    picture_folders: PictureFolders, tmp_path: Path, encoded: list[int]
+) -> None:
+    other = picture(3, 4, 99)
+    with picture_engine(picture_folders("qwen3_vl"), tmp_path) as engine:
+        one = engine.ask(engine.prompt(20, A, 20))
+        same = engine.ask(engine.prompt(20, A, 20))
+        changed = engine.ask(engine.prompt(20, other, 20))
+    assert tokens_of(one) == tokens_of(same) != tokens_of(changed)
+    assert same.num_cached_tokens == 48
+    assert changed.num_cached_tokens == 16  # the block before the first that the picture touches
+    assert encoded == [1, 1]
+
+
+@pytest.mark.slow
+def test_requests_of_one_step_share_an_output(
+    picture_folders: PictureFolders, tmp_path: Path, encoded: list[int]
+) -> None:
+    with picture_engine(picture_folders("qwen2_vl"), tmp_path, enable_prefix_caching=False) as engine:
+        for name in "xyz":
+            engine.add(name, engine.prompt(5, A, 3, B, 2, seed=ord(name)))
+        outputs = engine.run()
+        assert encoded == [2]
+        engine.llm.engine._utility("reset_encoder_cache", None)  # type: ignore[arg-type]
+        assert tokens_of(engine.ask(engine.prompt(5, A, 3, B, 2, seed=ord("y")))) == tokens_of(outputs["y"])
+        assert encoded == [2, 2]
+
+
+@pytest.mark.slow
+def test_pixels_that_are_gone_end_their_request_alone(
+    picture_folders: PictureFolders, tmp_path: Path
+) -> None:
+    """And nothing that was computed of them is used again."""
+    with picture_engine(picture_folders("qwen3_vl"), tmp_path, max_num_batched_tokens=16) as engine:
+        lost = engine.prompt(20, C, 20)
+        other = engine.prompt(9, A, 9, seed=4)
+        alone = tokens_of(engine.ask(other))
+        Path(lost[1][0].pixels.path).unlink()  # type: ignore[union-attr]
+        engine.add("lost", lost)
+        engine.add("other", other)
+        outputs = engine.run()
+        failed = outputs["lost"].outputs[0]
+        assert (failed.finish_reason, failed.stop_reason) == (str(FinishReason.ERROR), PICTURE_LOST)
+        assert tokens_of(outputs["other"]) == alone
+        again = engine.ask(engine.prompt(20, C, 20))  # its pixels are there again
+        assert again.num_cached_tokens in (0, 16)
+    with picture_engine(picture_folders("qwen3_vl"), tmp_path) as engine:
+        assert tokens_of(engine.ask(engine.prompt(20, C, 20))) == tokens_of(again)
+
+
+@pytest.mark.slow
+def test_what_is_said_of_a_picture_is_checked(picture_folders: PictureFolders, tmp_path: Path) -> None:
+    """By the core itself: other programs speak to it, too."""
+    with picture_engine(picture_folders("qwen2_5_vl"), tmp_path, max_pictures=2) as engine:
+        tokens, (span,) = engine.prompt(5, A, 5)
+        pixels = span.pixels
+        assert pixels is not None
+        wrong = {
+            "has tokens 5 to 29, outside 0 to 22": msgspec.structs.replace(span, length=24),
+            "has 11 tokens, which is not what": msgspec.structs.replace(span, length=11),
+            "has no pixels": msgspec.structs.replace(span, pixels=None),
+            "needs a content hash": msgspec.structs.replace(span, content_hash=""),
+            "is 32x25 pixels; both sides must be multiples of 8": msgspec.structs.replace(
+                span, pixels=msgspec.structs.replace(pixels, height=25)
+            ),
+        }
+        for sentence, each in wrong.items():
+            engine.add("wrong", (tokens, (each,)))
+            output = engine.run()["wrong"].outputs[0]
+            assert output.finish_reason == "error"
+            assert f"media[0] {sentence}" in str(output.stop_reason)
+        engine.add("many", (tokens, (span, span, span)))
+        assert "3 pictures; this model takes 2" in str(engine.run()["many"].outputs[0].stop_reason)
+        assert len(tokens_of(engine.ask((tokens, (span,))))) == 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"max_pictures": 0}, "is served as text"),
+        pytest.param(
+            {"attention_backend": "triton"},
+            "not read with attention_backend triton",
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_without_pictures_it_is_served_as_text(
+    options: dict[str, Any], sentence: str, picture_folders: PictureFolders, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = picture_folders("qwen2_5_vl")
+    with picture_engine(folder, folder) as engine:
+        wanted = tokens_of(engine.ask(engine.prompt(20)))
+        with pytest.raises(RequestError, match="sleep"):
+            engine.llm.sleep()
+    caplog.set_level(logging.INFO, "continuum.start")
+    with LLM(str(folder), multiprocess=False, **SIZES, **options) as llm:
+        assert llm.engine.ready.pictures is None
+        (output,) = llm.generate([engine.prompt(20)[0]], greedy(), use_tqdm=False)
+        assert tokens_of(output) == wanted
+    assert sentence in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "sentence"),
+    [
+        ({"max_pixels": 63}, ConfigError, "64 <= min_pixels <= max_pixels"),
+        ({"min_pixels": 6400, "max_pixels": 640}, ConfigError, "got 6400 and 640"),
+        ({"max_pictures": -1}, ConfigError, "max_pictures must be at least 0"),
+    ],
+)
+def test_limits_are_checked(
+    options: dict[str, Any], error: type[Exception], sentence: str, picture_folders: PictureFolders
+) -> None:
+    with pytest.raises(error, match=sentence):
+        LLM(str(picture_folders("qwen2_5_vl")), multiprocess=False, **SIZES, **options)
+
+
+def test_limits_of_a_folder_are_checked(picture_folders: PictureFolders, tmp_path: Path) -> None:
+    """Under either of the names that processors have had; without the file it is a text model."""
+    folder, file = picture_folders("qwen2_5_vl"), "preprocessor_config.json"
+    old = copied(folder, tmp_path / "old", file, size={}, min_pixels=128, max_pixels=6400)
+    with picture_engine(old, tmp_path) as engine:
+        assert (engine.model.min_pixels, engine.model.max_pixels) == (128, 6400)
+        assert engine.model.factor == FACTOR
+    faults: dict[str, dict[str, Any]] = {
+        "max_pixels": {"size": {"longest_edge": "many"}},
+        "image_mean": {"image_mean": [0.5]},
+    }
+    for name, fields in faults.items():
+        wrong = copied(folder, tmp_path / name, file, **fields)
+        with pytest.raises(ModelLoadError, match=name):
+            LLM(str(wrong), multiprocess=False, **SIZES)
+    bare = copied(folder, tmp_path / "bare", file)
+    (bare / file).unlink()
+    with LLM(str(bare), multiprocess=False, **SIZES) as llm:
+        assert llm.engine.ready.pictures is None
+    torn = copied(folder, tmp_path / "torn", file)
+    (torn / file).write_text(json.dumps({})[:1])
+    with pytest.raises(ModelLoadError, match="not valid JSON"):
+        LLM(str(torn), multiprocess=False, **SIZES)
