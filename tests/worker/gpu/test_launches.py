@@ -25,8 +25,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
 DRAFTS = {"method": "suffix", "num_speculative_tokens": 16, "weigh_costs": False}
 
 
-@pytest.mark.parametrize("drafts", [None, DRAFTS], ids=["plain", "drafts"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "drafts"),
+    [
+        pytest.param("qwen3", None, id="qwen3-plain", marks=pytest.mark.long),
+        pytest.param("qwen3", DRAFTS, id="qwen3-drafts", marks=pytest.mark.long),
+        pytest.param("qwen3_moe", None, id="qwen3_moe-plain"),
+        pytest.param("qwen3_moe", DRAFTS, id="qwen3_moe-drafts", marks=pytest.mark.long),
+    ],
+)
 def test_serving_launches_no_kernel_that_was_not_warmed_up(
     family: str, drafts: dict[str, Any] | None, tmp_path: Path
 ) -> None:
