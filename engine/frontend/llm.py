@@ -23,13 +23,16 @@ from engine.errors import ConfigError, RequestError
 from engine.executor import ExecutorFactory
 from engine.frontend.beam_search import BeamSearchOutput, BeamSearchParams, search_beams
 from engine.frontend.llm_engine import LLMEngine
+from engine.frontend.picture_inputs import PictureInputs
 from engine.frontend.pooling_methods import PoolingMethods
-from engine.frontend.prompts import Prompt, as_prompts
+from engine.frontend.prompts import GivenPrompt, Prompt, PromptInput, as_inputs, as_prompts
 from engine.frontend.request_output import RequestOutput
 from engine.kv_events_config import read_kv_events_config
 from engine.kv_transfer.config import read_kv_transfer_config
 from engine.kv_transfer.offloading import with_offloading
 from engine.lora import Adapter, LoRARequest, find_adapter, read_lora_config
+from engine.media.config import MediaConfig, picture_limits
+from engine.media.store import PictureLease
 from engine.messages import EngineCoreRequest, JobRef, RequestContext
 from engine.model_executor import model_executor
 from engine.policy_loader import load_policy
@@ -42,6 +45,8 @@ from engine.tokenization.tokenizer import Tokenizer
 T = TypeVar("T")
 
 POOLING_OPTIONS = ("runner", "pooler_config")
+MEDIA_OPTIONS = ("allowed_media_domains", "mm_processor_cache_gb")
+PICTURE_OPTIONS = ("limit_mm_per_prompt", "mm_processor_kwargs", "language_model_only")
 LORA_OPTIONS = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank", "max_cpu_loras")
 
 Conversation = Sequence[Mapping[str, Any]]
@@ -61,13 +66,15 @@ def engine_config(model: str, **options: Any) -> EngineConfig:
     kv_transfer = read_kv_transfer_config(options.pop("kv_transfer_config", None))
     pooling = read_pooling_config(options.pop("runner", "auto"), options.pop("pooler_config", None))
     lora = read_lora_config(**{name: options.pop(name) for name in LORA_OPTIONS if name in options})
+    pictures = picture_limits(*(options.pop(name, None) for name in PICTURE_OPTIONS))
     taken: dict[str, dict[str, Any]] = {name: {} for name in (*parts, "engine")}
+    taken["model"] |= pictures
     owner = {field.name: name for name, record in parts.items() for field in dataclasses.fields(record)} | {
         field.name: "engine" for field in dataclasses.fields(EngineConfig) if field.name not in parts
     }
     for name in ("speculative", "kv_events", "parallel", "kv_transfer", "lora", "pooling", "max_loras"):
         del owner[name]
-    known = [*owner, *LORA_OPTIONS, *POOLING_OPTIONS]
+    known = [*owner, *LORA_OPTIONS, *POOLING_OPTIONS, *MEDIA_OPTIONS, *PICTURE_OPTIONS]
     known += ["speculative_config", "kv_events_config", "kv_transfer_config"]
     for option, value in options.items():
         if option not in owner or option == "model":
@@ -102,17 +109,19 @@ class LLM(PoolingMethods):
         """``scheduling_policy``: ``fcfs``, ``priority``, a class or function of a module, or its name as
         ``module:attribute``. ``multiprocess`` runs the core in its own process. Raises ConfigError or
         ModelLoadError."""
+        media = MediaConfig(**{name: options.pop(name) for name in MEDIA_OPTIONS if name in options})
         config = engine_config(os.fspath(model), **options)
         if isinstance(scheduling_policy, str):
             scheduling_policy = load_policy(scheduling_policy)
         self.engine = LLMEngine(config, executor_factory, scheduling_policy, multiprocess=multiprocess)
+        self._pictures = PictureInputs(self.engine.tokenizer, self.engine.ready.pictures, media)
         self._request_ids = itertools.count()
         self._adapters: dict[tuple[str, str], Adapter] = {}
         """Adapters by the names and paths that requests have given."""
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: GivenPrompt | Sequence[GivenPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
@@ -121,8 +130,9 @@ class LLM(PoolingMethods):
         kv_transfer_params: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
-        """Finished outputs in the order of the prompts, each a text or token ids. Without
-        parameters the model's defaults apply, clamped to the rest of the context.
+        """Finished outputs in the order of the prompts, each a text or token ids, or a mapping with
+        pictures: ``{"prompt": ..., "multi_modal_data": {"image": ...}}``. Without parameters the model's
+        defaults apply, clamped to the rest of the context.
 
         An invalid request raises RequestError before any of them runs. One that fails inside the
         engine has the finish reason ``error`` and does not affect the others.
@@ -131,34 +141,41 @@ class LLM(PoolingMethods):
         to lease it out; the outputs then have the params for the engine that goes on.
         ``lora_request``: the adapter of each prompt, in V1's words; needs ``enable_lora``.
         """
-        all_prompts = as_prompts(prompts)
+        all_prompts = as_inputs(prompts)
         count = len(all_prompts)
-        params = _one_each(
-            "sampling_params",
-            self.get_default_sampling_params() if sampling_params is None else sampling_params,
-            count,
-        )
+        given_params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        params = _one_each("sampling_params", given_params, count)
         all_jobs = _one_each("jobs", jobs, count)
         priorities = _one_each("priority", priority, count)
         read = self.engine.kv_transfer.read
         transfers = [read(each) for each in _one_each("kv_transfer_params", kv_transfer_params, count)]
         adapters = [self._adapter(each) for each in _one_each("lora_request", lora_request, count)]
-        requests = [
-            self.engine.check_request(
-                str(next(self._request_ids)),
-                prompt,
-                _final_only(own),
-                RequestContext(job=job, priority=p, kv_transfer=transfer, adapter=adapter),
-                fits_context=sampling_params is None,
-            )
-            for prompt, own, job, p, transfer, adapter in zip(
-                all_prompts, params, all_jobs, priorities, transfers, adapters, strict=True
-            )
+        contexts = [
+            RequestContext(job=job, priority=p, kv_transfer=transfer, adapter=adapter)
+            for job, p, transfer, adapter in zip(all_jobs, priorities, transfers, adapters, strict=True)
         ]
+        with self._pictures.lease() as lease:
+            requests = [
+                self._request(given, own, context, lease, fits_context=sampling_params is None)
+                for given, own, context in zip(all_prompts, params, contexts, strict=True)
+            ]
+            outputs = self._run(requests, [given.text for given in all_prompts], use_tqdm)
         order = {request.external_req_id: position for position, request in enumerate(requests)}
-        texts = [prompt if isinstance(prompt, str) else None for prompt in all_prompts]
-        outputs = self._run(requests, texts, use_tqdm)
         return sorted(outputs, key=lambda output: order[output.request_id])
+
+    def _request(
+        self,
+        given: PromptInput,
+        params: SamplingParams,
+        context: RequestContext,
+        lease: PictureLease | None,
+        *,
+        fits_context: bool,
+    ) -> EngineCoreRequest:
+        prompt, media = self._pictures.expanded(given, lease)
+        context = msgspec.structs.replace(context, media=media)
+        request_id, params = str(next(self._request_ids)), _final_only(params)
+        return self.engine.check_request(request_id, prompt, params, context, fits_context=fits_context)
 
     def chat(
         self,
@@ -178,18 +195,21 @@ class LLM(PoolingMethods):
     ) -> list[RequestOutput]:
         """The same for one conversation or several, rendered with the model's chat template."""
         conversations: list[Any] = [messages] if _is_conversation(messages) else list(messages)
-        prompts = [
-            self.get_tokenizer().render_chat(
+        tokenizer, content_format = self.get_tokenizer(), _content_format(chat_template_content_format)
+        in_parts = tokenizer.reads_parts(chat_template, tools, content_format)
+
+        def render(conversation: Conversation) -> str:
+            return tokenizer.chat_text(
                 conversation,
                 tools,
                 chat_template,
                 add_generation_prompt,
                 continue_final_message,
                 chat_template_kwargs,
-                _content_format(chat_template_content_format),
+                content_format,
             )
-            for conversation in conversations
-        ]
+
+        prompts = [self._pictures.rendered(each, render, in_parts=in_parts) for each in conversations]
         return self.generate(
             prompts,
             sampling_params,
@@ -282,6 +302,7 @@ class LLM(PoolingMethods):
 
     def close(self) -> None:
         """Stops the core and frees the model. Repeatable."""
+        self._pictures.close()
         self.engine.close()
 
     def __enter__(self) -> Self:

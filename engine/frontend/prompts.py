@@ -1,12 +1,31 @@
-"""The prompts of ``LLM``'s methods: texts, or tokens."""
+"""The prompts of ``LLM``'s methods: texts, or tokens, perhaps with pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from engine.errors import RequestError
 
 Prompt = str | list[int]
+
+_FIELDS = ("prompt", "prompt_token_ids", "multi_modal_data", "mm_processor_kwargs")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptInput:
+    """A prompt with a placeholder for each of its pictures."""
+
+    prompt: Prompt
+    pictures: Sequence[tuple[Any, str]] = ()
+    """What was given as a picture, and where."""
+    text: str | None = None
+    """The prompt's text, if it was given as one."""
+
+
+GivenPrompt = Prompt | Mapping[str, Any] | PromptInput
+"""A mapping is vLLM's: ``prompt`` or ``prompt_token_ids``, and ``multi_modal_data``."""
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -23,6 +42,47 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
             raise _no_prompt(prompt)
         many.append(prompt)
     return many
+
+
+def as_inputs(prompts: GivenPrompt | Sequence[GivenPrompt]) -> list[PromptInput]:
+    """The same with mappings, which may have pictures. RequestError for a field that has no meaning."""
+    if isinstance(prompts, Mapping | PromptInput):
+        return [_input(prompts, "prompts")]
+    if not _holds_mappings(prompts):
+        return [_input(prompt, "prompts") for prompt in as_prompts(prompts)]  # type: ignore[arg-type]
+    return [_input(prompt, f"prompts[{index}]") for index, prompt in enumerate(prompts)]
+
+
+def _holds_mappings(prompts: object) -> bool:
+    return isinstance(prompts, Sequence) and any(isinstance(each, Mapping | PromptInput) for each in prompts)
+
+
+def _input(given: object, where: str) -> PromptInput:
+    if isinstance(given, PromptInput):
+        return given
+    if not isinstance(given, Mapping):
+        (only,) = as_prompts([given] if isinstance(given, list) else given)  # type: ignore[arg-type]
+        return PromptInput(only, text=only if isinstance(only, str) else None)
+    for name, value in given.items():
+        if name not in _FIELDS or (name == "mm_processor_kwargs" and value):
+            raise RequestError(f"{where} must not have {name!r} here.", where)
+    text, token_ids = given.get("prompt"), given.get("prompt_token_ids")
+    prompt: object = token_ids if text is None else text
+    if not isinstance(prompt, str | list):
+        raise RequestError(f"{where} needs prompt, a text, or prompt_token_ids.", where)
+    pictures = _pictures(given.get("multi_modal_data") or {}, f"{where}.multi_modal_data")
+    return PromptInput(prompt, pictures, text if isinstance(text, str) else None)
+
+
+def _pictures(data: object, where: str) -> list[tuple[Any, str]]:
+    if not isinstance(data, Mapping):
+        raise RequestError(f"{where} must be a mapping.", where)
+    for kind in data:
+        if kind != "image":
+            raise RequestError(f"{where} has {str(kind)[:50]!r}; this engine takes image only.", where)
+    given = data.get("image", [])
+    many = given if isinstance(given, list | tuple) else [given]
+    return [(picture, f"{where}.image[{index}]") for index, picture in enumerate(many)]
 
 
 def _no_prompt(given: object) -> RequestError:

@@ -42,7 +42,7 @@ class MediaConfig:
 def picture_limits(
     limit_mm_per_prompt: str | Mapping[str, Any] | None,
     mm_processor_kwargs: str | Mapping[str, Any] | None,
-    language_model_only: bool = False,
+    language_model_only: bool | None = False,
 ) -> dict[str, int]:
     """The fields of ``ModelConfig`` that V1's options set. ConfigError for what has no meaning here."""
     limits: dict[str, int] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -11,7 +10,6 @@ from typing import Any
 
 import httpx
 import msgspec
-from tokenizers import AddedToken, Tokenizer
 
 from engine.api.app import create_app
 from engine.api.config import AccessConfig, ServerConfig
@@ -25,21 +23,8 @@ from engine.frontend.llm import engine_config
 from engine.media.config import MediaConfig
 from engine.media.picture import PictureModel
 from engine.testing import FakeExecutorFactory
+from tests.media.picture_folder import VOCAB_SIZE
 from tests.media.templates import WITH_TOOLS
-
-MEDIA_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-VOCAB_SIZE = 520
-
-
-def folder_with_pictures(model: Path, folder: Path) -> tuple[Path, int]:
-    """The model's folder with Qwen's tokens for pictures, and the token that stands for one."""
-    shutil.copytree(model, folder)
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in MEDIA_TOKENS])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    token_id = tokenizer.token_to_id("<|image_pad|>")
-    assert token_id is not None
-    return folder, token_id
 
 
 class PictureSite:

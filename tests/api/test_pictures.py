@@ -12,8 +12,9 @@ import pytest
 import pytest_asyncio
 
 from engine.media.picture import PictureModel
-from tests.api.picture_site import PictureSite, folder_with_pictures, limited, picture_site
-from tests.media.pictures import SMALL, data_url, flat_png, image_block, image_url, png
+from tests.api.picture_site import PictureSite, limited, picture_site
+from tests.media.picture_folder import folder_with_pictures
+from tests.media.pictures import data_url, flat_png, image_block, image_url, png
 from tests.media.templates import ALL
 
 PAD = "<|image_pad|>"
@@ -25,8 +26,7 @@ CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "argume
 
 @pytest.fixture(scope="module")
 def folder(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PictureModel]:
-    made, token_id = folder_with_pictures(model, tmp_path_factory.mktemp("pictures") / "model")
-    return made, msgspec.structs.replace(SMALL, token_id=token_id)
+    return folder_with_pictures(model, tmp_path_factory.mktemp("pictures") / "model")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

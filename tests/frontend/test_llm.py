@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine.errors import ConfigError, EngineDeadError, ModelLoadError, RequestError
+from engine.frontend.beam_search import BeamSearchParams
 from engine.frontend.llm import LLM, engine_config
 from engine.sampling_params import SamplingParams
 from engine.testing import FakeExecutorFactory
@@ -139,11 +140,20 @@ def test_one_wrong_prompt_and_none_is_run(fake_llm: LLM) -> None:
     assert len(output.outputs[0].token_ids) == 2
 
 
-@pytest.mark.parametrize("prompts", [{"prompt_token_ids": [1, 2]}, [{"prompt": "Hello"}], 5])
+@pytest.mark.parametrize("prompts", [5, [5.0], [None, "Hello"]])
 def test_what_is_no_prompt_is_refused(fake_llm: LLM, prompts: Any) -> None:
-    """V1's dictionaries are not taken: they must not be read as a list of their keys."""
-    with pytest.raises(RequestError, match=r"A prompt is a text or a list of token ids, got (dict|int)"):
+    with pytest.raises(
+        RequestError, match=r"A prompt is a text or a list of token ids, got (int|float|None)"
+    ):
         fake_llm.generate(prompts, GREEDY, use_tqdm=False)
+
+
+@pytest.mark.parametrize("prompts", [{"prompt_token_ids": [1, 2]}, [{"prompt": "Hello"}]])
+def test_v1s_dictionaries_are_prompts_of_generate_only(fake_llm: LLM, prompts: Any) -> None:
+    """Elsewhere they must not be read as a list of their keys."""
+    assert len(fake_llm.generate(prompts, GREEDY, use_tqdm=False)) == 1
+    with pytest.raises(RequestError, match="A prompt is a text or a list of token ids, got dict"):
+        fake_llm.beam_search(prompts, BeamSearchParams(beam_width=2, max_tokens=2))
 
 
 def test_progress_is_shown_with_rates(fake_llm: LLM, capfd: pytest.CaptureFixture[str]) -> None:
