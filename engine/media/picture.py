@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class PictureModel(msgspec.Struct, array_like=True, frozen=True):
+class PictureModel(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
     """How a model reads pictures: cut into square patches, of which a square of neighbors is a token."""
 
     token_id: int
@@ -20,6 +20,12 @@ class PictureModel(msgspec.Struct, array_like=True, frozen=True):
     """A larger picture is reduced."""
     max_pictures: int
     """The most pictures of a prompt; 0: none are taken."""
+    max_edge: int = 0
+    """Longest side of a picture, in pixels, where a model limits sides and not the number of pixels."""
+    row_end_id: int | None = None
+    """A token behind each row of a picture; None: rows follow each other."""
+    end_id: int | None = None
+    """The token in its place behind the last row."""
 
     @property
     def factor(self) -> int:
@@ -29,7 +35,22 @@ class PictureModel(msgspec.Struct, array_like=True, frozen=True):
     @property
     def max_tokens(self) -> int:
         """The most tokens of one picture."""
-        return max(1, self.max_pixels // self.factor**2)
+        if not self.max_edge:
+            return max(1, self.max_pixels // self.factor**2)
+        side = -(-self.max_edge // self.factor) * self.factor
+        return self.num_tokens(side, side)
+
+    def num_tokens(self, height: int, width: int) -> int:
+        """Number of tokens of a picture of this size, those behind rows included."""
+        return (height // self.factor) * (width // self.factor + (self.row_end_id is not None))
+
+    def token_ids(self, height: int, width: int) -> list[int]:
+        """The tokens of a picture of this size: ``token_id`` where its embeddings go."""
+        rows, columns = height // self.factor, width // self.factor
+        if self.row_end_id is None or self.end_id is None:
+            return [self.token_id] * (rows * columns)
+        row = [*[self.token_id] * columns, self.row_end_id]
+        return [*row * (rows - 1), *row[:-1], self.end_id]
 
 
 class Pixels(msgspec.Struct, array_like=True, frozen=True):

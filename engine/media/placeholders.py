@@ -8,7 +8,6 @@ from typing import Any
 
 from engine.errors import RequestError
 from engine.media.picture import PictureModel
-from engine.media.resizing import num_tokens
 from engine.media.store import StoredPicture
 from engine.messages import MediaSpan
 from engine.tokenization.parted_text import PartedText
@@ -32,9 +31,11 @@ class Placeholders:
         before, after = _AROUND if all(each in added for each in _AROUND) else ("", "")
         self.text = f"{before}{self._token}{after}"
         """A picture in the prompt of a template that takes texts only."""
+        ends = (model.row_end_id, model.end_id)
+        others = [tokenizer.token_text(each) for each in ends if each is not None]
         self._blinded = [
             (each, f"{each[:2]}{_ZERO_WIDTH}{each[2:]}")
-            for each in (self._token, *(each for each in _OTHER_MEDIA if each in added))
+            for each in (self._token, *others, *(each for each in _OTHER_MEDIA if each in added))
         ]
 
     def blind(self, value: Any) -> Any:
@@ -96,7 +97,7 @@ class Placeholders:
 
     def num_tokens(self, picture: StoredPicture) -> int:
         """Tokens of a picture in a prompt."""
-        return num_tokens(picture.height, picture.width, self._model)
+        return self._model.num_tokens(picture.height, picture.width)
 
     def num_more(self, pictures: Sequence[StoredPicture]) -> int:
         """How many tokens a prompt grows by when its placeholders are repeated."""
@@ -120,9 +121,9 @@ class Placeholders:
         for picture in pictures:
             end = token_ids.index(token_id, start)
             prompt += token_ids[start:end]
-            length = self.num_tokens(picture)
-            spans.append(MediaSpan(picture.content_hash, len(prompt), length, picture.pixels))
-            prompt += [token_id] * length
+            its = self._model.token_ids(picture.height, picture.width)
+            spans.append(MediaSpan(picture.content_hash, len(prompt), len(its), picture.pixels))
+            prompt += its
             start = end + 1
         prompt += token_ids[start:]
         return prompt, tuple(spans)

@@ -1,4 +1,5 @@
-"""The size in which a model reads a picture: Qwen's rule, which transformers calls ``smart_resize``."""
+"""The size in which a model reads a picture: Qwen's rule, which transformers calls ``smart_resize``, or
+Pixtral's."""
 
 from __future__ import annotations
 
@@ -16,6 +17,8 @@ def fitted_size(height: int, width: int, model: PictureModel) -> tuple[int, int]
     PictureFault for a picture that is too long and narrow."""
     if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
         raise PictureFault(f"is {width}x{height}: one side is more than {MAX_ASPECT_RATIO} times the other")
+    if model.max_edge:
+        return _within_edge(height, width, model)
     side, sides = model.factor, (height, width)
     fitted = [round(each / side) * side for each in sides]
     if math.prod(fitted) > model.max_pixels:
@@ -24,13 +27,16 @@ def fitted_size(height: int, width: int, model: PictureModel) -> tuple[int, int]
     elif math.prod(fitted) < model.min_pixels:
         grows = math.sqrt(model.min_pixels / (height * width))
         fitted = [math.ceil(each * grows / side) * side for each in sides]
-    if num_tokens(fitted[0], fitted[1], model) > model.max_tokens:
+    if model.num_tokens(fitted[0], fitted[1]) > model.max_tokens:
         raise PictureFault(
             f"is {width}x{height}: too narrow to fit into the model's {model.max_pixels} pixels"
         )
     return fitted[0], fitted[1]
 
 
-def num_tokens(height: int, width: int, model: PictureModel) -> int:
-    """Tokens of a picture of a fitted size."""
-    return (height // model.factor) * (width // model.factor)
+def _within_edge(height: int, width: int, model: PictureModel) -> tuple[int, int]:
+    """Pixtral's rule: no side is longer than the model's limit, and both end with a whole token."""
+    ratio = max(height, width) / model.max_edge
+    sides = (height, width) if ratio <= 1 else (math.floor(height / ratio), math.floor(width / ratio))
+    fitted = [max(1, math.ceil(side / model.factor)) * model.factor for side in sides]
+    return fitted[0], fitted[1]

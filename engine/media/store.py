@@ -118,7 +118,8 @@ class PictureStore:
         """The name of a file's content: with the owner, so that timing does not reveal what others have
         sent, and with the limits of its size, which its pixels depend on."""
         digest = sha256(data)
-        digest.update(msgspec.json.encode((self._model.min_pixels, self._model.max_pixels, owner)))
+        limits = self._model.min_pixels, self._model.max_pixels, self._model.max_edge
+        digest.update(msgspec.json.encode((*limits, owner)))
         return digest.hexdigest()
 
     def lease(self) -> PictureLease:

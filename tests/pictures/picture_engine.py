@@ -9,6 +9,7 @@ from typing import Any
 
 from engine.frontend.llm import LLM
 from engine.frontend.request_output import RequestOutput
+from engine.media.picture import PictureModel
 from engine.messages import MediaSpan, RequestContext
 from engine.sampling_params import SamplingParams
 from tests.pictures.picture_folders import Picture, stored
@@ -24,7 +25,7 @@ def greedy(max_tokens: int = 12, **more: Any) -> SamplingParams:
 
 
 def prompt_of(
-    parts: Sequence[Part], token_id: int, pixels: Path, seed: int = 1
+    parts: Sequence[Part], model: PictureModel, pixels: Path, seed: int = 1
 ) -> tuple[list[int], tuple[MediaSpan, ...]]:
     """The tokens and the pictures of a prompt; pictures' pixels are put into a folder."""
     text, tokens, media = iter(random_tokens(1000, seed=seed)), list[int](), list[MediaSpan]()
@@ -32,9 +33,8 @@ def prompt_of(
         if isinstance(part, int):
             tokens += [next(text) for _ in range(part)]
         else:
-            span = stored(part, len(tokens), pixels)
-            media.append(span)
-            tokens += [token_id] * span.length
+            media.append(stored(part, len(tokens), pixels, model))
+            tokens += model.token_ids(*part.shape[:2])
     return tokens, tuple(media)
 
 
@@ -49,7 +49,7 @@ class PictureEngine:
         self.model = model
 
     def prompt(self, *parts: Part, seed: int = 1) -> tuple[list[int], tuple[MediaSpan, ...]]:
-        return prompt_of(parts, self.model.token_id, self.pixels, seed)
+        return prompt_of(parts, self.model, self.pixels, seed)
 
     def add(
         self,

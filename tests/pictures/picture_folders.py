@@ -14,13 +14,14 @@ import torch
 from tokenizers import AddedToken
 from transformers import AutoConfig, AutoTokenizer
 
-from engine.media.picture import Pixels
+from engine.media.picture import PictureModel, Pixels
 from engine.messages import MediaSpan
 from tests.worker.loading.multimodal_folders import class_of, random_weights
 
 Picture = npt.NDArray[np.uint8]
 
 TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+ROW_TOKENS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
 VOCAB_SIZE = 544
 PATCH, MERGE = 4, 2
 FACTOR = PATCH * MERGE
@@ -45,6 +46,16 @@ _VISION = {
     "spatial_merge_size": MERGE,
     "temporal_patch_size": 2,
     "out_hidden_size": 64,
+}
+_MISTRAL = {**_TEXT, "model_type": "mistral", "head_dim": 16, "sliding_window": None}
+_PIXTRAL = {
+    "model_type": "pixtral",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "head_dim": 16,
+    "image_size": 64,
 }
 
 
@@ -83,6 +94,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
         "vision_config": {**_VISION, "num_position_embeddings": 64},
     },
+    "mistral3": {
+        "text_config": _MISTRAL,
+        "vision_config": {**_PIXTRAL, "patch_size": PATCH},
+        "spatial_merge_size": MERGE,
+    },
+    "llava": {
+        "text_config": _MISTRAL,
+        "vision_config": {**_PIXTRAL, "patch_size": FACTOR},
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "full",
+    },
 }
 """By model type."""
 
@@ -114,28 +136,41 @@ def make_picture_folder(
 ) -> Path:
     """A folder with random weights. ``tokenizer_of``: a folder whose tokenizer has 512 tokens at most."""
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_of)
-    tokenizer.add_tokens([AddedToken(token, special=True) for token in TOKENS])
+    has_rows = model_type in ("mistral3", "llava")
+    tokens = ROW_TOKENS if has_rows else TOKENS
+    tokenizer.add_tokens([AddedToken(token, special=True) for token in tokens])
     tokenizer.chat_template = TEMPLATE
-    ids = {name: tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in ("image_pad", "video_pad")}
-    edges = {name: tokenizer.convert_tokens_to_ids(f"<|vision_{name}|>") for name in ("start", "end")}
-    config = AutoConfig.for_model(
-        model_type,
-        **CONFIGS[model_type],
-        image_token_id=ids["image_pad"],
-        video_token_id=ids["video_pad"],
-        vision_start_token_id=edges["start"],
-        vision_end_token_id=edges["end"],
+    if has_rows:
+        tokenizer.chat_template = TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "[IMG]")
+    id_of = tokenizer.convert_tokens_to_ids
+    ids = (
+        {"image_token_id": id_of("[IMG]")}
+        if has_rows
+        else {
+            "image_token_id": id_of("<|image_pad|>"),
+            "video_token_id": id_of("<|video_pad|>"),
+            "vision_start_token_id": id_of("<|vision_start|>"),
+            "vision_end_token_id": id_of("<|vision_end|>"),
+        }
     )
+    config = AutoConfig.for_model(model_type, **CONFIGS[model_type], **ids)
     model = random_weights(class_of(config)(config)).to(getattr(torch, dtype))
     model.generation_config.eos_token_id = None
     model.save_pretrained(to)
     tokenizer.save_pretrained(to)
+    own = (
+        {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 8 * FACTOR}}
+        if has_rows
+        else {
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "size": {"shortest_edge": FACTOR**2, "longest_edge": max_pixels},
+            "merge_size": MERGE,
+            "temporal_patch_size": 2,
+        }
+    )
     processor = {
-        "image_processor_type": "Qwen2VLImageProcessor",
-        "size": {"shortest_edge": FACTOR**2, "longest_edge": max_pixels},
-        "patch_size": PATCH,
-        "merge_size": MERGE,
-        "temporal_patch_size": 2,
+        **own,
+        "patch_size": FACTOR if model_type == "llava" else PATCH,
         "image_mean": [0.48, 0.46, 0.41],
         "image_std": [0.27, 0.26, 0.28],
         "do_convert_rgb": True,
@@ -160,10 +195,10 @@ def picture(rows: int, columns: int, seed: int) -> Picture:
     return np.asarray(noise + gradient, dtype=np.uint8)
 
 
-def stored(picture: Picture, offset: int, folder: Path) -> MediaSpan:
+def stored(picture: Picture, offset: int, folder: Path, model: PictureModel) -> MediaSpan:
     """A picture of a prompt, with its pixels in a file."""
     content_hash = sha256(picture.tobytes()).hexdigest()
     path = folder / content_hash
     path.write_bytes(picture.tobytes())
     height, width, _ = picture.shape
-    return MediaSpan(content_hash, offset, height * width // FACTOR**2, Pixels(str(path), height, width))
+    return MediaSpan(content_hash, offset, model.num_tokens(height, width), Pixels(str(path), height, width))

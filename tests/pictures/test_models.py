@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine.media.picture import Pixels
 from engine.messages import MediaSpan
 from engine.worker.pictures.positions import rope_positions
-from engine.worker.pictures.tower import VisionTower
+from engine.worker.pictures.tower import PatchTower
 from tests.pictures.conftest import PictureFolders
 from tests.pictures.picture_engine import Part, greedy, picture_engine, tokens_of
 from tests.pictures.picture_folders import CONFIGS, FACTOR, PATCH, Picture, picture
@@ -111,10 +111,10 @@ def test_patches_are_those_of_transformers(picture_folders: PictureFolders) -> N
     folder = picture_folders("qwen2_5_vl")
     reference = PictureReference(folder)
     with picture_engine(folder, folder) as engine:
-        tower: VisionTower = engine.llm.engine._client.core._executor._backend._loaded.tower  # type: ignore[attr-defined]
+        tower: PatchTower = engine.llm.engine._client.core._executor._backend._loaded.tower  # type: ignore[attr-defined]
         for each in (A, B, C):
             wanted = reference.processed([each])
-            assert torch.allclose(tower.patches(each), wanted["pixel_values"], atol=1e-6)
+            assert torch.allclose(tower.patches(tower._colors(each)), wanted["pixel_values"], atol=1e-6)
             assert wanted["image_grid_thw"].tolist() == [[1, each.shape[0] // PATCH, each.shape[1] // PATCH]]
 
 

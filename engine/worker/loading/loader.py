@@ -209,7 +209,7 @@ def _take_decoder(plan: LoadPlan, checkpoint: Checkpoint) -> None:
 def _load_tower(plan: LoadPlan, model: CausalModel) -> VisionTower | None:
     if plan.pictures is None:
         return None
-    from engine.worker.pictures.tower import load_tower  # transformers' model code
+    from engine.worker.pictures.tower_loading import load_tower  # transformers' model code
 
     assert isinstance(model, Decoder), "it is native"
     return load_tower(plan, plan.pictures, model)

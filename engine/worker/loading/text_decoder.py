@@ -26,7 +26,11 @@ _PREFIXES = {
 """How the names of a decoder's tensors begin in such folders, and how in a folder of its own: the first and
 the third as Qwen3.5 is published and transformers has it in memory, the last as Qwen2.5-VL is published, the
 second as all others are."""
-_TOWERS = ("model.visual.", "visual.")
+_TOWERS = {
+    **dict.fromkeys(("model.visual.", "visual."), ""),
+    **{f"{of}{part}": part for of in ("model.", "") for part in ("vision_tower.", "multi_modal_projector.")},
+}
+"""The same for a vision tower: Qwen's is alone, others are with a projector."""
 
 
 _HEADS = ("lm_head.", "score.")
@@ -62,11 +66,11 @@ def headless_name(name: str) -> str | None:
 
 
 def tower_name(name: str) -> str | None:
-    """The name that a tensor of such a folder has in its vision tower alone; None for tensors of other
-    parts."""
-    for prefix in _TOWERS:
+    """The name that a tensor of such a folder has in its vision tower, alone or with a projector; None for
+    tensors of other parts."""
+    for prefix, alone in _TOWERS.items():
         if name.startswith(prefix):
-            return name.removeprefix(prefix)
+            return alone + name.removeprefix(prefix)
     return None
 
 

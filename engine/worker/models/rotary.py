@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -74,6 +75,11 @@ def mrope_axes(config: PreTrainedConfig, num_frequencies: int) -> torch.Tensor |
     for axis in (1, 2):
         axes[axis : 3 * sections[axis] : 3] = axis
     return axes
+
+
+def have_axes(ropes: Iterable[object]) -> bool:
+    """Whether any of a model's ropes turns by three positions of a token."""
+    return any(isinstance(rope, RotaryEmbedding) and rope.axes is not None for rope in ropes)
 
 
 def _frequencies(config: PreTrainedConfig, head_dim: int, kind: str) -> tuple[torch.Tensor, float]:

@@ -13,8 +13,12 @@ from engine.errors import ConfigError, ModelLoadError
 from engine.media.picture import PictureModel
 from engine.worker.loading.model_folder import raw_config
 
-PICTURE_TYPES = frozenset(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"))
-"""Model types whose pictures are read: a tower of patches, of which each square of neighbors is a token."""
+QWEN_TYPES = frozenset(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"))
+"""Model types that limit the number of pixels, and whose tokens have three positions."""
+_PIXTRAL_TYPES = frozenset(("mistral3", "llava"))
+"""Those that may have Pixtral's tower, which limits the longest side of a picture."""
+_ROW_ENDS = ("[IMG_BREAK]", "[IMG_END]")
+"""Tokens behind a row of a picture and behind the last one, of Pixtral's tower."""
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 _MOST = 2**31
 
@@ -38,11 +42,26 @@ def read_picture_folder(folder: Path, options: ModelConfig) -> PictureFolder | N
     """What the folder says, with the options' limits; None if its model reads no pictures, or is to read
     none. Raises ModelLoadError or ConfigError."""
     raw = raw_config(folder)
-    vision, processor = raw.get("vision_config"), _processor(folder)
-    if raw.get("model_type") not in PICTURE_TYPES or not options.max_pictures:
+    model_type, vision = raw.get("model_type"), raw.get("vision_config")
+    if not isinstance(vision, dict) or not options.max_pictures:
         return None
-    if not isinstance(vision, dict) or processor is None:
+    is_pixtral = vision.get("model_type") == "pixtral" and model_type in _PIXTRAL_TYPES
+    if not is_pixtral and model_type not in QWEN_TYPES:
         return None
+    processor = _processor(folder)
+    if processor is None:
+        return None
+    read = _pixtral_folder if is_pixtral else _qwen_folder
+    return read(folder, options, raw, vision, processor)
+
+
+def _qwen_folder(
+    folder: Path,
+    options: ModelConfig,
+    raw: Mapping[str, Any],
+    vision: Mapping[str, Any],
+    processor: Mapping[str, Any],
+) -> PictureFolder:
     patch = _number(vision, "patch_size", 16 if "3" in raw["model_type"] else 14, folder)
     merge = _number(vision, "spatial_merge_size", 2, folder)
     factor = patch * merge
@@ -63,10 +82,62 @@ def read_picture_folder(folder: Path, options: ModelConfig) -> PictureFolder | N
             max_pictures=options.max_pictures,
         ),
         _number(vision, "temporal_patch_size", 2, folder),
-        float(processor.get("rescale_factor", 1 / 255)),
-        _colors(processor, "image_mean", folder),
-        _colors(processor, "image_std", folder),
+        *_colors_of(processor, folder),
     )
+
+
+def _pixtral_folder(
+    folder: Path,
+    options: ModelConfig,
+    raw: Mapping[str, Any],
+    vision: Mapping[str, Any],
+    processor: Mapping[str, Any],
+) -> PictureFolder | None:
+    """None without a tokenizer that knows the ends of rows."""
+    if options.min_pixels is not None or options.max_pixels is not None:
+        raise ConfigError("min_pixels and max_pixels are not for this model, which limits the longest side.")
+    ends = [_added_token(folder, name) for name in _ROW_ENDS]
+    if None in ends:
+        return None
+    patch = _number(vision, "patch_size", 16, folder)
+    merge = _number(raw, "spatial_merge_size", 2 if raw["model_type"] == "mistral3" else 1, folder)
+    edge = _number(processor.get("size") or {}, "longest_edge", 1024, folder)
+    own = {"image_token_id": raw.get("image_token_id", raw.get("image_token_index"))}
+    model = PictureModel(
+        token_id=_number(own, "image_token_id", 10, folder),
+        patch_size=patch,
+        merge_size=merge,
+        min_pixels=0,
+        max_pixels=edge**2,
+        max_pictures=options.max_pictures,
+        max_edge=edge,
+        row_end_id=ends[0],
+        end_id=ends[1],
+    )
+    return PictureFolder(model, 1, *_colors_of(processor, folder))
+
+
+def _added_token(folder: Path, text: str) -> int | None:
+    """The id of an added token of the folder's tokenizer."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return None
+    try:
+        added: Any = json.loads(path.read_text("utf-8")).get("added_tokens", [])
+        return next((int(token["id"]) for token in added if token["content"] == text), None)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ModelLoadError(f"{path} is no tokenizer: {error!r}.") from error
+
+
+def _colors_of(
+    processor: Mapping[str, Any], folder: Path
+) -> tuple[float, tuple[float, ...], tuple[float, ...]]:
+    """Factor, mean and deviation of colors."""
+    scale: Any = processor.get("rescale_factor", 1 / 255)
+    if type(scale) not in (int, float):
+        raise ModelLoadError(f"rescale_factor in the configs of {folder} must be a number, got {scale!r}.")
+    means = _colors(processor, "image_mean", folder), _colors(processor, "image_std", folder)
+    return float(scale), *means
 
 
 def _processor(folder: Path) -> dict[str, Any] | None:

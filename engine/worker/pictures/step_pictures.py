@@ -17,6 +17,7 @@ from engine.worker.attention.backend import IntArray
 from engine.worker.cpu.input_batch import StepInputs
 from engine.worker.models.decoder import Decoder
 from engine.worker.models.placed_pictures import PlacedPictures
+from engine.worker.models.rotary import have_axes
 from engine.worker.pictures.positions import rope_positions
 from engine.worker.pictures.tower import Picture, VisionTower
 
@@ -28,7 +29,8 @@ class _Prompt:
     """A request's pictures, and the positions of its tokens: see ``rope_positions``."""
 
     media: Sequence[MediaSpan]
-    positions: IntArray
+    positions: IntArray | None
+    """None for a model whose tokens have one position each."""
     shift: int
 
 
@@ -38,6 +40,7 @@ class StepPictures:
     def __init__(self, tower: VisionTower, decoder: Decoder) -> None:
         self._tower = tower
         self._decoder = decoder
+        self._has_axes = have_axes(decoder.ropes.values())
         self._prompts: dict[str, _Prompt] = {}
         self._outputs: dict[str, torch.Tensor | None] = {}
         """The encoder's outputs by content hash; None where the pixels could not be read."""
@@ -70,8 +73,12 @@ class StepPictures:
             self._prompts.pop(req_id, None)
         for new in plan.scheduled_new_reqs:
             if new.media:
-                positions = rope_positions(len(new.prompt_token_ids), new.media, self._tower.model.factor)
-                self._prompts[new.req_id] = _Prompt(new.media, *positions)
+                self._prompts[new.req_id] = self._prompt(len(new.prompt_token_ids), new.media)
+
+    def _prompt(self, num_tokens: int, media: Sequence[MediaSpan]) -> _Prompt:
+        if not self._has_axes:
+            return _Prompt(media, None, 0)
+        return _Prompt(media, *rope_positions(num_tokens, media, self._tower.model.factor))
 
     def _encode(self, plan: SchedulerOutput) -> None:
         found: dict[str, Picture] = {}
@@ -101,27 +108,39 @@ class StepPictures:
             prompt = self._prompts.get(req_id)
             if prompt is None:
                 continue
-            last, end = int(ends[seq]), int(step.attention.seq_lens[seq])
-            count = int(step.attention.query_lens[seq])
-            start, first = end - count, last - count
-            known = prompt.positions[:, start:end]
-            positions[:, first : first + known.shape[1]] = known
-            positions[:, first + known.shape[1] : last] += prompt.shift
+            end, count = int(step.attention.seq_lens[seq]), int(step.attention.query_lens[seq])
+            last, start = int(ends[seq]), end - count
+            if prompt.positions is not None:
+                known = prompt.positions[:, start:end]
+                behind = last - count + known.shape[1]
+                positions[:, last - count : behind] = known
+                positions[:, behind:last] += prompt.shift
             for span in prompt.media:
-                low, high = max(span.offset, start), min(span.end, end)
-                if low >= high:
+                if span.end <= start or span.offset >= end:
                     continue
                 output = self._outputs[span.content_hash]
                 if output is None:
                     self._lost.add(req_id)
                     continue
-                rows.append(np.arange(first + low - start, first + high - start))
-                parts.append(output[low - span.offset : high - span.offset])
+                tokens = self._embedded(span)
+                first, beyond = np.searchsorted(tokens, (start, end))
+                rows.append(tokens[first:beyond] + (last - end))
+                parts.append(output[first:beyond])
         if not rows:
             return np.ascontiguousarray(positions[0])
         places = torch.from_numpy(np.concatenate(rows)).to(parts[0].device)
         self._decoder.pictures = PlacedPictures(places, torch.cat(parts))
-        return positions
+        return positions if self._has_axes else step.positions
+
+    def _embedded(self, span: MediaSpan) -> IntArray:
+        """The tokens of the prompt in whose places the embeddings of a picture go, not those behind rows."""
+        tokens = np.arange(span.offset, span.end)
+        if self._tower.model.row_end_id is None:
+            return tokens
+        assert span.pixels is not None, "the core has checked it"
+        columns = span.pixels.width // self._tower.model.factor
+        embedded: IntArray = tokens[np.arange(span.length) % (columns + 1) != columns]
+        return embedded
 
 
 def _read(span: MediaSpan) -> Picture | None:
