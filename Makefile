@@ -25,7 +25,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help demo chat serve bench simulate readme-tables reproduce bench-sim bench-cores \
-  bench-cpu bench-front bench-step bench-drafts bench-grammar bench-trace bench-watch bench-replay bench-policy \
+  bench-cpu bench-front bench-turn bench-step bench-drafts bench-grammar bench-trace bench-watch bench-replay bench-policy \
   bench-parts bench-constants bench-served gpu-check agent-model agent-score test test-all lint \
   test-most types browser bare-install check format clean
 
@@ -67,6 +67,9 @@ bench-cpu: $(DEV) ## throughput and latency on this machine's CPUs (20 minutes) 
 
 bench-front: $(DEV) ## API server time for the next turn of a long chat (seconds) [ARGS="--tokens 200000"]
 	@$(BIN)/python -m benchmarks.http.frontend_bench $(ARGS)
+
+bench-turn: $(DEV) ## API server and core time for the next turn of a 100k-token job, appended and whole (a minute) [ARGS="--tokens 200000"]
+	@$(BIN)/python -m benchmarks.http.next_turn $(ARGS)
 
 bench-step: $(DEV) ## scheduler time per step, without a model, in microseconds (seconds) [ARGS="--steps 100"]
 	@$(BIN)/python -m benchmarks.scheduler.step_bench $(ARGS)

@@ -99,6 +99,8 @@ class RequestContext(msgspec.Struct, array_like=True, omit_defaults=True, frozen
     """What a model that pools is asked for; it has no other requests."""
     media: tuple[MediaSpan, ...] = ()
     """The prompt's pictures, in its order; no two overlap."""
+    keeps_tokens: bool = False
+    """Whether the core is to keep the turn's tokens, so that a later request may continue them."""
 
     @property
     def owner(self) -> str | None:
@@ -108,6 +110,13 @@ class RequestContext(msgspec.Struct, array_like=True, omit_defaults=True, frozen
 
 NO_CONTEXT = RequestContext()
 """The context of a request without any."""
+
+
+class TurnPrefix(msgspec.Struct, array_like=True, frozen=True):
+    """The first tokens of a turn that ended, its prompt and its output, by the core's id of it."""
+
+    request_id: str
+    num_tokens: int
 
 
 class EngineCoreRequest(RequestContext, array_like=True, omit_defaults=True, frozen=True, gc=False):
@@ -120,6 +129,8 @@ class EngineCoreRequest(RequestContext, array_like=True, omit_defaults=True, fro
     external_req_id: str | None = None
     client_index: int = 0
     """The API server process that receives the outputs."""
+    continues: TurnPrefix | None = None
+    """What stands before ``prompt_token_ids``; its core knows it, or asks for the request as a whole."""
 
 
 class AbortRequest(msgspec.Struct, array_like=True, omit_defaults=True):
@@ -367,6 +378,8 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     utility_output: UtilityOutput | None = None
     engine_index: int = 0
     """Number of the core; set by the client of a group, never sent."""
+    wanted_whole: list[str] = []
+    """Requests that continue a turn which the core does not know: they are to be sent as a whole."""
 
 
 class EngineReady(msgspec.Struct, omit_defaults=True):

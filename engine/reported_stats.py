@@ -72,6 +72,14 @@ class BlockLives(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """Times between two uses."""
 
 
+class ContinuedStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """Requests since the last report that came without the tokens of the turn that they continue."""
+
+    num_known: int = 0
+    num_forgotten: int = 0
+    """Those whose turn the core did not have, so that it asked for all of their tokens."""
+
+
 class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """Gauges after a step, and counters since the last report."""
 
@@ -132,6 +140,8 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     """What became of draft tokens; None if there were none."""
     block_lives: BlockLives | None = None
     """None if no block is sampled, or none was evicted."""
+    continued: ContinuedStats | None = None
+    """None if no request came so."""
     kv_events_dropped: int = 0
     """Batches of KV events or pin events that were lost, as they came faster than they could be sent."""
 

@@ -25,7 +25,7 @@ from engine.api.chat_messages import normalize
 from engine.api.endpoints import parse_body
 from engine.api.openai.protocol import ChatCompletionRequest
 from engine.config import ModelConfig
-from engine.core_process.core_client import as_written
+from engine.core_process.continued_prompts import as_written
 from engine.frontend.input_processor import GenerationDefaults, InputProcessor
 from engine.messages import EngineReady
 from engine.process.trim import finish_startup

@@ -82,7 +82,7 @@ class Branches:
             job,
             request.request_id,
             turn.number,
-            BlockChain(block_hashes),
+            BlockChain(block_hashes, None if turn.tip is None else turn.tip.chain),
             request.num_prompt_tokens,
             ended_s=now,
             place=job.place,

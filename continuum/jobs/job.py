@@ -42,8 +42,11 @@ class BlockChain:
 
     __slots__ = ("_heads",)
 
-    def __init__(self, block_hashes: Sequence[BlockHash]) -> None:
-        self._heads = b"".join([block_hash[:HEAD_BYTES] for block_hash in block_hashes])
+    def __init__(self, block_hashes: Sequence[BlockHash], before: BlockChain | None = None) -> None:
+        """``before`` is a chain that this one is likely to continue: what they share is copied."""
+        num_shared = 0 if before is None else before.num_shared(block_hashes)
+        shared = b"" if before is None else before._heads[: num_shared * HEAD_BYTES]
+        self._heads: bytes = shared + b"".join([each[:HEAD_BYTES] for each in block_hashes[num_shared:]])
 
     def __len__(self) -> int:
         return len(self._heads) // HEAD_BYTES

@@ -6,11 +6,15 @@ It is independent of the API that the client uses.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from engine.api.prompts import ChatPrompt
 from engine.messages import NO_CONTEXT, RequestContext
 from engine.sampling_params import SamplingParams
+from engine.tokenization.prompt_encoder import ContinuedTokens
+
+if TYPE_CHECKING:
+    from engine.api.prompt_cache.fingerprint import PromptPrint
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,18 @@ class NamedTool:
 ToolChoice = Literal["auto", "none", "required"] | NamedTool
 
 
+@dataclass(frozen=True, slots=True)
+class ContinuedPrompt:
+    """A prompt that appends to an earlier turn, whose messages are not read again."""
+
+    token_ids: ContinuedTokens
+    num_replies: int
+    num_results: int
+    """Replies and results of tools before the last reply."""
+    fingerprint: PromptPrint | None
+    """The earlier prompt's, if it was kept."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation(ChatPrompt):
     """A client's request for one turn, independent of the API: a chat, and what is wanted of the
@@ -58,6 +74,14 @@ class Conversation(ChatPrompt):
     """Whether the response holds the reasoning; it is parsed as such in any case."""
     left_out: list[str] = field(default_factory=list)
     """Parts of the request that were left out, since a text model cannot be shown them."""
+
+    continued: ContinuedPrompt | None = None
+    """Set if the prompt is known: ``messages`` are then only the last reply and what follows it."""
+
+    @property
+    def has_pictures(self) -> bool:
+        """Whether its messages hold any."""
+        return self.pictures is not None and self.pictures.has_any
 
     @property
     def reads_calls(self) -> bool:

@@ -15,11 +15,11 @@ from engine.api.answer_reader import AnswerOutput, AnswerReader
 from engine.api.conversation import Conversation, NamedTool
 from engine.api.identity import with_history
 from engine.api.left_out import MAX_NOTES
-from engine.api.prompts import Prompt
 from engine.api.served_model import ServedModel
 from engine.api.usage import TurnUsage
 from engine.errors import EngineGenerateError
 from engine.frontend.request_output import RequestOutput
+from engine.media.store import PictureLease
 from engine.messages import RequestContext, TurnReceipt
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.structured_output.reply_grammar import (
@@ -92,8 +92,7 @@ class ConversationTurn:
             self._model.picture_lease() as lease,
         ):
             owner = conversation.context.owner
-            whole = await self._model.prompts.encode_chat(conversation, owner=owner, lease=lease)
-            prompt = whole.token_ids
+            prompt, counted = await self._prompt(owner, lease)
             self.num_prompt_tokens = len(prompt)
             prompt_tail = self._model.engine.tokenizer.decode(prompt[-TAIL_TOKENS:])
             grammar = self._grammar(prompt_tail)
@@ -101,7 +100,7 @@ class ConversationTurn:
                 prompt,
                 self._params(kind, len(prompt), prompt_tail, grammar),
                 conversation.request_id,
-                self._context(whole),
+                counted,
                 permit=permit,
                 on_accepted=self._on_accepted,
             )
@@ -116,14 +115,20 @@ class ConversationTurn:
                         await self._close(turn)
                     yield turn
 
-    def _context(self, prompt: Prompt) -> RequestContext:
-        conversation = self._conversation
-        context = with_history(
-            conversation.context,
-            conversation.messages,
-            continues_last=conversation.continue_final_message,
-        )
-        return msgspec.structs.replace(context, media=prompt.media) if prompt.media else context
+    async def _prompt(
+        self, owner: str | None, lease: PictureLease | None
+    ) -> tuple[list[int], RequestContext]:
+        """The prompt's tokens, and the context with what its messages count, and its pictures."""
+        conversation, continued = self._conversation, self._conversation.continued
+        context, messages = conversation.context, conversation.messages
+        if continued is not None:
+            before = (continued.num_replies, continued.num_results)
+            return continued.token_ids, with_history(context, messages, before=before)
+        prompt = await self._model.prompts.encode_chat(conversation, owner=owner, lease=lease)
+        context = with_history(context, messages, continues_last=conversation.continue_final_message)
+        if prompt.media:
+            context = msgspec.structs.replace(context, media=prompt.media)
+        return prompt.token_ids, context
 
     async def count(self) -> int:
         """The number of tokens of the prompt, counted without keeping them all."""

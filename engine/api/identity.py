@@ -134,20 +134,31 @@ def _known(*ids: str | None) -> Iterator[str]:
 
 
 def with_history(
-    context: RequestContext, messages: Sequence[Mapping[str, Any]], *, continues_last: bool = False
+    context: RequestContext,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    continues_last: bool = False,
+    before: tuple[int, int] = (0, 0),
 ) -> RequestContext:
     """Adds the numbers of replies and tool results in the prompt, by which the policy tells a
-    returning tool call from a side request. ``continues_last``: the last message is a reply to be
-    continued."""
+    returning tool call from a side request. ``before``: how many stand before the messages."""
     if context.job is None:
         return context
+    num_replies, num_results = counts_in(messages, continues_last=continues_last)
+    job = msgspec.structs.replace(
+        context.job, num_replies=before[0] + num_replies, num_results=before[1] + num_results
+    )
+    return msgspec.structs.replace(context, job=job)
+
+
+def counts_in(messages: Sequence[Mapping[str, Any]], *, continues_last: bool = False) -> tuple[int, int]:
+    """How many replies and tool results the messages are. ``continues_last``: the last one is a reply to be
+    continued."""
     roles = [message.get("role") for message in messages]
     num_replies = sum(1 for role, _ in groupby(roles) if role == "assistant")
     if continues_last and roles and roles[-1] == "assistant":
         num_replies -= 1
-    num_results = sum(1 for role in roles if role in ("tool", "function"))
-    job = msgspec.structs.replace(context.job, num_replies=num_replies, num_results=num_results)
-    return msgspec.structs.replace(context, job=job)
+    return num_replies, sum(1 for role in roles if role in ("tool", "function"))
 
 
 # ---- the body ----

@@ -63,6 +63,11 @@ class PromptPictures:
         self._asked.append(_Asked(source, where, is_new, describe))
         return self._mark % (len(self._asked) - 1)
 
+    @property
+    def has_any(self) -> bool:
+        """Whether the messages hold a picture, whether or not it will be shown."""
+        return bool(self._asked)
+
     async def read(
         self, messages: Sequence[Message], owner: str | None, lease: PictureLease | None
     ) -> list[StoredPicture]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from engine.api.appended_chat import STAND_IN_TOOL, HistoryShape, appended_text
 from engine.api.chat_messages import Message, normalize
 from engine.api.config import ServerConfig
 from engine.api.prompt_pictures import PromptPictures
@@ -23,6 +24,7 @@ from engine.media.placeholders import Placeholders
 from engine.media.store import PictureLease, StoredPicture
 from engine.messages import MediaSpan
 from engine.tokenization.content_format import ContentFormat
+from engine.tokenization.prompt_encoder import ContinuedTokens
 from engine.tokenization.tokenizer import INLINE_CHARS, Tokenizer
 
 MAX_COUNTED_CHARS = 2**20
@@ -60,6 +62,19 @@ class Prompt:
 
     token_ids: list[int]
     media: tuple[MediaSpan, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSoFar:
+    """All tokens of a turn that ended, prompt and reply, for the prompt that continues it."""
+
+    turn_id: str
+    """The request id by which the turn was generated."""
+    token_ids: list[int]
+    highest: int
+    """The largest of them, or larger."""
+    shape: HistoryShape
+    """What the turn's prompt holds, without its reply."""
 
 
 class Prompts:
@@ -113,6 +128,41 @@ class Prompts:
         if num_tokens >= self._max_model_len:
             raise prompt_too_long(num_tokens, self._max_model_len)
         return Prompt(*self._placeholders.expanded(tokens, pictures))
+
+    async def continue_chat(
+        self, known: PromptSoFar, chat: ChatPrompt, *, owner: str | None
+    ) -> ContinuedTokens | None:
+        """The prompt of a chat of which only the last reply and what follows it are given.
+
+        None if the chat is to be rendered as a whole: the template does not just append to a prompt, or
+        the tokenizer does not tell where a text may be split.
+        """
+        end = self._tokenizer.token_text(known.token_ids[-1])
+        tools = [STAND_IN_TOOL] if chat.tools else None
+        normal = normalize(chat.messages)
+
+        def render(messages: list[Message], with_reply: bool) -> str:
+            return self._tokenizer.chat_text(
+                messages,
+                tools,
+                self._chat_template,
+                with_reply,
+                chat_template_kwargs=chat.chat_template_kwargs,
+                content_format=self._content_format,
+            )
+
+        def tokens() -> list[int] | None:
+            text = appended_text(normal[0], normal[1:], end, known.shape, render)
+            if text is None or not may_fit(self._tokenizer, text, self._max_model_len):
+                return None
+            separated = owner if self._separates_owners else None
+            return self._tokenizer.encode_behind(known.token_ids[-1], text, owner=separated)
+
+        is_short = not _is_long(chat.messages, INLINE_CHARS)
+        new = tokens() if is_short else await asyncio.to_thread(tokens)
+        if new is None:
+            return None
+        return ContinuedTokens(known.token_ids, new, known.highest, known.turn_id)
 
     async def _rendered(
         self, chat: ChatPrompt, owner: str | None, lease: PictureLease | None
@@ -225,7 +275,7 @@ def _too_many_listed() -> RequestError:
     )
 
 
-def _is_long(messages: Sequence[Message]) -> bool:
+def _is_long(messages: Sequence[Message], max_chars: int = INLINE_CHAT_CHARS) -> bool:
     """Whether rendering the chat would block the event loop for long."""
     if len(messages) > INLINE_MESSAGES:
         return True
@@ -236,4 +286,4 @@ def _is_long(messages: Sequence[Message]) -> bool:
         for part in parts:
             text = part.get("text") if isinstance(part, dict) else part
             num_characters += len(text) if isinstance(text, str) else 0
-    return num_characters > INLINE_CHAT_CHARS
+    return num_characters > max_chars

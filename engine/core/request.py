@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 from engine.core.kv_cache.block_hash import NO_CONTEXT, BlockHash, BlockHasher, HashContext
 from engine.core.token_grammar import TokenGrammar
 from engine.kv_transfer.messages import KVTransfer, SavedPrefix
-from engine.messages import EngineCoreRequest, FinishReason, JobRef, MediaSpan, TokenLogprobs
+from engine.messages import EngineCoreRequest, FinishReason, JobRef, MediaSpan, TokenLogprobs, TurnPrefix
 from engine.pooling.params import PoolingParams
 from engine.sampling_params import SamplingParams
 
@@ -57,6 +58,26 @@ _COMPLETE = (
 )
 
 
+@dataclass(slots=True)
+class KnownPrefix:
+    """Tokens of a request that has ended, and the hashes of their blocks in its context.
+
+    Whoever has it may make the lists longer.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    block_hashes: list[BlockHash]
+    context: HashContext
+
+    def cut(self, prefix: TurnPrefix, block_size: int) -> KnownPrefix:
+        """The first tokens of these, under the prefix's id."""
+        self.request_id = prefix.request_id
+        del self.token_ids[prefix.num_tokens :]
+        del self.block_hashes[prefix.num_tokens // block_size :]
+        return self
+
+
 class Request:
     """A request as the scheduler sees it.
 
@@ -70,6 +91,7 @@ class Request:
         "all_token_ids",
         "arrival_time",
         "block_hashes",
+        "continues",
         "ending_token_ids",
         "external_id",
         "first_scheduled_time",
@@ -77,6 +99,7 @@ class Request:
         "grammar",
         "hash_context",
         "job",
+        "keeps_tokens",
         "kv_transfer",
         "max_tokens",
         "num_accepted_tokens",
@@ -118,7 +141,10 @@ class Request:
         external_id: str | None = None,
         kv_transfer: KVTransfer | None = None,
         pooling: PoolingParams | None = None,
+        before: KnownPrefix | None = None,
+        keeps_tokens: bool = False,
     ) -> None:
+        """``before``: what stands before the tokens that are given; its lists become the request's."""
         self.request_id = request_id
         self.external_id = external_id or request_id
         """The id by which its client knows it."""
@@ -132,8 +158,13 @@ class Request:
         self.owner = (job and job.owner) or ""
         """Name of the API key it came with; empty: no owner."""
 
-        self.all_token_ids = list(prompt_token_ids)
-        self.num_prompt_tokens = len(prompt_token_ids)
+        self.continues = None if before is None else TurnPrefix(before.request_id, len(before.token_ids))
+        """The turn that its first tokens are of."""
+        self.keeps_tokens = keeps_tokens
+        self.all_token_ids = list(prompt_token_ids) if before is None else before.token_ids
+        if before is not None:
+            self.all_token_ids += prompt_token_ids
+        self.num_prompt_tokens = len(self.all_token_ids)
         assert sampling_params.max_tokens is not None, "the InputProcessor fills in max_tokens"
         self.max_tokens = sampling_params.max_tokens
         self.ending_token_ids = sampling_params.ending_token_ids
@@ -169,12 +200,20 @@ class Request:
 
         has_context = bool(cache_salt or adapter or media)
         self.hash_context = HashContext(cache_salt, adapter, media) if has_context else NO_CONTEXT
-        self._block_hasher, self.block_hashes = block_hasher, list[BlockHash]()
+        is_hashed = before is not None and before.context == self.hash_context
+        self.block_hashes: list[BlockHash] = before.block_hashes if before is not None and is_hashed else []
         """Hashes of all full blocks, computed or not; empty without a hasher."""
+        self._block_hasher = block_hasher
         self._hash_new_blocks()
 
     @classmethod
-    def from_core_request(cls, message: EngineCoreRequest, block_hasher: BlockHasher | None) -> Request:
+    def from_core_request(
+        cls,
+        message: EngineCoreRequest,
+        block_hasher: BlockHasher | None,
+        before: KnownPrefix | None = None,
+    ) -> Request:
+        """``before``: what the message continues."""
         return cls(
             message.request_id,
             message.prompt_token_ids,
@@ -189,7 +228,13 @@ class Request:
             external_id=message.external_req_id,
             kv_transfer=message.kv_transfer,
             pooling=message.pooling,
+            before=before,
+            keeps_tokens=message.keeps_tokens,
         )
+
+    def known_prefix(self) -> KnownPrefix:
+        """All tokens of the request, which has ended, to be continued by another one."""
+        return KnownPrefix(self.request_id, self.all_token_ids, self.block_hashes, self.hash_context)
 
     @property
     def adapter(self) -> str | None:

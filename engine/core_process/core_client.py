@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -21,6 +22,7 @@ from engine.config import EngineConfig
 from engine.core.policy import PolicyFactory
 from engine.core_process.client_protocols import Delivery, EngineState, lone_engine
 from engine.core_process.client_registry import FIRST_CLIENT
+from engine.core_process.continued_prompts import ContinuedPrompts, as_written
 from engine.core_process.core_start import CoreSpec
 from engine.core_process.launcher import ClientHandle, Core, CoreProcess
 from engine.core_process.output_sockets import output_address, socket_address
@@ -40,7 +42,6 @@ from engine.messages import (
     UtilityOutput,
     UtilityRequest,
 )
-from engine.tokenization.prompt_encoder import EncodedTokens
 
 logger = logging.getLogger(__name__)
 
@@ -49,16 +50,6 @@ MAX_MESSAGES_PER_TURN = 16
 """Messages that the event loop reads before it turns to other work."""
 SEND_WITHIN_S = 0.002
 """A signal whose answer is not awaited is sent with the next message, or after this time."""
-
-
-def as_written(request: EngineCoreRequest) -> EngineCoreRequest:
-    """The request, ready to be encoded. Encoding a prompt takes as long as decoding it, and most tokens were
-    already encoded for the job's earlier turns: those bytes are reused."""
-    tokens = request.prompt_token_ids
-    if not isinstance(tokens, EncodedTokens):
-        return request
-    written: Any = msgspec.Raw(tokens.as_msgpack)
-    return msgspec.structs.replace(request, prompt_token_ids=written)
 
 
 class _Promise(Protocol):
@@ -325,6 +316,7 @@ class AsyncMPClient(MPClient):
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
+        self._continued = ContinuedPrompts()
         self._unsent: list[bytes] = []
         """Frames of messages that are sent together: waking the core costs more than any one of them."""
         self._send_scheduled = self._delayed_send_scheduled = False
@@ -332,7 +324,7 @@ class AsyncMPClient(MPClient):
     def attach(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[Delivery], None]) -> None:
         """Call ``deliver`` on this loop from now on; earlier outputs are still in the socket."""
         self._loop = loop
-        self._outputs = _Outputs(self._calls, deliver)
+        self._outputs = _Outputs(self._calls, partial(self._hand_on, deliver))
         loop.add_reader(self._output_socket.fileno(), self._read)
         loop.call_soon(self._read_on)
 
@@ -361,9 +353,28 @@ class AsyncMPClient(MPClient):
                 self._loop.remove_reader(self._output_socket.fileno())
             self._output_socket.close()
 
+    def _hand_on(self, deliver: Callable[[Delivery], None], delivery: Delivery) -> None:
+        """Deliver what the core sends, but for what only this client can answer."""
+        if isinstance(delivery, EngineCoreOutputs):
+            if delivery.wanted_whole:
+                requests, to_abort = self._continued.take_wanted(delivery.wanted_whole)
+                for request in requests:
+                    super().add_request(request)
+                super().abort_requests(to_abort)
+                return
+            self._continued.answered(delivery.outputs)
+        deliver(delivery)
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        super().add_request(self._continued.to_send(request))
+
     def add_requests(self, requests: Sequence[EngineCoreRequest]) -> None:
         for request in requests:
             self.add_request(request)
+
+    def abort_requests(self, request_ids: list[str], *, stopped: bool = False) -> None:
+        self._continued.aborted(request_ids)
+        super().abort_requests(request_ids, stopped=stopped)
 
     async def call_utility(self, method: str, *args: object) -> Any:
         future = asyncio.get_running_loop().create_future()

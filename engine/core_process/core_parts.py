@@ -180,9 +180,10 @@ def check_request(message: EngineCoreRequest, ready: EngineReady) -> None:
     core. Raises RequestError."""
     if (message.pooling is None) is not (ready.pooling is None):
         raise RequestError("The request is not for what this model does.", "model")
-    num_tokens = len(message.prompt_token_ids)
+    num_before = 0 if message.continues is None else message.continues.num_tokens
+    num_tokens = num_before + len(message.prompt_token_ids)
     most_tokens = ready.max_model_len - (ready.pooling is None)
-    if not 0 < num_tokens <= most_tokens:
+    if not message.prompt_token_ids or num_tokens > most_tokens:
         raise RequestError(f"The prompt has {num_tokens} tokens; 1 to {most_tokens} fit.")
     check_vocabulary("The prompt", extreme_tokens(message.prompt_token_ids), ready.vocab_size)
     check_pictures(message.media, num_tokens, ready.pictures)

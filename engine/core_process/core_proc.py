@@ -142,10 +142,18 @@ class EngineCoreProc:
         except msgspec.DecodeError as error:
             self._refuse(payload, error)
             return
-        if self._clients.knows(request.client_index):
-            self._clients.take(request.request_id, request.client_index)
-            self._output_sockets.expect(request)
-            self._send(self._core.add_request(request))
+        if not self._clients.knows(request.client_index):
+            return
+        before = None
+        if request.continues is not None:
+            before = self._core.kept_turns.take(request.continues)
+            if before is None:
+                wanted = EngineCoreOutputs(timestamp=self._core.now(), wanted_whole=[request.request_id])
+                self._output_sockets.answer(request.client_index, wanted)
+                return
+        self._clients.take(request.request_id, request.client_index)
+        self._output_sockets.expect(request)
+        self._send(self._core.add_request(request, before))
 
     def _refuse(self, payload: bytes, error: msgspec.DecodeError) -> None:
         """Answer with an error if at least the request's id can be decoded."""

@@ -23,8 +23,9 @@ from engine.config import EngineConfig
 from engine.core.core_outputs import failed_output, note_prompt_logprobs, with_pooled
 from engine.core.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, SchedulerOutput, TokenMasks
 from engine.core.policy import PolicyFactory, SchedulingPolicy
-from engine.core.request import Request, RequestStatus
+from engine.core.request import KnownPrefix, Request, RequestStatus
 from engine.core.scheduler import Scheduler
+from engine.core.sessions.kept_turns import KeptTurns
 from engine.core.token_grammar import TokenGrammar
 from engine.core.traced_scheduler import TracedScheduler
 from engine.core_process.core_adapters import CoreAdapters
@@ -118,7 +119,11 @@ class EngineCore:
             tracer = self._tracer if self._telemetry is None else Tracer(self._tracer, self._telemetry)
             self.policy: SchedulingPolicy = make_policy(policy_factory, config, info, tracer)
             self._drafting = make_drafting(config, self._executor, self.policy.job_of)
-            listener, overlap = request_listener(self._telemetry, self._drafting), self._max_submitted > 1
+            self.kept_turns = KeptTurns(
+                info.num_gpu_blocks * config.cache.block_size, config.cache.block_size
+            )
+            listener = request_listener(self._telemetry, self._drafting, self.kept_turns)
+            overlap = self._max_submitted > 1
             self._untraced = make_scheduler(config, info, self.policy, overlap, listener)
         self._traced = TracedScheduler(self._untraced, self._tracer)
         if self._kv_events is not None:
@@ -156,15 +161,18 @@ class EngineCore:
 
     # ---- input ----
 
-    def add_request(self, message: EngineCoreRequest) -> list[EngineCoreOutput]:
-        """Queue a request; returns an error output if it cannot be added. Other requests are not affected."""
+    def add_request(
+        self, message: EngineCoreRequest, before: KnownPrefix | None = None
+    ) -> list[EngineCoreOutput]:
+        """Queue a request; returns an error output if it cannot be added. Other requests are not affected.
+        ``before`` is what it continues."""
         try:
             check_request(message, self.ready)
             if message.request_id in self.scheduler.requests:
                 raise RequestError(f"Request id {message.request_id!r} is in use.")
             self._adapters.ensure(message.adapter)
             # Hashing a long prompt takes milliseconds, and so do files: before the lock.
-            request = Request.from_core_request(message, self.scheduler.request_block_hasher)
+            request = Request.from_core_request(message, self.scheduler.request_block_hasher, before)
             if self._saved_prefixes is not None:
                 request.kv_transfer = self._saved_prefixes.find(request)
             with self._changed:
@@ -414,6 +422,7 @@ class EngineCore:
     def _make_stats(self) -> SchedulerStats:
         stats = self.scheduler.make_stats()
         stats.trace_dropped = self._trace.take_dropped()
+        stats.continued = self.kept_turns.take_counts()
         if self._telemetry is not None:
             stats.telemetry_dropped = self._telemetry.take_dropped()
         if self._kv_events is not None:

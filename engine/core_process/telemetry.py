@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from engine.config import TelemetryConfig
 from engine.core.request import Request
+from engine.core.sessions.kept_turns import KeptTurns
 from engine.core_process.drafting import Drafting
 from engine.errors import ConfigError
 from tracing.ended_request import EndedRequest
@@ -53,16 +54,19 @@ def _check_protocol() -> None:
 
 
 def request_listener(
-    telemetry: Telemetry | None, drafting: Drafting | None = None
-) -> Callable[[Request, float], None] | None:
-    """A callback for the scheduler, which knows nothing of spans; None if nobody listens."""
-    if telemetry is None:
-        return None if drafting is None else drafting.request_ended
+    telemetry: Telemetry | None,
+    drafting: Drafting | None = None,
+    kept_turns: KeptTurns | None = None,
+) -> Callable[[Request, float], None]:
+    """A callback for the scheduler, which knows nothing of spans."""
 
     def listen(request: Request, now: float) -> None:
-        telemetry.request_ended(_ended(request, now))
+        if telemetry is not None:
+            telemetry.request_ended(_ended(request, now))
         if drafting is not None:
             drafting.request_ended(request, now)
+        if kept_turns is not None:
+            kept_turns.request_ended(request, now)
 
     return listen
 

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from engine.frontend.block_life_metrics import BlockLifeMetrics
+from engine.frontend.continued_prompt_metrics import ContinuedPromptMetrics
 from engine.frontend.spec_decoding_metrics import SpecDecodingMetrics
 from engine.frontend.stats import FinishedRequestStats, IterationStats
 from engine.messages import FinishReason, TurnReceipt
@@ -109,6 +110,7 @@ class Metrics:
         self._make_latencies()
         self._make_sizes(_token_buckets(max_model_len))
         self._block_lives: BlockLifeMetrics | None = None
+        self.continued = ContinuedPromptMetrics(self.registry, _LABELS, self._values)
         self._spec_decoding: SpecDecodingMetrics | None = None
         if num_speculative_tokens:
             self._spec_decoding = SpecDecodingMetrics(
@@ -193,6 +195,8 @@ class Metrics:
                 self._pin_held.labels(*self._values, cause).observe(held_s)
         if stats.jobs is not None:
             self._record_jobs(stats.jobs)
+        if stats.continued is not None:
+            self.continued.record(stats.continued)
         if stats.spec_decoding is not None and self._spec_decoding is not None:
             self._spec_decoding.record(stats.spec_decoding)
         if stats.block_lives is not None:

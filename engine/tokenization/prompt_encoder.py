@@ -77,9 +77,24 @@ class EncodedTokens(list[int]):
         self.as_msgpack = as_msgpack
 
 
+class ContinuedTokens(list[int]):
+    """The immutable tokens of a prompt that begins with all tokens of an earlier turn."""
+
+    __slots__ = ("highest", "num_known", "turn_id")
+
+    def __init__(self, known: Sequence[int], new: Sequence[int], highest: int, turn_id: str) -> None:
+        """``known`` are the tokens of the turn ``turn_id``, by the id of its caller; ``highest`` is the
+        largest of them, or larger."""
+        super().__init__(known)
+        self += new
+        self.num_known = len(known)
+        self.highest = max(highest, *new)
+        self.turn_id = turn_id
+
+
 def extreme_tokens(token_ids: Sequence[int]) -> tuple[int, ...]:
     """Tokens that are outside a vocabulary if any of the text's is."""
-    if isinstance(token_ids, EncodedTokens):  # reading 100,000 takes a millisecond
+    if isinstance(token_ids, EncodedTokens | ContinuedTokens):  # reading 100,000 takes a millisecond
         return (token_ids.highest,)
     return (min(token_ids), max(token_ids))
 
@@ -140,6 +155,10 @@ class PromptEncoder:
         if len(texts) == 1:
             return _joined([self._tokenize(texts)[text]])
         return _joined(self._pieces_of(texts, owner, remembers=len(text) <= MAX_REMEMBERED_CHARS))
+
+    def cuts_at(self, token_text: str) -> bool:
+        """Whether texts are split wherever this token's text occurs: none before it matters behind it."""
+        return self._cut.fullmatch(token_text) is not None
 
     def steps(self, text: str, owner: str | None = None) -> Iterator[list[int]]:
         """Yields the same tokens in groups, in memory that does not grow with the text."""

@@ -103,6 +103,11 @@ class Tokenizer:
         """Ids of tokens that are matched wherever their text occurs, special or not."""
         return {token.content: token_id for token_id, token in self.hf.added_tokens_decoder.items()}
 
+    @cached_property
+    def added_texts(self) -> dict[int, str]:
+        """The texts of ``added_tokens``, by their ids."""
+        return {token_id: text for text, token_id in self.added_tokens.items()}
+
     def encode(self, text: str, *, add_special_tokens: bool = True, owner: str | None = None) -> list[int]:
         """Encodes a text. If it begins like earlier texts of its owner, only the rest is
         tokenized, where the tokenizer allows it; the result is then an EncodedTokens. A lone
@@ -113,6 +118,15 @@ class Tokenizer:
         if len(text) > PART_CHARS:
             return [token for step in self.steps(text, add_special_tokens, owner) for token in step]
         return self._encode_whole(text, add_special_tokens)
+
+    def encode_behind(self, token_id: int, text: str, *, owner: str | None = None) -> list[int] | None:
+        """The tokens of a text that follows this token; None if they may depend on what is before the
+        token, or merge with it."""
+        before = self.added_texts.get(token_id)
+        if self._encoder is None or before is None or not self._encoder.cuts_at(before):
+            return None
+        tokens = self._encoder.encode(before + readable(text), owner)
+        return tokens[1:] if tokens[0] == token_id else None
 
     def steps(self, text: str, add_special_tokens: bool, owner: str | None = None) -> Iterator[list[int]]:
         """Yields the text's tokens in chunks, in bounded memory. RequestError for a long text that

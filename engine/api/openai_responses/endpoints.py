@@ -63,7 +63,8 @@ async def create_response(request: Request) -> HttpResponse:
 def _asker(request: Request, body: ResponsesRequest) -> Asker:
     model = model_of(request, body.model)
     diagnostics = CacheDiagnostics.of(request, model)
-    return Asker(model, keeper_of(request).store, request.headers, diagnostics)
+    keeper = keeper_of(request)
+    return Asker(model, keeper.store, keeper.turns, request.headers, diagnostics)
 
 
 async def _respond(turn: ResponseTurn, *, streams: bool) -> HttpResponse:
@@ -157,6 +158,7 @@ async def delete_response(request: Request) -> HttpResponse:
     keeper, response_id = keeper_of(request), request.path_params["response_id"]
     await keeper.find(response_id)
     await keeper.store.delete(response_id)
+    keeper.turns.forget(response_id)
     await CacheDiagnostics.of(request, model_of(request, None)).forget(response_id)
     return json_response(DeletedResponse(id=response_id))
 

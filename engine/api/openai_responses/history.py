@@ -10,6 +10,7 @@ import msgspec
 from engine.api.left_out import LeftOut
 from engine.api.openai_responses.input_items import Item, MessageList, easy_items, kind_of
 from engine.api.openai_responses.items import item_id, response_of_item
+from engine.api.openai_responses.known_turns import KnownTurn, KnownTurns
 from engine.api.openai_responses.request import ResponsesRequest
 from engine.api.openai_responses.store import PastTurn, ResponseNotStoredError, ResponseStore, StoredResponse
 from engine.errors import RequestError
@@ -35,16 +36,23 @@ class History:
 
     before: list[PastTurn] = field(default_factory=list)
     own: list[Item] = field(default_factory=list)
+    known: KnownTurn | None = None
+    """Set if the last turn is known, so that those before it were not loaded."""
 
     @property
     def previous(self) -> PastTurn | None:
         return self.before[-1] if self.before else None
 
     def messages(self, instructions: str | None, left_out: LeftOut) -> MessageList:
-        """The chat for the model. Instructions of earlier turns are not carried over."""
-        messages = MessageList(instructions, left_out)
+        """The chat for the model; behind a known turn only its reply and what follows. Instructions of
+        earlier turns are not carried over."""
+        known = self.known
+        messages = MessageList(
+            instructions if known is None else None, left_out, known.call_ids if known else ()
+        )
         for stored in self.before:
-            messages.extend(stored.input, f"{stored.response.id}.input")
+            if known is None:
+                messages.extend(stored.input, f"{stored.response.id}.input")
             messages.extend(output_items(stored), f"{stored.response.id}.output")
         messages.extend(self.own, "input", ends_with_new=True)
         return messages
@@ -65,23 +73,33 @@ def stored_items(chain: list[PastTurn]) -> list[Item]:
     return items
 
 
-async def load_history(store: ResponseStore, body: ResponsesRequest, response_id: str) -> History:
-    """Loads the history; RequestError if a response is not stored, or an item is invalid."""
+async def load_history(
+    store: ResponseStore, body: ResponsesRequest, response_id: str, turns: KnownTurns | None = None
+) -> History:
+    """Loads the history, if need be of ``turns`` only the last turn. RequestError if a response is not
+    stored, or an item is invalid."""
     items = easy_items(body.input) if body.input else []
     if len(items) > MAX_ITEMS:
         raise RequestError(f"input has {len(items)} items; at most {MAX_ITEMS} are taken.", "input")
     own = [await _resolved(store, item, f"input[{index}]") for index, item in enumerate(items)]
-    return History(await _before(store, body), list(with_ids(own, response_id)))
-
-
-async def _before(store: ResponseStore, body: ResponsesRequest) -> list[PastTurn]:
+    history = History(own=list(with_ids(own, response_id)))
     previous, field_at_fault = body.previous_response_id, "previous_response_id"
     if (named := body.conversation_name) is not None:
         previous, field_at_fault = await store.newest(named), "conversation"
         if previous is None:
             raise ResponseNotStoredError(f"Conversation {named!r}", store.limits, field_at_fault)
     if previous is None:
-        return []
+        return history
+    known = None if turns is None else turns.get(previous)
+    tip = None if known is None else await store.tip(previous, known.earlier)
+    if tip is not None:
+        history.before, history.known = [tip], known
+    else:
+        history.before = await _chain(store, previous, field_at_fault)
+    return history
+
+
+async def _chain(store: ResponseStore, previous: str, field_at_fault: str) -> list[PastTurn]:
     before = await store.chain(previous, field_at_fault)
     status = before[-1].response.status
     if status not in ("completed", "incomplete"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from engine.api.chat_messages import Message
@@ -78,16 +78,22 @@ def kind_of(item: Mapping[str, Any]) -> object:
 class MessageList:
     """Messages, built item by item. ``where`` names the item in errors."""
 
-    def __init__(self, instructions: str | None, left_out: LeftOut | None = None) -> None:
-        """``left_out`` collects notes of what the model is not shown."""
-        self._left_out = LeftOut() if left_out is None else left_out
+    def __init__(
+        self,
+        instructions: str | None,
+        left_out: LeftOut | None = None,
+        call_ids: Iterable[str] = (),
+    ) -> None:
+        """``left_out`` collects notes of what the model is not shown. ``call_ids``: calls of messages that
+        stand before these."""
+        self.left_out = LeftOut() if left_out is None else left_out
         self._messages: list[Message] = []
         self._reply: Message | None = None
         """The reply that items are still added to; any input ends it."""
         self._said_before = False
         """Whether the last item of the reply was a message: the next message then starts another
         reply."""
-        self._call_ids: set[str] = set()
+        self.call_ids: set[str] = set(call_ids)
         """Ids of the calls so far, which outputs refer to."""
         self.tools: list[tuple[list[Tool], str]] = []
         """Tools that items hold, and where."""
@@ -148,13 +154,13 @@ class MessageList:
             raise RequestError(f"{where} must be an object with a type.", f"{where}.type")
         if kind in _TEXT_PARTS:
             return _string(part, _TEXT_PARTS[kind], where)
-        if shows and (mark := self._left_out.picture(part, where, is_new=is_new)) is not None:
+        if shows and (mark := self.left_out.picture(part, where, is_new=is_new)) is not None:
             return mark
         if is_new:
-            error = refuse_part(kind, where, self._left_out)
+            error = refuse_part(kind, where, self.left_out)
             error.field = f"{where}.type"
             raise error
-        return self._left_out.part(part, where)
+        return self.left_out.part(part, where)
 
     def _add_message(self, item: Mapping[str, Any], where: str, *, is_new: bool) -> None:
         role = item.get("role")
@@ -194,9 +200,9 @@ class MessageList:
             "id": call_id,
             "function": {"name": name, "arguments": arguments},
         }
-        self._call_ids.add(call_id)
+        self.call_ids.add(call_id)
         if item.get("type") == "local_shell_call" and isinstance(item.get("id"), str):
-            self._call_ids.add(item["id"])
+            self.call_ids.add(item["id"])
         self._open_reply().setdefault("tool_calls", []).append(call)
         self._said_before = False
 
@@ -206,7 +212,7 @@ class MessageList:
         is_shells = item.get("type") == "local_shell_call_output" and item.get("call_id") is None
         named = "id" if is_shells else "call_id"
         call_id = _string(item, named, where)
-        if call_id not in self._call_ids:
+        if call_id not in self.call_ids:
             raise RequestError(
                 f"No tool call found for {where}, an output with {named} {call_id[:100]!r}: the call must "
                 "stand before it, in input or in the turns that it continues.",
@@ -222,10 +228,10 @@ class MessageList:
 
     def _leave_out(self, item: Mapping[str, Any], kind: object, where: str) -> None:
         if isinstance(kind, str) and (kind in LEFT_OUT or _OF_A_CALL.fullmatch(kind)):
-            self._left_out.add(where, kind)
+            self.left_out.add(where, kind)
             return
         if kind in ("compaction", "compaction_summary"):  # only its maker can read it
-            self._tell("user", self._left_out.part(item, where))
+            self._tell("user", self.left_out.part(item, where))
             return
         if kind in ("compaction_trigger", "context_compaction"):
             raise RequestError(

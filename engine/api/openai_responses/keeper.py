@@ -8,6 +8,7 @@ from engine.api.errors import NotFoundError
 from engine.api.identity import owner_of
 from engine.api.openai_responses.background import BackgroundRuns
 from engine.api.openai_responses.config import ResponsesConfig
+from engine.api.openai_responses.known_turns import KnownTurns
 from engine.api.openai_responses.memory_store import MemoryStore
 from engine.api.openai_responses.sqlite_store import SqliteStore
 from engine.api.openai_responses.store import (
@@ -23,9 +24,12 @@ class ResponseKeeper:
     """One process's state, as one owner sees it. Several processes share a file in their folder; a
     single one needs none."""
 
-    def __init__(self, store: ResponseStore, runs: BackgroundRuns, owner: str | None = None) -> None:
+    def __init__(
+        self, store: ResponseStore, runs: BackgroundRuns, turns: KnownTurns, owner: str | None = None
+    ) -> None:
         self.store = store.of(owner)
         self.runs = runs.of(owner)
+        self.turns = turns.of(owner)
 
     @classmethod
     def create(cls, config: ResponsesConfig, siblings: ServerGroup) -> ResponseKeeper:
@@ -34,10 +38,10 @@ class ResponseKeeper:
         store: ResponseStore = (
             MemoryStore(limits) if siblings.folder is None else SqliteStore(siblings.folder, limits)
         )
-        return cls(store, BackgroundRuns(store, config.max_background_responses))
+        return cls(store, BackgroundRuns(store, config.max_background_responses), KnownTurns())
 
     def of(self, owner: str | None) -> ResponseKeeper:
-        return self if owner is None else ResponseKeeper(self.store, self.runs, owner)
+        return self if owner is None else ResponseKeeper(self.store, self.runs, self.turns, owner)
 
     async def find(self, response_id: str) -> StoredResponse:
         """Finds a response; ResponseNotStoredError if it is not stored, or no longer."""

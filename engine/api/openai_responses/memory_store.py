@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 
@@ -157,6 +157,15 @@ class MemoryStore:
             turns.append(turn_decoder.decode(entry.data))
             link = turns[-1].previous_id
         return turns[::-1]
+
+    async def tip(self, response_id: str, earlier: Sequence[str]) -> PastTurn | None:
+        entries = self._own.entries
+        links = (response_id, *reversed(earlier))
+        if not all(link in entries for link in links):
+            return None
+        for link in links:
+            entries.move_to_end(link)
+        return turn_decoder.decode(entries[response_id].data)
 
     async def delete(self, response_id: str) -> bool:
         return self._own.forget(response_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from copy import copy
 from pathlib import Path
@@ -140,6 +140,9 @@ class SqliteStore:
     async def chain(self, response_id: str, field: str) -> list[PastTurn]:
         return await self._in_transaction(lambda: self._chain(response_id, field))
 
+    async def tip(self, response_id: str, earlier: Sequence[str]) -> PastTurn | None:
+        return await self._in_transaction(lambda: self._tip(response_id, earlier))
+
     async def delete(self, response_id: str) -> bool:
         return await self._in_transaction(lambda: self._delete(response_id))
 
@@ -230,10 +233,20 @@ class SqliteStore:
         self._use([row[1] for row in rows])
         return [turn_decoder.decode(data) for *_, data in rows]
 
-    def _use(self, keys: list[str]) -> None:
-        """Marks them as used. The bodies, which are large, are not touched."""
+    def _tip(self, response_id: str, earlier: Sequence[str]) -> PastTurn | None:
+        keys = [self._key(link) for link in (response_id, *earlier)]
+        if self._use(keys) < len(keys):
+            return None
+        (data,) = self._db.execute("SELECT data FROM bodies WHERE id = ?", keys[:1]).fetchone()
+        return turn_decoder.decode(data)
+
+    def _use(self, keys: list[str]) -> int:
+        """Marks them as used; returns how many there are. The bodies, which are large, are not touched."""
         now = time.monotonic_ns()
-        self._db.executemany("UPDATE responses SET used = ? WHERE id = ?", [(now, key) for key in keys])
+        used = self._db.executemany(
+            "UPDATE responses SET used = ? WHERE id = ?", [(now, key) for key in keys]
+        )
+        return used.rowcount
 
     def _delete(self, response_id: str) -> bool:
         key = self._key(response_id)

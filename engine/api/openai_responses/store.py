@@ -9,6 +9,7 @@ bounded by ``max_background_responses`` of each process.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -106,6 +107,9 @@ class ResponseStore(Protocol):
     async def chain(self, response_id: str, field: str) -> list[PastTurn]:
         """The response and all before it, oldest first; ResponseNotStoredError for ``field`` if
         one is missing."""
+
+    async def tip(self, response_id: str, earlier: Sequence[str]) -> PastTurn | None:
+        """The response alone, whose ``chain`` has these before it; None unless all are stored."""
 
     async def delete(self, response_id: str) -> bool:
         """Deletes the response; False if it is not stored."""

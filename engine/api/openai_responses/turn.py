@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace as changed
 
 from engine.api.answer_reader import AnswerOutput
-from engine.api.conversation import Conversation
+from engine.api.conversation import ContinuedPrompt, Conversation
 from engine.api.conversation_turn import ConversationTurn, TurnOutput
 from engine.api.errors import CONTEXT_LENGTH_EXCEEDED, explain
 from engine.api.http.streams import begun
@@ -30,6 +30,7 @@ from engine.api.openai_responses.events import (
     ResponseQueued,
 )
 from engine.api.openai_responses.history import History, load_history
+from engine.api.openai_responses.input_items import MessageList
 from engine.api.openai_responses.items import (
     ENDED,
     ConversationId,
@@ -38,6 +39,7 @@ from engine.api.openai_responses.items import (
     ResponseError,
     new_response_id,
 )
+from engine.api.openai_responses.known_turns import KnownTurn, KnownTurns, asked_of, known_turn
 from engine.api.openai_responses.prompt_cache import PromptCacheDiagnostics, told_diagnosis
 from engine.api.openai_responses.reply import Reply
 from engine.api.openai_responses.request import REASONING_SEALED, ResponsesRequest
@@ -46,6 +48,7 @@ from engine.api.openai_responses.store import ResponseStore, StoredResponse
 from engine.api.openai_responses.tools import Tools
 from engine.api.openai_responses.truncation import without_oldest
 from engine.api.prompt_cache.diagnostics import CacheDiagnostics
+from engine.api.prompt_cache.fingerprint import PromptPrint
 from engine.api.served_model import ServedModel
 from engine.errors import ContextLengthError, RequestError
 from engine.messages import TurnReceipt
@@ -61,6 +64,7 @@ class Asker:
 
     model: ServedModel
     store: ResponseStore
+    turns: KnownTurns
     headers: Mapping[str, str]
     diagnostics: CacheDiagnostics
 
@@ -76,6 +80,7 @@ class ResponseTurn:
         response_id: str,
         lock: ConversationLock | None,
     ) -> None:
+        self._asker = asker
         self._model = model = asker.model
         self._store = asker.store
         self._body = body
@@ -84,7 +89,9 @@ class ResponseTurn:
         self._lock = lock
         """The lock of its conversation, if it belongs to one."""
         self._tools = Tools()
+        self._messages = MessageList(None)
         self._conversation = self._read(asker.headers, response_id)
+        self._reply_ids: list[int] = []
         self._reply = Reply(response_id, self._tools, seals_reasoning=body.includes(REASONING_SEALED))
         self.patience = model.patience()
         """How long its stream waits for the first output."""
@@ -105,8 +112,11 @@ class ResponseTurn:
         named, response_id = body.conversation_name, new_response_id()
         lock = None if named is None else await ConversationLock.take(asker.store, named, response_id)
         try:
-            history = await load_history(asker.store, body, response_id)
-            return cls(asker, body, history, response_id, lock)
+            history = await load_history(asker.store, body, response_id, asker.turns)
+            turn = cls(asker, body, history, response_id, lock)
+            if history.known is not None and not await turn._continue(history.known):
+                await turn._load_all()
+            return turn
         except BaseException:
             if lock is not None:
                 await lock.release()
@@ -128,7 +138,7 @@ class ResponseTurn:
 
     def _read(self, headers: Mapping[str, str], response_id: str) -> Conversation:
         """The request, independent of the API."""
-        body, previous = self._body, self._history.previous
+        body, previous, known = self._body, self._history.previous, self._history.known
         left_out = self._model.left_out()
         messages = self._history.messages(body.instructions, left_out)
         if not messages.messages:
@@ -140,6 +150,7 @@ class ResponseTurn:
         self._tools.add(body.tools or [], "tools")
         for tools, where in messages.tools:
             self._tools.add(tools, where)
+        self._messages = messages
         choice = self._tools.choose(body.tool_choice)
         params = body.sampling_params(self._model.sampling_defaults(), body.num_logprobs())
         self._model.check_params(params)  # a background response could not report the error later
@@ -150,12 +161,29 @@ class ResponseTurn:
             tools=self._tools.functions or None,
             tool_choice=choice,
             parallel_tool_calls=body.parallel_tool_calls is not False,
-            context=self._model.context(headers, body.identity_after(previous.job_id if previous else None)),
+            context=changed(
+                self._model.context(headers, body.identity_after(previous.job_id if previous else None)),
+                keeps_tokens=body.keeps,
+            ),
             chat_template_kwargs=body.template_kwargs(),
             thinking_budget=body.thinking_budget(),
-            left_out=[*left_out.notes, *self._tools.warnings],
+            left_out=[*(known.left_out if known else ()), *left_out.notes, *self._tools.warnings],
             pictures=left_out.pictures,
         )
+
+    async def _continue(self, known: KnownTurn) -> bool:
+        """Let the prompt append to the turn before; False if it is to be rendered as a whole."""
+        conversation, tokens = self._conversation, None
+        is_text = not (self._messages.tools or conversation.has_pictures)
+        if is_text and known.asked == asked_of(conversation, self._body.instructions):
+            owner = conversation.context.owner
+            tokens = await self._model.prompts.continue_chat(known.prompt, conversation, owner=owner)
+        self._model.metrics.record_continued_prompt(appended=tokens is not None)
+        if tokens is None:
+            return False
+        continued = ContinuedPrompt(tokens, known.num_replies, known.num_results, known.fingerprint)
+        self._conversation = replace(conversation, continued=continued)
+        return True
 
     def _blank(self, response_id: str) -> Response:
         body, params = self._body, self._conversation.params
@@ -233,6 +261,7 @@ class ResponseTurn:
                         yield event
                 last = output
                 answer = output.answers[0]
+                self._reply_ids += answer.raw.token_ids
                 deltas = () if self._body.prewarms else answer.deltas
                 for news in self._reply.add(deltas, self._logprobs(answer)):
                     yield self._numbered(news)
@@ -253,6 +282,9 @@ class ResponseTurn:
                 outputs = await begun(turn.stream(kind))
                 break
             except ContextLengthError as error:
+                if self._conversation.continued is not None:
+                    await self._load_all()
+                    continue
                 whole = self._conversation.messages
                 shorter = without_oldest(whole) if body.truncation == "auto" else None
                 if shorter is None:
@@ -262,6 +294,12 @@ class ResponseTurn:
         async with aclosing(outputs):
             async for output in outputs:
                 yield output
+
+    async def _load_all(self) -> None:
+        """Read the whole history: the prompt is not to append to the turn before."""
+        self._history = await load_history(self._store, self._body, self.response.id)
+        self._tools = Tools()
+        self._conversation = self._read(self._asker.headers, self.response.id)
 
     def _logprobs(self, answer: AnswerOutput) -> list[ChatTokenLogprob]:
         logprobs = chat_logprobs(answer.raw.logprobs, self._body.return_tokens_as_token_ids)
@@ -304,8 +342,25 @@ class ResponseTurn:
             diagnosis = self._diagnostics.diagnose(earlier, conversation, last)
             told = told_diagnosis(diagnosis, is_compacted=self._is_compacted)
         if self._body.keeps or self._body.prompt_cache_options is not None:
-            await self._diagnostics.keep(self.response.id, conversation, last)
+            kept = await self._diagnostics.keep(self.response.id, conversation, last)
+            self._let_append(last, kept)
         return told
+
+    def _let_append(self, last: TurnOutput, kept: PromptPrint) -> None:
+        """Let the next turn's prompt append to this one's, if it can."""
+        if self._body.keeps and not self._body.prewarms and not self._is_compacted:
+            turn = known_turn(
+                self._conversation,
+                self._history.known,
+                [turn.response.id for turn in self._history.before],
+                self._body.instructions,
+                self._messages,
+                last,
+                self._reply_ids,
+                kept,
+            )
+            if turn is not None:
+                self._asker.turns.put(self.response.id, turn)
 
     async def _fail(self, error: Exception) -> list[Event]:
         failure = explain(error)

@@ -8,7 +8,7 @@ from engine.api.conversation import Conversation
 from engine.api.conversation_turn import TurnOutput
 from engine.api.identity import owner_of
 from engine.api.prompt_cache.diagnosis import Diagnosis, diagnose
-from engine.api.prompt_cache.fingerprint import Fingerprint, fingerprint
+from engine.api.prompt_cache.fingerprint import Fingerprint, PromptPrint
 from engine.api.prompt_cache.fingerprint_store import FingerprintStore
 from engine.api.served_model import ServedModel
 
@@ -25,9 +25,11 @@ class CacheDiagnostics:
     def of(cls, request: Request, model: ServedModel) -> CacheDiagnostics:
         return cls(model, request.app.state.fingerprints, owner_of(request.headers))
 
-    async def keep(self, response_id: str, conversation: Conversation, turn: TurnOutput) -> None:
+    async def keep(self, response_id: str, conversation: Conversation, turn: TurnOutput) -> PromptPrint:
         """Keeps the turn's prompt to be compared with later ones."""
-        await self._store.put(self._owner, response_id, self._fingerprint(conversation, turn))
+        kept = self._print(conversation, turn)
+        await self._store.put(self._owner, response_id, kept.fingerprint)
+        return kept
 
     async def forget(self, response_id: str) -> None:
         await self._store.delete(self._owner, response_id)
@@ -42,11 +44,11 @@ class CacheDiagnostics:
         """What became of the earlier prompt's prefix in this turn."""
         return diagnose(
             earlier,
-            self._fingerprint(conversation, turn),
+            self._print(conversation, turn).fingerprint,
             turn.output.prompt_token_ids,
             cached_tokens=turn.usage.cached_tokens,
             block_size=self._model.engine.ready.block_size,
         )
 
-    def _fingerprint(self, conversation: Conversation, turn: TurnOutput) -> Fingerprint:
-        return fingerprint(conversation, self._model.name, turn.output.prompt_token_ids)
+    def _print(self, conversation: Conversation, turn: TurnOutput) -> PromptPrint:
+        return PromptPrint.of(conversation, self._model.name, turn.output.prompt_token_ids)

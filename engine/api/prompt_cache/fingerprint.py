@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import takewhile
 from typing import Any, Literal, get_args
@@ -49,33 +50,57 @@ class Fingerprint(msgspec.Struct, array_like=True, frozen=True):
         num_compared = self.num_tokens
         if len(token_ids) < num_compared:  # the mark of a stride that is cut equals none of this prompt's
             num_compared = len(token_ids) // STRIDE * STRIDE
-        pairs = zip(self.marks, _marks(token_ids[:num_compared]), strict=False)
+        others = _marks(array("i", token_ids[:num_compared]), blake2b(digest_size=HASH_BYTES))
+        pairs = zip(self.marks, others, strict=False)
         num_equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         return min(num_equal * STRIDE, self.num_tokens)
 
 
-def fingerprint(conversation: Conversation, model_name: str, token_ids: Sequence[int]) -> Fingerprint:
-    """The fingerprint of a conversation that was rendered as ``token_ids``."""
+@dataclass(frozen=True, slots=True)
+class PromptPrint:
+    """A fingerprint that a longer prompt's can be made of."""
+
+    fingerprint: Fingerprint
+    _full_marks: list[bytes]
+    _so_far: blake2b
+    """The hash of the tokens up to the last full stride."""
+
+    @classmethod
+    def of(cls, conversation: Conversation, model_name: str, token_ids: Sequence[int]) -> PromptPrint:
+        """Of a conversation that was rendered as ``token_ids``."""
+        continued = conversation.continued
+        before = None if continued is None else continued.fingerprint
+        read = _as_it_is if conversation.pictures is None else conversation.pictures.by_content
+        messages = [hash_of(message, read) for message in conversation.messages]
+        full_marks: list[bytes] = []
+        so_far = blake2b(digest_size=HASH_BYTES)
+        if before is not None:
+            parts, messages = before.fingerprint.parts, before.fingerprint.messages + messages
+            full_marks, so_far = list(before._full_marks), before._so_far.copy()
+        else:
+            parts = _parts(conversation, model_name)
+        num_marked = len(full_marks) * STRIDE
+        tokens = array("i", token_ids[num_marked:])
+        rest = len(tokens) % STRIDE
+        full_marks += _marks(tokens[: len(tokens) - rest], so_far)
+        marks = [*full_marks, *_marks(tokens[len(tokens) - rest :], so_far.copy())]
+        return cls(Fingerprint(len(token_ids), parts, messages, marks), full_marks, so_far)
+
+
+def _parts(conversation: Conversation, model_name: str) -> dict[str, bytes]:
     system = [message for message in conversation.messages if message.get("role") in ("system", "developer")]
-    pictures = conversation.pictures
-    read = _as_it_is if pictures is None else pictures.by_content
     adapter = conversation.context.adapter
     adapter_key = None if adapter is None else adapter.key
-    return Fingerprint(
-        num_tokens=len(token_ids),
-        parts={
-            "model": _hash([model_name, adapter_key, conversation.chat_template]),
-            "tools": _hash(conversation.tools),
-            "system": _hash(system),
-            "reasoning": _hash(conversation.chat_template_kwargs),
-        },
-        messages=[_hash(message, read) for message in conversation.messages],
-        marks=list(_marks(token_ids)),
-    )
+    return {
+        "model": hash_of([model_name, adapter_key, conversation.chat_template]),
+        "tools": hash_of(conversation.tools),
+        "system": hash_of(system),
+        "reasoning": hash_of(conversation.chat_template_kwargs),
+    }
 
 
-def _marks(token_ids: Sequence[int]) -> Iterator[bytes]:
-    tokens, so_far = array("i", token_ids), blake2b(digest_size=HASH_BYTES)
+def _marks(tokens: array[int], so_far: blake2b) -> Iterator[bytes]:
+    """Adds the tokens to a hash, stride by stride."""
     for start in range(0, len(tokens), STRIDE):
         so_far.update(tokens[start : start + STRIDE].tobytes())
         yield so_far.digest()
@@ -85,8 +110,8 @@ def _as_it_is(data: bytes) -> bytes:
     return data
 
 
-def _hash(value: Any, read: Callable[[bytes], bytes] = _as_it_is) -> bytes:
-    """Of a client's JSON, whatever it holds, after ``read``."""
+def hash_of(value: Any, read: Callable[[bytes], bytes] = _as_it_is) -> bytes:
+    """A hash of a client's JSON, whatever it holds, after ``read``."""
     try:
         data = msgspec.json.encode(value, order="deterministic")
     except (TypeError, ValueError, OverflowError):

@@ -117,7 +117,15 @@ class KVCacheManager:
 
     def fits(self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock] = NO_BLOCKS) -> bool:
         """Whether there are blocks for ``num_tokens`` of the request in all, and states."""
-        return self.num_blocks_short(request, num_tokens, hit) <= 0 >= self.num_states_short(request, hit)
+        has_room = self._has_room(request.request_id, min(num_tokens, self._max_model_len), hit)
+        return has_room and self.num_states_short(request, hit) <= 0
+
+    def _has_room(self, request_id: str, num_tokens: int, hit: Sequence[KVCacheBlock]) -> bool:
+        """Whether there are free blocks. What of a hit is free, a long count, is asked only if it matters."""
+        num_needed, num_free = self._coordinator.num_blocks_to_allocate, self.pool.num_free_blocks
+        if num_needed(request_id, num_tokens, NO_BLOCKS) <= num_free:
+            return True
+        return bool(hit) and num_needed(request_id, num_tokens, hit) <= num_free
 
     def fits_after_deferred(self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock]) -> bool:
         """Whether the request fits once the steps under way are back."""
@@ -184,10 +192,9 @@ class KVCacheManager:
                     request_id, request.block_hashes, min(num_tokens, request.num_tokens)
                 )
             return NO_BLOCKS
-        num_free = self.pool.num_free_blocks
-        if coordinator.num_blocks_to_allocate(request_id, num_places, hit) > num_free:
+        if not self._has_room(request_id, num_places, hit):
             num_places = num_tokens
-            if coordinator.num_blocks_to_allocate(request_id, num_tokens, hit) > num_free:
+            if not self._has_room(request_id, num_tokens, hit):
                 return None
         if request_id not in self._requests:
             if self.states is not None:
@@ -381,9 +388,9 @@ class KVCacheManager:
 
     def statistics(self) -> KVCacheStatistics:
         """Counts of blocks and pins as they are now."""
-        pool = self.pool.statistics()
-        of_pool = pool.num_blocks, pool.num_free_blocks, pool.num_cached_blocks
-        return KVCacheStatistics(*of_pool, self.num_pinned_blocks, self.num_pins)
+        it = self.pool.statistics()
+        blocks = it.num_blocks, it.num_free_blocks, it.num_cached_blocks
+        return KVCacheStatistics(*blocks, self.num_pinned_blocks, self.num_pins)
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless every block is held by exactly those that list it."""

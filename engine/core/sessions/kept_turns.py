@@ -1,0 +1,79 @@
+"""Turns that ended and that a later request may continue by their ids: their tokens, and the hashes of
+their blocks. So neither is sent, read or hashed again for the next turn.
+
+A turn is continued once: its lists become those of the request. Whoever continues it another time, or after
+it was forgotten, sends all of its tokens.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from threading import Lock
+
+from engine.core.request import KnownPrefix, Request
+from engine.messages import TurnPrefix
+from engine.reported_stats import ContinuedStats
+
+MOST_TOKENS = 1 << 21
+"""The most tokens that are kept, at some 40 bytes each."""
+
+
+class KeptTurns:
+    """Bounded: the longest kept are forgotten first. Thread-safe."""
+
+    def __init__(self, max_tokens: int, block_size: int) -> None:
+        """``max_tokens``: what the KV pool has room for. Without its KV a turn may as well be sent whole."""
+        self._max_tokens = min(max_tokens, MOST_TOKENS)
+        self._block_size = block_size
+        self._num_tokens = 0
+        self._turns: OrderedDict[str, KnownPrefix] = OrderedDict()
+        self._lock = Lock()
+        self._counts: ContinuedStats | None = None
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all turns that are kept."""
+        return self._num_tokens
+
+    def request_ended(self, request: Request, now: float) -> None:
+        """``Scheduler``'s callback: keep a turn that may be continued.
+
+        Of one that was given up, what it continued is kept again: its client may ask once more.
+        """
+        if request.status.complete and request.keeps_tokens:
+            self.keep(request.known_prefix())
+        elif request.continues is not None:
+            self.keep(request.known_prefix().cut(request.continues, self._block_size))
+
+    def keep(self, known: KnownPrefix) -> None:
+        """Keep a turn, which must be in no other hands."""
+        with self._lock:
+            self._turns[known.request_id] = known
+            self._num_tokens += len(known.token_ids)
+            while self._num_tokens > self._max_tokens:
+                _, forgotten = self._turns.popitem(last=False)
+                self._num_tokens -= len(forgotten.token_ids)
+
+    def take(self, prefix: TurnPrefix) -> KnownPrefix | None:
+        """The turn, cut to as many tokens as the prefix has; None if it is not kept, or has fewer."""
+        with self._lock:
+            counts = self._counts = self._counts or ContinuedStats()
+            known = self._turns.get(prefix.request_id)
+            if known is None or len(known.token_ids) < prefix.num_tokens:
+                counts.num_forgotten += 1
+                return None
+            counts.num_known += 1
+            del self._turns[prefix.request_id]
+            self._num_tokens -= len(known.token_ids)
+        return known.cut(prefix, self._block_size)
+
+    def take_counts(self) -> ContinuedStats | None:
+        """How often a turn was asked for since the last call; None if never."""
+        if self._counts is None:
+            return None
+        with self._lock:
+            counts, self._counts = self._counts, None
+        return counts

@@ -1,0 +1,312 @@
+"""Turns that append to the one before: nothing of the history is rendered, sent or hashed again, and nobody
+sees a difference. A real server with a real model, and the openai client.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.types.responses import Response, ResponseFunctionToolCall, ResponseInputItemParam, ToolParam
+
+from eval.cli.main import main
+from tests.api.server import running_server
+from tests.api.test_chat import token_ids
+from tests.processes.support import until
+
+BASH: ToolParam = {
+    "type": "function",
+    "name": "bash",
+    "parameters": {"type": "object", "properties": {"command": {"type": "string"}}},
+    "strict": False,
+}
+LOOK = 'Let me look.\n<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+ODD = 'So.\n<tool_call>\n{"arguments": {"command":"ls"},   "name": "bash"}\n</tool_call>'
+"""A call that no template would write like this."""
+MOST_OUTPUT = 8
+"""Tokens of a turn that is not forced."""
+COUNTERS = ("appended", "rendered", "known", "forgotten")
+_COUNTER = re.compile(r'continuum:continued_(?:prompts|requests)_total\{.*(?:made|turn)="(\w+)".*\} (\S+)')
+
+
+class Counts:
+    """How prompts that continue a known turn were made, since the last look."""
+
+    def __init__(self, http: httpx.Client) -> None:
+        self._http = http
+        self._before = self._read()
+
+    def _read(self) -> dict[str, int]:
+        read = dict.fromkeys(COUNTERS, 0)
+        for name, value in _COUNTER.findall(self._http.get("/metrics").text):
+            read[name] += int(float(value))
+        return read
+
+    def have_grown_by(self, **expected: int) -> None:
+        """Waits for it: the core reports after its answer."""
+        wanted = {name: self._before[name] + expected.get(name, 0) for name in COUNTERS}
+        until(lambda: sum(self._read().values()) >= sum(wanted.values()))
+        assert self._read() == wanted
+        self._before = wanted
+
+
+@pytest.fixture
+def counts(http: httpx.Client) -> Counts:
+    return Counts(http)
+
+
+class Job:
+    """A conversation that the server keeps, beside the same one kept here."""
+
+    def __init__(self, client: openai.OpenAI, http: httpx.Client, **fields: Any) -> None:
+        self._client, self._http, self._fields = client, http, fields
+        self.items: list[Any] = []
+        self.last: Response | None = None
+
+    def turn(self, new: list[ResponseInputItemParam], says: str | None = None, **fields: Any) -> Response:
+        """One turn, said as forced or as the model likes."""
+        body: dict[str, Any] = {**self._fields, **fields}
+        if says is None:
+            body["max_output_tokens"] = MOST_OUTPUT
+        forced = None if says is None else {"replay_token_ids": token_ids(self._http, says + "<|im_end|>")}
+        answer: Response = self._client.responses.create(
+            model="tiny",
+            input=new,
+            previous_response_id=None if self.last is None else self.last.id,
+            temperature=0.0,
+            extra_body=forced,
+            **body,
+        )
+        self.items += [*new, *(item.to_dict() for item in answer.output)]
+        self.last = answer
+        return answer
+
+    def whole(self, new: list[ResponseInputItemParam], **fields: Any) -> Response:
+        """What the same turn would be with all of the history in its input."""
+        answer: Response = self._client.responses.create(
+            model="tiny",
+            input=[*self.items, *new],
+            temperature=0.0,
+            max_output_tokens=MOST_OUTPUT,
+            **{**self._fields, **fields},
+        )
+        return answer
+
+
+def user(text: str) -> list[ResponseInputItemParam]:
+    return [{"role": "user", "content": text}]
+
+
+def result(answer: Response, text: str) -> list[ResponseInputItemParam]:
+    return [
+        {"type": "function_call_output", "call_id": item.call_id, "output": text}
+        for item in answer.output
+        if isinstance(item, ResponseFunctionToolCall)
+    ]
+
+
+def num_input_tokens(answer: Response) -> int:
+    assert answer.usage is not None
+    return answer.usage.input_tokens
+
+
+def num_cached_tokens(answer: Response) -> int:
+    assert answer.usage is not None
+    return answer.usage.input_tokens_details.cached_tokens
+
+
+def test_a_turn_appends_to_the_one_before(client: openai.OpenAI, http: httpx.Client, counts: Counts) -> None:
+    """Its prompt is token for token that of the whole history, and so is its answer; all before it is hit."""
+    job = Job(client, http, tools=[BASH], instructions="Be brief.")
+    first = job.turn(user("What is in this folder? " * 8), says=LOOK)
+    counts.have_grown_by()
+    second = job.turn(result(first, "a.py b.py " * 10), says="Two files.")
+    counts.have_grown_by(appended=1, known=1)
+    last = user("And now? " * 5)
+    whole = job.whole(last, store=False)
+    third = job.turn(last)
+    counts.have_grown_by(appended=1, known=1)
+    assert num_input_tokens(third) == num_input_tokens(whole)
+    assert [item.to_dict()["type"] for item in third.output] == [
+        item.to_dict()["type"] for item in whole.output
+    ]
+    assert third.output_text == whole.output_text
+    assert num_cached_tokens(second) >= num_input_tokens(first) // 16 * 16
+    assert num_cached_tokens(third) >= num_input_tokens(second) // 16 * 16
+
+
+def test_a_stream_appends_as_well(client: openai.OpenAI, http: httpx.Client, counts: Counts) -> None:
+    """The turn before may be a stream, and so may the next."""
+    said = {"replay_token_ids": token_ids(http, "Good day.<|im_end|>")}
+    with client.responses.stream(model="tiny", input="hello", extra_body=said) as stream:
+        first = stream.get_final_response()
+    with client.responses.stream(
+        model="tiny", input="again", previous_response_id=first.id, extra_body=said
+    ) as stream:
+        second = stream.get_final_response()
+    counts.have_grown_by(appended=1, known=1)
+    assert num_input_tokens(second) > num_input_tokens(first)
+
+
+def test_the_models_own_tokens_are_kept(client: openai.OpenAI, http: httpx.Client, counts: Counts) -> None:
+    """A call that the template would write in another way stands in the next prompt as the model wrote it,
+    and all of the turn is hit."""
+    job = Job(client, http, tools=[BASH])
+    first = job.turn(user("Look. " * 12), says=ODD)
+    assert first.usage is not None
+    following = result(first, "a.py")
+    whole = job.whole(following, store=False)
+    second = job.turn(following)
+    counts.have_grown_by(appended=1, known=1)
+    num_computed = first.usage.total_tokens - 1
+    assert num_cached_tokens(second) == num_computed // 16 * 16
+    assert num_cached_tokens(whole) < num_cached_tokens(second)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"instructions": "Be long."},
+        {"tools": [{**BASH, "description": "Runs a command."}]},
+        {"reasoning": {"effort": "none"}},
+    ],
+    ids=["instructions", "tools", "reasoning"],
+)
+def test_another_prompt_is_rendered(
+    client: openai.OpenAI, http: httpx.Client, counts: Counts, changes: dict[str, Any]
+) -> None:
+    """What changes the beginning of a prompt is seen by the model, as without the turn before."""
+    job = Job(client, http, tools=[BASH], instructions="Be brief.")
+    job.turn(user("hello"), says="Good day.")
+    whole = job.whole(user("again"), store=False, **changes)
+    second = job.turn(user("again"), **changes)
+    counts.have_grown_by(rendered=1)
+    assert num_input_tokens(second) == num_input_tokens(whole)
+    assert second.output_text == whole.output_text
+
+
+def test_a_reply_that_was_cut_is_rendered(client: openai.OpenAI, http: httpx.Client, counts: Counts) -> None:
+    """The template ends a reply that the model did not end: only it knows how."""
+    job = Job(client, http)
+    first = job.turn(user("hello"))
+    assert first.status == "incomplete"
+    whole = job.whole(user("again"), store=False)
+    second = job.turn(user("again"))
+    counts.have_grown_by()
+    assert num_input_tokens(second) == num_input_tokens(whole)
+
+
+def test_a_turn_is_continued_twice(client: openai.OpenAI, http: httpx.Client, counts: Counts) -> None:
+    """The core lets its tokens go to the first that continues it: it asks the other one for all of them."""
+    job = Job(client, http)
+    first = job.turn(user("hello " * 20), says="Good day.")
+    one = job.turn(user("and one"))
+    job.last, job.items = first, job.items[:2]
+    whole = job.whole(user("and one"), store=False)
+    counts.have_grown_by(appended=1, known=1)
+    other = job.turn(user("and one"))
+    counts.have_grown_by(appended=1, forgotten=1)
+    assert one.output_text == other.output_text == whole.output_text
+    assert num_input_tokens(one) == num_input_tokens(other)
+
+
+def test_a_deleted_turn_ends_its_chain(client: openai.OpenAI, http: httpx.Client, counts: Counts) -> None:
+    """What is continued must be stored, all of it, also where only its last turn would be read."""
+    job = Job(client, http)
+    first = job.turn(user("hello"), says="Good day.")
+    second = job.turn(user("again"), says="Good day, again.")
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError, match=f"{first.id}.*goes back to"):
+        job.turn(user("and again"))
+    client.responses.delete(second.id)
+    with pytest.raises(openai.NotFoundError, match=second.id):
+        job.turn(user("and again"))
+    counts.have_grown_by(appended=1, known=1)
+
+
+def test_a_result_names_a_call_of_any_turn(client: openai.OpenAI, http: httpx.Client, counts: Counts) -> None:
+    """A call that was made turns ago may still be answered, and one that never was may not."""
+    job = Job(client, http, tools=[BASH])
+    first = job.turn(user("look"), says=LOOK)
+    late = result(first, "a.py")
+    job.turn(user("wait"), says="I wait.")
+    job.turn(user("wait more"), says="I still wait.")
+    job.turn(late, says="Thanks.")
+    counts.have_grown_by(appended=3, known=3)
+    with pytest.raises(openai.BadRequestError, match="No tool call found"):
+        job.turn([{"type": "function_call_output", "call_id": "none", "output": "x"}])
+
+
+def test_a_conversation_appends_too(client: openai.OpenAI, http: httpx.Client, counts: Counts) -> None:
+    """A turn that names its conversation continues its newest response."""
+    named = http.post("/v1/conversations", json={}).json()["id"]
+    said = {"replay_token_ids": token_ids(http, "Good day.<|im_end|>")}
+    for _ in range(3):
+        client.responses.create(model="tiny", input="hello", conversation=named, extra_body=said)
+    counts.have_grown_by(appended=2, known=2)
+
+
+def test_a_prompt_that_is_too_long_is_named(client: openai.OpenAI, http: httpx.Client) -> None:
+    """With the number of its tokens; and a client that lets the oldest go gets an answer."""
+    job = Job(client, http)
+    job.turn(user("hello " * 100), says="Good day.")
+    longer = user("again " * 250)
+    with pytest.raises(openai.BadRequestError, match=r"1024 tokens, but the prompt is too long: \d+ tokens"):
+        job.turn(longer)
+    assert job.turn(longer, truncation="auto").status in ("completed", "incomplete")
+
+
+@pytest.fixture(scope="module")
+def small(model: Path) -> Iterator[tuple[openai.OpenAI, httpx.Client]]:
+    """A server whose core keeps the tokens of two turns at most."""
+    with (
+        running_server(model, "--num-gpu-blocks-override", "40", "--max-model-len", "512") as server,
+        httpx.Client(base_url=server.url, timeout=30) as http,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30) as client,
+    ):
+        yield client, http
+
+
+@pytest.mark.slow
+def test_a_core_that_has_forgotten_asks(small: tuple[openai.OpenAI, httpx.Client]) -> None:
+    """Others' turns have pushed it out: the request is sent once more, whole, and nobody notices."""
+    client, http = small
+    counts = Counts(http)
+    jobs = [Job(client, http) for _ in range(5)]
+    for number, job in enumerate(jobs):
+        job.turn(user(f"hello {number} " * 40), says="Good day.")
+    counts.have_grown_by()
+    whole = jobs[0].whole(user("again"), store=False)
+    again = jobs[0].turn(user("again"))
+    counts.have_grown_by(appended=1, forgotten=1)
+    assert again.output_text == whole.output_text
+    assert num_input_tokens(again) == num_input_tokens(whole)
+
+
+@pytest.mark.slow
+def test_a_trace_of_them_is_decided_again(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What came in part is in the trace as what it continues made of it."""
+    trace = tmp_path / "trace.jsonl"
+    with (
+        running_server(model, "--num-gpu-blocks-override", "80", "--trace", str(trace)) as server,
+        httpx.Client(base_url=server.url, timeout=30) as http,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30) as client,
+    ):
+        counts = Counts(http)
+        jobs = [Job(client, http, tools=[BASH]) for _ in range(3)]
+        for number, job in enumerate(jobs):
+            first = job.turn(user(f"look {number} " * 9), says=LOOK)
+            job.turn(result(first, "a.py " * 20), says="Two.")
+        for job in jobs:
+            job.turn(user("and now"))
+        counts.have_grown_by(appended=6, known=6)
+        assert server.interrupt() == 0
+    assert main(["trace", "replay", str(trace)]) == 0
+    assert "no difference" in capsys.readouterr().out
