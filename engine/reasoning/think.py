@@ -17,6 +17,7 @@ import msgspec
 from engine.tool_parsers.base import (
     ContentDelta,
     ParsedReply,
+    PlainParser,
     ReasoningDelta,
     ReplyDelta,
     ReplyParser,
@@ -37,6 +38,8 @@ class ThinkTags:
     assumed: bool = False
     """Whether the response begins inside the section even if neither prompt nor response shows its
     opening tag."""
+    make_answer: Callable[[], ReplyParser] = PlainParser
+    """Makes the parser of an answer in which no calls are looked for."""
 
     def open_in(self, prompt_tail: str) -> bool | None:
         """Whether the prompt ends inside a section; None if it ends outside without having closed

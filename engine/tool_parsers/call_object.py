@@ -78,6 +78,8 @@ class CallObjectReader(ReplyReader):
 
     raw_end: Tag | None = None
     """Ends text that is in the place of arguments and is not an object."""
+    name_keys = frozenset({"name"})
+    """Keys of the function's name."""
     _tools = ToolSchemas(())
     """The functions that a call without a tag may name."""
 
@@ -200,7 +202,7 @@ class CallObjectReader(ReplyReader):
         yield from self._skip_space()
         if call.begun:
             return (yield from self._read_value()) is not None
-        if key == "name":
+        if key in self.name_keys:
             call.name = yield from self._read_string()
             return call.name is not None and (not call.bare or call.name in self._tools)
         if key in ARGUMENT_KEYS and call.name is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.reasoning.think import ThinkTags
 from engine.tool_parsers.base import PlainParser, ReplyParser
@@ -18,18 +18,33 @@ from engine.tool_parsers.forced import JSON_CALLS, CallSyntax
 from engine.tool_parsers.glm import GlmToolParser, HyToolParser
 from engine.tool_parsers.harmony import CHANNEL, MESSAGE, START, HarmonyParser
 from engine.tool_parsers.hermes import HermesToolParser
-from engine.tool_parsers.json_calls import PYTHON_TAG, JsonToolParser, Llama3JsonToolParser
+from engine.tool_parsers.json_calls import (
+    PYTHON_TAG,
+    JsonToolParser,
+    Llama3JsonToolParser,
+    XlamToolParser,
+)
 from engine.tool_parsers.mistral import ARGS, OPEN, MistralToolParser
 from engine.tool_parsers.parameters import Tool
-from engine.tool_parsers.pythonic import LfmToolParser, PythonicToolParser
+from engine.tool_parsers.pythonic import LfmToolParser, OlmoToolParser, PythonicToolParser
 from engine.tool_parsers.qwen3_coder import Qwen3CoderToolParser, SeedToolParser
+from engine.tool_parsers.tagged.framed import (
+    COHERE,
+    COHERE_ANSWER,
+    ERNIE,
+    ERNIE_ANSWER,
+    CohereToolParser,
+    ErnieToolParser,
+)
 from engine.tool_parsers.tagged.gemma4 import FunctionGemmaToolParser, GemmaToolParser
 from engine.tool_parsers.tagged.invoke import MiniMaxToolParser, StepToolParser
 from engine.tool_parsers.tagged.json_between import (
     ApertusToolParser,
+    GigaChatToolParser,
     GraniteCodeToolParser,
     GraniteToolParser,
     HunyuanToolParser,
+    InternLmToolParser,
     LongCatToolParser,
     NemotronToolParser,
     PhiToolParser,
@@ -60,9 +75,12 @@ class ToolFormat:
     """Texts that a call may begin with, and that reasoning may contain, too."""
     make_plain: Callable[[], ReplyParser] = PlainParser
     """Makes the parser of a response that may call nothing."""
+    frame: tuple[str, ...] = ()
+    """Other texts that are special tokens in some tokenizers, which a response without calls has, too."""
 
 
 _XML_CALL = ("<tool_call>", "</tool_call>")
+_HERMES_CALL = CallSyntax('<tool_call>\n{"name": "{name}", "arguments": ', "}\n</tool_call>", between="\n")
 _DEEPSEEK_TAGS = (
     DEEPSEEK_SECTION,
     "<｜tool▁calls▁end｜>",
@@ -119,6 +137,38 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         ("<|tools_prefix|>", "<|tools_suffix|>"),
         ("<|tools_prefix|>",),
         _listed("<|tools_prefix|>[", "]<|tools_suffix|>", before='{"{name}": '),
+    ),
+    "cohere": ToolFormat(
+        lambda tools: CohereToolParser(),
+        ("<|START_ACTION|>",),
+        ("<|START_ACTION|>", "<|END_ACTION|>"),
+        ("<|START_ACTION|>",),
+        CallSyntax(
+            '    {"tool_call_id": "{number}", "tool_name": "{name}", "parameters": ',
+            *("}", "<|START_ACTION|>[\n", ",\n", "\n]<|END_ACTION|>"),
+        ),
+        make_plain=COHERE_ANSWER,
+        frame=(*COHERE.begins, *COHERE.ends),
+    ),
+    "internlm": ToolFormat(
+        lambda tools: InternLmToolParser(),
+        ("<|action_start|>", "<|plugin|>"),
+        ("<|action_start|>", "<|plugin|>", "<|action_end|>"),
+        InternLmToolParser.opening.texts,
+        CallSyntax('<|action_start|><|plugin|>\n{"name": "{name}", "parameters": ', "}<|action_end|>"),
+    ),
+    "gigachat3": ToolFormat(
+        lambda tools: GigaChatToolParser(),
+        ("<|role_sep|>", "<|message_sep|>"),
+        ("<|function_call|>", "<|role_sep|>"),
+        GigaChatToolParser.opening.texts,
+        frame=("<|message_sep|>",),
+    ),
+    "olmo3": ToolFormat(
+        OlmoToolParser,
+        OlmoToolParser.opening.texts,
+        ("<function_calls>", "</function_calls>"),
+        begins_call=OlmoToolParser.opening.texts,
     ),
     "granite": ToolFormat(
         lambda tools: GraniteToolParser(),
@@ -205,9 +255,10 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "kimi_k3": ToolFormat(
         KimiK3ToolParser,
         ("<|open|>", "<|sep|>"),
-        ("<|open|>", "<|close|>", "<|sep|>"),
+        KimiK3ToolParser.tags.sections,
         KimiK3ToolParser.tags.sections,
         make_plain=ResponseChannel,
+        frame=("<|open|>", "<|close|>", "<|sep|>"),
     ),
     "minimax_m3": ToolFormat(
         MiniMaxM3ToolParser,
@@ -229,6 +280,15 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         (OPEN,),
         CallSyntax('{"name": "{name}", "arguments": ', "}", begin=OPEN + " [", between=", ", end="]"),
     ),
+    "ernie45": ToolFormat(
+        lambda tools: ErnieToolParser(),
+        ("<tool_call>", "<response>"),
+        _XML_CALL,
+        begins_call=("<tool_call>",),
+        syntax=replace(_HERMES_CALL, between="\n\n"),
+        make_plain=ERNIE_ANSWER,
+        frame=(*ERNIE.begins, *ERNIE.ends),
+    ),
     "glm45": ToolFormat(
         GlmToolParser,
         ("<arg_key>",),
@@ -246,7 +306,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         ("<tool_call>",),
         _XML_CALL,
         begins_call=HermesToolParser.opening.texts,
-        syntax=CallSyntax('<tool_call>\n{"name": "{name}", "arguments": ', "}\n</tool_call>", between="\n"),
+        syntax=_HERMES_CALL,
     ),
     "pythonic": ToolFormat(
         PythonicToolParser,
@@ -261,6 +321,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         begins_call=Llama3JsonToolParser.opening.texts,
         syntax=CallSyntax('{"name": "{name}", "parameters": ', "}", between="; "),
     ),
+    "xlam": ToolFormat(XlamToolParser, tags=_XML_CALL, begins_call=("<tool_call>",), syntax=JSON_CALLS),
     "phi4_mini_json": ToolFormat(lambda tools: PhiToolParser(), syntax=_listed("functools[", "]")),
     "json": ToolFormat(JsonToolParser, syntax=JSON_CALLS),
 }
@@ -275,6 +336,8 @@ THINK_TAGS: Mapping[str, ThinkTags] = {
     "minimax_m3": ThinkTags("<mm:think>", "</mm:think>"),
     "kimi_k3": ThinkTags("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
     "apertus": ThinkTags("<|inner_prefix|>", "<|inner_suffix|>"),
+    "cohere": ThinkTags("<|START_THINKING|>", "<|END_THINKING|>", make_answer=COHERE_ANSWER),
+    "ernie45": ThinkTags("<think>", "</think>", make_answer=ERNIE_ANSWER),
     "hy_opensource": ThinkTags("<think:opensource>", "</think:opensource>"),
 }
 """The tags of reasoning sections, by name."""
@@ -292,7 +355,8 @@ TOOL_ALIASES = {
     "poolside_v1": "glm45",
     "hy_v4": "hy_v3",
     "jamba": "hunyuan_a13b",
-    **dict.fromkeys(("granite4", "ernie45"), "hermes"),
+    "granite4": "hermes",
+    **dict.fromkeys(("cohere_command3", "cohere_command4"), "cohere"),
     **dict.fromkeys(("step3p5", "mimo", "nemotron_v3"), "qwen3_coder"),
     "deepseek_v4": "deepseek_v32",
     "harmony": HARMONY,
@@ -300,8 +364,9 @@ TOOL_ALIASES = {
 }
 REASONING_ALIASES = {
     **dict.fromkeys(("qwen3", "glm45", "glm47", "deepseek_v3", "deepseek_v31", "kimi_k2"), "think"),
-    **dict.fromkeys(("minimax_m2", "hunyuan_a13b", "hy_v3", "step3", "step3p5", "mimo", "ernie45"), "think"),
+    **dict.fromkeys(("minimax_m2", "hunyuan_a13b", "hy_v3", "step3", "step3p5", "mimo"), "think"),
     **dict.fromkeys(("nemotron_v3", "olmo3", "longcat"), "think"),
+    **dict.fromkeys(("cohere_command3", "cohere_command4"), "cohere"),
     **dict.fromkeys(("openai_gptoss", "harmony", "gpt_oss"), HARMONY),
 }
 _OWN_CHOICES = ("auto", "none")

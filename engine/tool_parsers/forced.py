@@ -23,7 +23,7 @@ class CallSyntax:
     """How a format writes calls whose arguments are a JSON object."""
 
     before: str
-    """The text before the arguments; ``{name}`` is the function's."""
+    """The text before the arguments; ``{name}`` is the function's, ``{number}`` any number."""
     after: str
     begin: str = ""
     between: str = ""
@@ -88,7 +88,8 @@ def call_grammar(
     ]
     for index, function in enumerate(functions):
         name = json.dumps(function["name"], ensure_ascii=False)[1:-1]
-        before, after = literal(syntax.before.replace("{name}", name)), literal(syntax.after)
+        texts = syntax.before.replace("{name}", name).split("{number}")
+        before, after = " /[0-9]{1,3}/ ".join(map(literal, texts)), literal(syntax.after)
         lines.append(f"call_{index}: {before} arguments_{index} {after}")
     rules = "\n".join([*lines, *_reasoning_rules(reasoning, literal)]) + "\n"
     return CallGrammar(rules, [_arguments_of(function) for function in functions])

@@ -85,7 +85,7 @@ class ReplyFormat:
     def needs_special_tokens(self) -> bool:
         """Whether the parsers must see special tokens, which are usually left out of a response's
         text."""
-        tags = list(self.tool_format.tags) if self.tool_format else []
+        tags = [*self.tool_format.tags, *self.tool_format.frame] if self.tool_format else []
         if self.is_harmony:
             tags += TOOL_FORMATS[HARMONY].tags
         if self.think_tags:
@@ -130,11 +130,12 @@ class ReplyFormat:
 
     def _answer_parser(self, tools: Sequence[Tool], calls_as_json: bool) -> ReplyParser:
         """The parser of what follows the reasoning."""
+        make_plain = PlainParser if self.think_tags is None else self.think_tags.make_answer
         if not tools:
-            return PlainParser() if self.tool_format is None else self.tool_format.make_plain()
+            return make_plain() if self.tool_format is None else self.tool_format.make_plain()
         if calls_as_json:
             return JsonToolParser(tools, listed=True)
-        return PlainParser() if self.tool_format is None else self.tool_format.make(tools)
+        return make_plain() if self.tool_format is None else self.tool_format.make(tools)
 
     def forced_call_grammar(
         self, tools: Sequence[Tool], parallel: bool, prompt_tail: str

@@ -14,6 +14,7 @@ from engine.tool_parsers.reader import Steps, Tag, TaggedReader
 PYTHON_TAG = "<|python_tag|>"
 
 _FENCE_END = Tag("```")
+_REST_OF_TAG = Tag("TOOL_CALLS]")
 _OBJECT = Tag("{")
 _COLON = Tag(":")
 
@@ -25,6 +26,8 @@ class Llama3JsonToolParser(TaggedReader, CallObjectReader):
     """
 
     opening = Tag(PYTHON_TAG, "{", "[", *(fence + "{" for fence in FENCES), line_breaks=2)
+    announced_by: tuple[str, ...] = (PYTHON_TAG,)
+    """Openings that only calls have."""
 
     def __init__(self, tools: Sequence[Tool] = ()) -> None:
         super().__init__()
@@ -49,7 +52,7 @@ class Llama3JsonToolParser(TaggedReader, CallObjectReader):
         if opened.endswith(("{", "[")):
             self._at -= 1
         yield from self._skip_space()
-        if not (yield from self._read_call_objects(bare=opened != PYTHON_TAG)):
+        if not (yield from self._read_call_objects(bare=opened not in self.announced_by)):
             return False
         yield from self._skip_layout(_FENCE_END)
         yield from self._skip_closing()
@@ -75,6 +78,24 @@ class Llama3JsonToolParser(TaggedReader, CallObjectReader):
             self._take()
             if end is not None or not (yield from self._more()):
                 return True
+
+
+class XlamToolParser(Llama3JsonToolParser):
+    """xLAM: a list of ``{"name": ..., "arguments": {...}}``: bare, in a fence, behind ``[TOOL_CALLS]`` or
+    between ``<tool_call>`` and ``</tool_call>``."""
+
+    opening = Tag(
+        *("<tool_call>", "{", "["), *(fence + first for fence in FENCES for first in "[{"), line_breaks=2
+    )
+    closing = Tag("</tool_call>")
+    raw_end = Tag("<tool_call>", "</tool_call>")
+    announced_by = ("<tool_call>",)
+
+    def _read_calls(self) -> Steps[bool]:
+        if not self._unsettled.endswith("[") or not (yield from self._accept(_REST_OF_TAG)):
+            return (yield from super()._read_calls())
+        yield from self._skip_space()
+        return (yield from self._read_call_objects())
 
 
 class JsonToolParser(CallObjectReader):

@@ -1,4 +1,4 @@
-"""Tool calls written as Python: ``[f(a=1), g(b="x")]``, as Llama 3.2 and 4 do.
+"""Tool calls written as Python: ``[f(a=1), g(b="x")]``, as Llama 3.2 and 4 do; Olmo 3 writes a call a line.
 
 They come after ``<|python_start|>``; or anywhere, and then name one of the tools. A call is certain
 at its first ``name=`` or its ``)``; each parameter is passed on when its value is complete. Some
@@ -171,3 +171,38 @@ class LfmToolParser(PythonicToolParser):
     start = "<|tool_call_start|>"
     opening = Tag(start, "[", *(fence + "[" for fence in FENCES), line_breaks=2)
     closing = Tag("<|tool_call_end|>")
+
+
+class OlmoToolParser(PythonicToolParser):
+    """Olmo 3: ``<function_calls>f(a=1)`` and so on, a call a line, with values in JSON or in Python."""
+
+    start = "<function_calls>"
+    opening = Tag(start)
+    closing = Tag("</function_calls>")
+
+    def _opens_at_once(self) -> Steps[bool]:
+        yield from ()
+        return False
+
+    def _read_calls(self) -> Steps[bool]:
+        self._announced = True
+        yield from self._skip_space()
+        if (yield from self._accept(FENCE)):
+            yield from self._skip_space()
+        yield from self._accept(_LIST)
+        if not (yield from self._read_call()):
+            return False
+        while (yield from self._read_next_call()):
+            pass
+        yield from self._skip_layout(_LIST_END, _FENCE_END)
+        yield from self._skip_closing()
+        return True
+
+    def _read_next_call(self) -> Steps[bool]:
+        self._take()
+        yield from self._skip_space()
+        yield from self._accept(_COMMA)
+        if (yield from self._read_call()):
+            return True
+        self._at = self._begin
+        return False

@@ -165,3 +165,37 @@ def test_the_template_shows_how_calls_are_written(server: Server) -> None:
     assert whole(server, f"Sure.\n{HERMES_CALL}") == expected
     assert streamed(server, f"Sure.\n{HERMES_CALL}") == expected
     assert whole(server, CODER_CALL)["content"] == CODER_CALL
+
+
+def test_an_answer_between_tags_and_calls_by_other_keys(model: Path) -> None:
+    """Cohere's format: read, streamed and forced."""
+    flags = ("--tool-call-parser", "cohere_command4", "--reasoning-parser", "cohere_command4")
+    call = (
+        '[\n    {"tool_call_id": "0", "tool_name": "edit", "parameters": {"path": "/tmp/é.py", "line": 7}}\n]'
+    )
+    thought = "<|START_THINKING|>I must edit.<|END_THINKING|>"
+    with running_server(model, "--num-gpu-blocks-override", "400", *flags) as server:
+        for read in (whole, streamed):
+            acted = read(server, f"{thought}<|START_ACTION|>{call}<|END_ACTION|>")
+            assert (acted["reasoning"], acted["content"], acted["calls"]) == ("I must edit.", "", [EDIT])
+            said = read(server, f"{thought}<|START_TEXT|>Done.<|END_TEXT|>")
+            assert (said["reasoning"], said["content"], said["calls"]) == ("I must edit.", "Done.", [])
+        demand = {"messages": HELLO, "tools": [STRICT], "tool_choice": "required", **ONE_CALL}
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=demand, timeout=60).json()
+        [forced] = summary(answer["choices"][0]["message"])["calls"]
+        assert (forced[0], set(forced[1])) == ("edit", {"path"})
+
+
+ONE_CALL = {"parallel_tool_calls": False, "temperature": 0, "max_tokens": 200}
+STRICT = {
+    "type": "function",
+    "function": {
+        "name": "edit",
+        "parameters": {
+            "type": "object",
+            "properties": {"path": {"enum": ["a.py", "b.py"]}},
+            "required": ["path"],
+            "additionalProperties": False,
+        },
+    },
+}

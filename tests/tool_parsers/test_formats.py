@@ -27,7 +27,7 @@ from tests.tool_parsers.families import FAMILIES, HERMES, TOOLS, Family
 LLAMA3_SENTENCE = 'Environment: ipython. Respond in the format {"name": name, "parameters": dictionary}.'
 PYTHONIC_SENTENCE = "Environment: ipython. Use exact format: [func_name1(param1=value1), func_name2(...)]"
 
-WITHOUT_SIGNS = ("json", "glm47", "llama3_json", "pythonic", "phi4_mini_json")
+WITHOUT_SIGNS = ("json", "glm47", "llama3_json", "pythonic", "phi4_mini_json", "xlam", "gigachat3")
 """No model's own, another's alias, or shown by what the template says of tools, not of calls."""
 
 
@@ -37,6 +37,7 @@ WITHOUT_SIGNS = ("json", "glm47", "llama3_json", "pythonic", "phi4_mini_json")
         *((family.template, family.name) for family in FAMILIES if family.name not in WITHOUT_SIGNS),
         (LLAMA3_SENTENCE, "llama3_json"),
         (PYTHONIC_SENTENCE, "pythonic"),
+        ("user<|role_sep|>\n{{ messages[0].content }}<|message_sep|>", "gigachat3"),
         ("{{ messages[-1].content }}", None),
         (None, None),
     ],

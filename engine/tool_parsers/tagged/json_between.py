@@ -8,6 +8,7 @@ from engine.tool_parsers.reader import Steps, Tag, TaggedReader
 _LIST, _LIST_END = Tag("["), Tag("]")
 _OBJECT, _OBJECT_END = Tag("{"), Tag("}")
 _COLON, _COMMA = Tag(":"), Tag(",")
+_MESSAGE_END = Tag("<|message_sep|>")
 
 
 class JsonBetweenTags(TaggedReader, CallObjectReader):
@@ -57,6 +58,31 @@ class LongCatToolParser(JsonBetweenTags):
     opening = Tag("<longcat_tool_call>", line_breaks=1)
     closing = Tag("</longcat_tool_call>")
     raw_end = Tag("<longcat_tool_call>", "</longcat_tool_call>")
+
+
+class InternLmToolParser(JsonBetweenTags):
+    """InternLM: ``<|action_start|><|plugin|>{...}<|action_end|>`` for each call; an action for the
+    interpreter is none."""
+
+    opening = Tag("<|action_start|><|plugin|>")
+    closing = Tag("<|action_end|>")
+    raw_end = Tag("<|action_start|>", "<|action_end|>")
+
+
+class GigaChatToolParser(JsonBetweenTags):
+    """GigaChat 3: a message of its own, whose role is ``function call``; from 3.1 on
+    ``<|function_call|>{...}``."""
+
+    opening = Tag(
+        *("<|function_call|>", "function call<|role_sep|>", "<|message_sep|>\n\nfunction call<|role_sep|>")
+    )
+    raw_end = Tag("<|function_call|>", "<|message_sep|>")
+
+    def _read_calls(self) -> Steps[bool]:
+        if not (yield from super()._read_calls()):
+            return False
+        yield from self._skip_layout(_MESSAGE_END)
+        return True
 
 
 class PhiToolParser(JsonBetweenTags):

@@ -1,0 +1,116 @@
+"""Formats whose answer stands between tags of its own, which are no content: Cohere's and Ernie's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.tool_parsers.reader import Steps, Tag, TaggedReader
+from engine.tool_parsers.tagged.json_between import JsonBetweenTags
+
+_LINE_BREAK = Tag("\n")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The tags around the answer of one family."""
+
+    begins: tuple[str, ...]
+    ends: tuple[str, ...]
+    line_breaks: int = 0
+    """Line breaks of the template between the tags and the answer."""
+
+
+class FramedReader(TaggedReader):
+    """A response that calls nothing: its text without the tags around it.
+
+    A tag is part of the frame where a frame has its tags: the first before all other text, the last behind
+    it. Elsewhere it is text.
+    """
+
+    frame: Frame
+    calls: Tag | None = None
+    """Announces calls, which may follow the answer."""
+    _said = False
+    """Whether there has been any content."""
+    _framed = False
+    """Whether the answer has begun with its tag."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        texts = () if self.calls is None else self.calls.texts
+        self.opening = Tag(*self.frame.begins, *self.frame.ends, *texts, line_breaks=self.frame.line_breaks)
+
+    def _give_content(self, text: str) -> None:
+        self._said = self._said or not (text == "" or text.isspace())
+        super()._give_content(text)
+
+    def _read_calls(self) -> Steps[bool]:
+        return (yield from self._read_frame())
+
+    def _read_frame(self) -> Steps[bool]:
+        """Move past a tag of the frame, which has been read, and its line break; False if it is text."""
+        if self._unsettled.endswith(self.frame.begins):
+            is_tag = not self._said and not self._framed
+            self._framed = self._framed or is_tag
+        else:
+            is_tag = self._framed and (yield from self._is_last())
+            self._framed = self._framed and not is_tag
+        if is_tag and self.frame.line_breaks:
+            yield from self._accept(_LINE_BREAK)
+        return is_tag
+
+    def _is_last(self) -> Steps[bool]:
+        """Whether only calls follow, or nothing. The position does not change."""
+        length = self._length
+        yield from self._skip_space()
+        is_last = not (yield from self._peek()) or (
+            self.calls is not None and bool((yield from self._accept(self.calls)))
+        )
+        self._at = self._begin + length
+        return is_last
+
+
+class FramedCalls(FramedReader, JsonBetweenTags):
+    """A response with calls in JSON behind its answer, or in its place."""
+
+    def _read_calls(self) -> Steps[bool]:
+        if self._unsettled.endswith((*self.frame.begins, *self.frame.ends)):
+            return (yield from self._read_frame())
+        return (yield from JsonBetweenTags._read_calls(self))
+
+
+COHERE = Frame(("<|START_RESPONSE|>", "<|START_TEXT|>"), ("<|END_RESPONSE|>", "<|END_TEXT|>"))
+ERNIE = Frame(("<response>",), ("</response>",), line_breaks=1)
+
+
+class CohereToolParser(FramedCalls):
+    """Command A and R7B: ``<|START_ACTION|>[{"tool_call_id": "0", "tool_name": ..., "parameters":
+    {...}}]<|END_ACTION|>``."""
+
+    frame = COHERE
+    calls = Tag("<|START_ACTION|>")
+    closing = Tag("<|END_ACTION|>")
+    raw_end = Tag("<|START_ACTION|>", "<|END_ACTION|>")
+    name_keys = frozenset({"tool_name", "name"})
+
+
+class ErnieToolParser(FramedCalls):
+    """Ernie 4.5: calls as Hermes writes them, behind an answer in ``<response>``."""
+
+    frame = ERNIE
+    calls = Tag("<tool_call>")
+    closing = Tag("</tool_call>")
+    raw_end = Tag("<tool_call>", "</tool_call>")
+
+
+class _CohereAnswer(FramedReader):
+    frame = COHERE
+
+
+class _ErnieAnswer(FramedReader):
+    frame = ERNIE
+
+
+COHERE_ANSWER: Callable[[], FramedReader] = _CohereAnswer
+ERNIE_ANSWER: Callable[[], FramedReader] = _ErnieAnswer
