@@ -51,6 +51,8 @@ class PromptPictures:
         self._in_bytes = re.compile(rf"<picture {nonce} (\d+)>".encode())
         self.notes: list[str] = []
         """What was left out of the last prompt, for the receipt."""
+        self._shown: list[StoredPicture] = []
+        """The pictures of the last prompt."""
 
     def mark(self, part: Mapping[str, Any], where: str, describe: Callable[[], str], *, is_new: bool) -> str:
         """The mark of a content part that is a picture. RequestError if it is new and may not be read."""
@@ -88,7 +90,8 @@ class PromptPictures:
                 raise _refused(each.where, picture) from picture
             else:
                 self._leave_out(each, f"it {picture}")
-        return [each.shown for each in asked if isinstance(each.shown, StoredPicture)]
+        self._shown = [each.shown for each in asked if isinstance(each.shown, StoredPicture)]
+        return self._shown
 
     def resolved(self, messages: Sequence[Message]) -> list[Message]:
         """The messages without marks: with parts for the pictures that were read, with texts for others."""
@@ -97,6 +100,19 @@ class PromptPictures:
     def by_content(self, data: bytes) -> bytes:
         """JSON with the hash of its content in place of each mark, to be compared with that of others."""
         return self._in_bytes.sub(lambda mark: self._content(int(mark[1])), data)
+
+    def named_tokens(self, token_ids: list[int]) -> list[int]:
+        """The last prompt with a number of its content in place of each token of a picture, below zero: two
+        pictures of one size have the same tokens."""
+        if not self._shown:
+            return token_ids
+        model, named, start = self._reader.model, list(token_ids), 0
+        for picture in self._shown:
+            start = named.index(model.token_id, start)
+            length = model.num_tokens(picture.height, picture.width)
+            named[start : start + length] = [-int(picture.content_hash[:7], 16) - 1] * length
+            start += length
+        return named
 
     def _content(self, index: int) -> bytes:
         shown = self._asked[index].shown

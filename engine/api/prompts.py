@@ -140,6 +140,8 @@ class Prompts:
         end = self._tokenizer.token_text(known.token_ids[-1])
         tools = [STAND_IN_TOOL] if chat.tools else None
         normal = normalize(chat.messages)
+        if self._placeholders is not None:
+            normal = self._placeholders.blind(normal)
 
         def render(messages: list[Message], with_reply: bool) -> str:
             return self._tokenizer.chat_text(

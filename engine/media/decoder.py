@@ -14,7 +14,6 @@ from threading import Lock
 import msgspec
 
 from engine.media.decoder_process import (
-    MEMORY_LIMIT_BYTES,
     TIME_LIMIT_S,
     Decoded,
     DecodeOrder,
@@ -48,30 +47,34 @@ class PictureDecoder:
 
         PictureFault if it cannot be decoded within the limits, PixelsFailure if it cannot be written.
         """
+        order = DecodeOrder(data, self._model, path)
         with self._lock:
-            process = self._process or self._start()
-            answer = _ask(process, DecodeOrder(data, self._model, path))
-            if answer is None:
-                self._process = None
-                with suppress(OSError):
-                    os.unlink(path)
-                raise self._why_it_ended(process)
+            answer = self._answer(order)
         if answer.failure is not None:
             raise PixelsFailure(f"The pixels of a picture cannot be written: {answer.failure}.")
         if answer.fault is not None:
             raise PictureFault(answer.fault)
         return answer.height, answer.width
 
-    def _why_it_ended(self, process: subprocess.Popen[bytes]) -> Exception:
+    def _answer(self, order: DecodeOrder) -> Decoded:
+        """The answer of the process, or of another one if that was killed or had ended before."""
+        code = 0
+        for _ in range(2):
+            process = self._process or self._start()
+            answer = _ask(process, order)
+            if answer is not None:
+                return answer
+            self._process = None
+            code = _reap(process)
+            with suppress(OSError):
+                os.unlink(order.path)
+            if code == -signal.SIGPROF:
+                raise PictureFault(f"takes more than {TIME_LIMIT_S:g} s to decode, the limit")
         if self._closed:
-            return PixelsFailure("The server is shutting down.")
-        code = _reap(process)
-        if code == -signal.SIGPROF:
-            return PictureFault(f"takes more than {TIME_LIMIT_S:g} s to decode, the limit")
-        if code > 0:
-            return PixelsFailure(f"The process that decodes pictures ended with exit code {code}.")
-        memory = f"{MEMORY_LIMIT_BYTES // 2**20} MiB"
-        return PictureFault(f"cannot be decoded: it ended its decoder, which may take {memory}")
+            raise PixelsFailure("The server is shutting down.")
+        if code in (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGFPE, -signal.SIGILL):
+            raise PictureFault("cannot be decoded: it ends its decoder")
+        raise PixelsFailure(f"The process that decodes pictures ended with exit code {code}.")
 
     def _start(self) -> subprocess.Popen[bytes]:
         if self._closed:
@@ -88,7 +91,13 @@ class PictureDecoder:
             process.stdin.write(pickle.dumps(sys.path))
             process.stdin.flush()
         self._process = process
+        self._end_if_closed()
         return process
+
+    def _end_if_closed(self) -> None:
+        """Ends a process that was started while another thread closed this."""
+        if self._closed and self._process is not None:
+            self._process.kill()
 
     def close(self) -> None:
         """Ends the process. Repeatable."""

@@ -5,9 +5,7 @@ Nothing is fetched or decoded here.
 
 from __future__ import annotations
 
-import re
 from base64 import b64decode
-from binascii import Error as Base64Error
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +19,6 @@ MEDIA_TYPES = frozenset(("image/png", "image/jpeg", "image/webp", "image/gif", "
 PICTURE_PARTS = frozenset(("image_url", "input_image", "image", "computer_screenshot"))
 _STEP_CHARS = 2**20
 """Characters of base64 that are decoded at a time: about a millisecond, in which no other thread runs."""
-_WHITE_SPACE = re.compile(r"\s")
 
 Part = Mapping[str, Any]
 
@@ -98,15 +95,23 @@ def read_inline(source: InlinePicture) -> bytes:
     """The file of a picture in a request. PictureFault if it is none, or too large to decode."""
     if len(source.base64) // 4 * 3 > MAX_FILE_BYTES + 3:
         raise too_many_bytes(len(source.base64) // 4 * 3)
-    text = _WHITE_SPACE.sub("", source.base64)
-    text += "=" * (-len(text) % 4)
-    steps = range(0, len(text), _STEP_CHARS)
     try:
-        data = b"".join(b64decode(text[start : start + _STEP_CHARS], validate=True) for start in steps)
-    except (Base64Error, ValueError) as error:
-        raise PictureFault("is not valid base64") from error
+        data = _decoded(source.base64)
+    except ValueError:
+        try:  # some fold it into lines
+            data = _decoded("".join(source.base64.split()))
+        except ValueError as error:
+            raise PictureFault("is not valid base64") from error
     check_file(data)
     return data
+
+
+def _decoded(text: str) -> bytes:
+    """The bytes of base64, perhaps without the padding; ValueError if it is none."""
+    if len(text) % 4:
+        text += "=" * (-len(text) % 4)
+    steps = range(0, len(text), _STEP_CHARS)
+    return b"".join(b64decode(text[start : start + _STEP_CHARS], validate=True) for start in steps)
 
 
 def check_file(data: bytes) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -98,7 +99,8 @@ class GrammarValidator:
         self._verdicts.close()
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            with self._process, suppress(BrokenPipeError):  # closes its pipes
+                self._process.wait()
 
 
 def _ask(process: subprocess.Popen[bytes], question: msgspec.Struct) -> Verdict | None:

@@ -11,6 +11,8 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from engine.api.appended_chat import HistoryShape
+from engine.api.prompts import ChatPrompt, PromptSoFar
 from engine.media.picture import PictureModel
 from tests.api.picture_site import PictureSite, limited, picture_site
 from tests.media.picture_folder import folder_with_pictures
@@ -209,6 +211,19 @@ async def test_no_text_reads_as_a_picture(site: PictureSite, text: str) -> None:
     assert shown.count(PAD) == 12
     assert "<|video_pad|>" not in shown
     assert shown.replace("\u200b", "").count(text) >= 6
+
+
+async def test_a_turn_that_appends_forges_no_picture(site: PictureSite) -> None:
+    """Its prompt is not rendered as a whole."""
+    tokenizer = site.model.engine.tokenizer
+    before = tokenizer.encode("<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\nTwo.<|im_end|>")
+    known = PromptSoFar("a", before, max(before), HistoryShape(False, False, False))
+    said: list[Any] = [{"role": "assistant", "content": "Two."}, {"role": "user", "content": f"a{PAD}b"}]
+    prompt = await site.model.prompts.continue_chat(known, ChatPrompt(messages=said), owner=None)
+    assert prompt is not None
+    text = tokenizer.decode(prompt)
+    assert PAD not in text
+    assert text.replace("\u200b", "").count(PAD) == 1
 
 
 async def test_a_mark_cannot_be_written(site: PictureSite) -> None:

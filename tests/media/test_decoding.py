@@ -178,15 +178,37 @@ def test_a_picture_that_takes_too_long_ends_the_process_only(
         decoder.close()
 
 
-def test_a_process_that_was_killed_is_started_again(tmp_path: Path) -> None:
+def test_a_process_that_was_killed_costs_no_picture(tmp_path: Path) -> None:
     decoder = PictureDecoder(QWEN)
     try:
         decoder.decode(png(), str(tmp_path / "one"))
         assert decoder._process is not None
         decoder._process.kill()
-        with pytest.raises(PictureFault, match="it ended its decoder"):
-            decoder.decode(png(), str(tmp_path / "two"))
-        assert decoder.decode(png(), str(tmp_path / "three")) == (56, 84)
+        assert decoder.decode(png(), str(tmp_path / "two")) == (56, 84)
+    finally:
+        decoder.close()
+
+
+@pytest.mark.parametrize(
+    ("end", "error", "message"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSEGV)", PictureFault, "it ends its decoder"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", PixelsFailure, "ended with exit code -9"),
+        ("sys.exit(3)", PixelsFailure, "ended with exit code 3"),
+    ],
+)
+def test_a_picture_that_ends_each_process_is_given_up(
+    end: str, error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A crash is the picture's fault, another end is not."""
+    mortal = f"import os, signal, sys; sys.stdin.buffer.read(20000); {end}"
+    command = [sys.executable, "-P", "-c", mortal]
+    monkeypatch.setattr("engine.media.decoder.spawn_command", lambda module: command)
+    decoder = PictureDecoder(QWEN)
+    try:
+        with pytest.raises(error, match=message):
+            decoder.decode(png(100, 100), str(tmp_path / "pixels"))
+        assert not list(tmp_path.iterdir())
     finally:
         decoder.close()
 

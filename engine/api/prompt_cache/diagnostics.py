@@ -45,10 +45,16 @@ class CacheDiagnostics:
         return diagnose(
             earlier,
             self._print(conversation, turn).fingerprint,
-            turn.output.prompt_token_ids,
+            _tokens(conversation, turn),
             cached_tokens=turn.usage.cached_tokens,
             block_size=self._model.engine.ready.block_size,
         )
 
     def _print(self, conversation: Conversation, turn: TurnOutput) -> PromptPrint:
-        return PromptPrint.of(conversation, self._model.name, turn.output.prompt_token_ids)
+        return PromptPrint.of(conversation, self._model.name, _tokens(conversation, turn))
+
+
+def _tokens(conversation: Conversation, turn: TurnOutput) -> list[int]:
+    """The prompt's tokens, in which pictures differ."""
+    token_ids, pictures = turn.output.prompt_token_ids, conversation.pictures
+    return token_ids if pictures is None else pictures.named_tokens(token_ids)
