@@ -79,7 +79,7 @@ class UniProcExecutor:
 
     def __init__(self, config: EngineConfig, group: TensorParallelGroup = ALONE) -> None:
         attention = _choose_attention(config)
-        loaded = load(config := without_pictures_beside(config, attention), group)
+        loaded = load(config := without_pictures_beside(config), group)
         states = state_spec_of(loaded.model, config.cache)
         attention = attention_beside_states(attention, config, states)
         all_groups = choose_groups(loaded.model, config.cache)

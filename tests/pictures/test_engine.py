@@ -141,8 +141,8 @@ def test_what_is_said_of_a_picture_is_checked(picture_folders: PictureFolders, t
     [
         ({"max_pictures": 0}, "is served as text"),
         pytest.param(
-            {"attention_backend": "triton"},
-            "not read with attention_backend triton",
+            {"pipeline_parallel_size": 2, "multiprocess": True},
+            "not read with pipeline_parallel_size > 1",
             marks=pytest.mark.long,
         ),
     ],

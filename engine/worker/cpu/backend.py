@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -23,12 +23,10 @@ from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder
 from engine.worker.models.routing_recorder import RoutingRecorder
 from engine.worker.parallel.group import TensorParallelGroup
+from engine.worker.pictures.beside import open_step_pictures
 from engine.worker.pooling.pooling_runner import PoolingRunner
 from engine.worker.states.state_pool import StatePool
 from engine.worker.step_runner import InlineRunner, StepRunner, ThreadedRunner
-
-if TYPE_CHECKING:
-    from engine.worker.pictures.step_pictures import StepPictures
 
 
 class CPUBackend:
@@ -83,19 +81,10 @@ class CPUBackend:
             self._states,
             None if self._drafter is None else self._drafter.put_to_work(batch),
             self._adapters,
-            self._pictures(),
+            None if self._loaded is None else open_step_pictures(self._loaded.tower, self._loaded.model),
         )
         ahead = config.scheduler.plans_ahead(self._device.type != "cpu") or self._group.stage.size > 1
         return ThreadedRunner(runner) if ahead else InlineRunner(runner)
-
-    def _pictures(self) -> StepPictures | None:
-        loaded = self._loaded
-        if loaded is None or loaded.tower is None:
-            return None
-        from engine.worker.pictures.step_pictures import StepPictures  # transformers' model code
-
-        assert isinstance(loaded.model, Decoder), "load_tower() refuses others"
-        return StepPictures(loaded.tower, loaded.model)
 
     def _new_runner(self, *parts: Any) -> ModelRunner:
         pooler = None if self._loaded is None else self._loaded.pooler

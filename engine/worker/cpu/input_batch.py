@@ -44,6 +44,16 @@ class StepInputs:
     """Key of each sequence's adapter."""
 
     @property
+    def query_lens(self) -> IntArray:
+        """[num_seqs] tokens computed in this step."""
+        return self.attention.query_lens
+
+    @property
+    def seq_lens(self) -> IntArray:
+        """[num_seqs] tokens in the KV once this step is done."""
+        return self.attention.seq_lens
+
+    @property
     def logit_tokens(self) -> IntArray:
         """The tokens of the step whose logits are needed: [num_samples + rows of ``prompts``]"""
         if not self.prompts:

@@ -17,7 +17,7 @@ from engine.worker.model_states import drafts_of, state_batch
 from engine.worker.models.base import CausalModel
 from engine.worker.models.hidden_tap import HiddenTap
 from engine.worker.models.routing_recorder import RoutingRecorder
-from engine.worker.pictures.step_pictures import StepPictures
+from engine.worker.pictures.step_pictures import StepPictures, without
 from engine.worker.sampler import Sampler, SamplerOutput, TokenBitmask
 from engine.worker.states.state_pool import StatePool
 from engine.worker.verification import Verified, verify
@@ -86,7 +86,7 @@ class ModelRunner:
         told = prompt_logprobs(logits[num_samples:], step.prompts) if step.prompts and logits.shape[1] else {}
         result = self._sample(logits[:num_samples], step, masks)
         if self._pictures is not None:
-            self._pictures.end_step(result)
+            result = without(self._pictures.end_step(), result)
         result.prompt_logprobs = told
         if self._recorder is not None:
             result.routing = self._recorder.take(step.slots)

@@ -26,6 +26,7 @@ from engine.worker.gpu.warm_up import run_warm_up
 from engine.worker.kv_tiers.host_pool import HostTransfers
 from engine.worker.loading.loader import LoadedModel
 from engine.worker.parallel.group import TensorParallelGroup
+from engine.worker.pictures.beside import open_step_pictures
 
 logger = logging.getLogger(__name__)
 
@@ -69,11 +70,14 @@ class GPUBackend:
             num_groups(places),
             samples=group.stage.is_last,
         )
+        self._batch.pictures = self._pictures = open_step_pictures(loaded.tower, loaded.model)
         model = with_fused_steps(loaded.model, self.attention, ops, max_model_len)
         self._forward = Forward(model, self.attention, self._batch, sizes, self._streams)
 
     def warm_up(self) -> None:
         """Run warm-up steps of all kinds; the contents of the pool do not change."""
+        if self._pictures is not None:
+            self._pictures.warm_up()
         run_warm_up(
             self._forward,
             self._batch,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +33,9 @@ from engine.worker.request_rows import RequestRows, StepRows
 from engine.worker.sampling_batch import SamplingBatch
 from engine.worker.verification import Verified, verify
 
+if TYPE_CHECKING:
+    from engine.worker.pictures.step_pictures import StepPictures
+
 
 @dataclass(frozen=True, slots=True)
 class TokenArrays:
@@ -43,6 +46,8 @@ class TokenArrays:
     """[num_tokens] int64: index of each token in the flattened token ids of all rows."""
     graph: GraphShape | None
     """The CUDA graph that computes this step; None: it runs eagerly."""
+    axes: torch.Tensor | None = None
+    """[3, num_tokens] positions of a step with tokens of pictures, for a model whose tokens have three."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +122,9 @@ class DeviceBatch:
         num_words += sampler.staged_words(most_samples(limits, graph_sizes.verified_len))
         self._staging = Staging(num_words, device, streams)
 
+    pictures: StepPictures | None = None
+    """Pictures of the requests, of a model that reads them; set before the first step."""
+
     def __len__(self) -> int:
         """Number of requests that have a row, preempted ones included."""
         return len(self._rows)
@@ -124,6 +132,8 @@ class DeviceBatch:
     def send(self, plan: SchedulerOutput) -> DeviceStep | None:
         """Apply a plan's deltas and send its step to the device; None if it has no tokens."""
         changes = self._rows.update(plan)
+        if self.pictures is not None:
+            self.pictures.update(plan)
         for row, token_ids in changes.tokens:
             self._write_row(self.token_ids[row], token_ids)
         for row, start, sampled in changes.new_tokens:
@@ -139,11 +149,15 @@ class DeviceBatch:
             return None
         uniform_len = uniform_len_of(plan, self._graph_sizes.verified_len)
         step = self._rows.step_rows(plan, uniform_len, writes_first=True)
-        graph = graph_of(step, self._graph_sizes)
+        pictures, positions = self.pictures, None
+        if pictures is not None:
+            positions = pictures.begin_step(plan, step)
+        graph = None if pictures is not None and pictures.are_placed else graph_of(step, self._graph_sizes)
         if graph is not None:
             uniform_len = graph.uniform_len
             step = with_equal_lengths(step, uniform_len)
-        return self._send_step(plan, step, uniform_len, graph, appended)
+            positions = None if pictures is None else pictures.positions_of(step)
+        return self._send_step(plan, step, positions, uniform_len, graph, appended)
 
     def send_idle(
         self, query_lens: Sequence[int], seq_lens: Sequence[int], uniform_len: int = 1
@@ -190,13 +204,15 @@ class DeviceBatch:
         self,
         plan: SchedulerOutput,
         step: StepRows,
+        positions: IntArray | None,
         uniform_len: int,
         graph: GraphShape | None,
         appended: list[tuple[int, int, list[int]]],
     ) -> DeviceStep:
         staging = self._staging
         staging.begin()
-        arrays = self._put_tokens(step, uniform_len, graph)  # first: CUDA graphs need fixed addresses
+        # First: CUDA graphs need fixed addresses.
+        arrays = self._put_tokens(step, uniform_len, graph, positions)
         sample_rows, num_drafts = step.sample_rows, step.sample_drafts
         sampling = self._sampler.stage(self._rows.sampling_batch(sample_rows, num_drafts), staging)
         drafts = None
@@ -262,8 +278,18 @@ class DeviceBatch:
         """Indices into the flattened token ids of all rows."""
         return rows * (self._max_model_len + 1) + columns
 
-    def _put_tokens(self, step: StepRows, uniform_len: int, graph: GraphShape | None) -> TokenArrays:
-        """The inputs of a forward pass, padded to the size of its CUDA graph if it has one."""
+    def _put_tokens(
+        self,
+        step: StepRows,
+        uniform_len: int,
+        graph: GraphShape | None,
+        positions: IntArray | None = None,
+    ) -> TokenArrays:
+        """The inputs of a forward pass, padded to the size of its CUDA graph if it has one. ``positions``:
+        [num_tokens] or [3, num_tokens] where they are not the step's own."""
+        positions = step.positions if positions is None else positions
+        axes = None if positions.ndim == 1 else self._streams.upload(positions)
+        positions = positions if axes is None else step.positions
         num_idle = 0 if graph is None else graph.num_seqs - len(step.rows)
         num_idle_tokens = num_idle * uniform_len
         starts = np.concatenate(([0], np.cumsum(_padded(step.query_lens, num_idle, uniform_len))))
@@ -274,7 +300,7 @@ class DeviceBatch:
             query_starts=put(starts, np.int32),
             seq_lens=put(_padded(step.seq_lens, num_idle), np.int32),
             block_tables=self.block_tables[0],
-            positions=put(_padded(step.positions, num_idle_tokens), np.int64),
+            positions=put(_padded(positions, num_idle_tokens), np.int64),
             slots=put(_padded(step.slots, num_idle_tokens, NOWHERE), np.int64),
             num_uniform=step.num_uniform + num_idle,
             uniform_len=uniform_len,
@@ -291,7 +317,7 @@ class DeviceBatch:
         )
         if others:
             batch = replace(batch, other_groups=others)
-        return TokenArrays(batch, put(_padded(places, num_idle_tokens), np.int64), graph)
+        return TokenArrays(batch, put(_padded(places, num_idle_tokens), np.int64), graph, axes)
 
 
 def _padded(values: IntArray, num_more: int, value: int = 0) -> IntArray:

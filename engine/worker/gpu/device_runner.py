@@ -13,7 +13,7 @@ import torch
 
 from engine.core.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, SchedulerOutput, TokenMasks
 from engine.messages import TokenLogprobs
-from engine.row_failures import GRAMMAR_LEFT, NOT_NUMBERS, NOTHING_ALLOWED
+from engine.row_failures import GRAMMAR_LEFT, NOT_NUMBERS, NOTHING_ALLOWED, PICTURE_LOST
 from engine.worker.gpu.device_batch import DeviceBatch, DeviceStep
 from engine.worker.gpu.device_sampler import DeviceSampler, Logprobs
 from engine.worker.gpu.forward import Forward
@@ -119,6 +119,8 @@ class DeviceModelRunner:
         if host is not None:
             host.end_step(plan)
         self._last = in_flight = StepInFlight(self, plan, step, logits)
+        if self._batch.pictures is not None:
+            in_flight.lost = self._batch.pictures.end_step()
         if in_flight.masks is None or in_flight.masks.done():
             self.sample(in_flight)
         return in_flight
@@ -152,6 +154,8 @@ class StepInFlight:
         self.logits = logits
         """None: there are no tokens, or they are sampled already."""
         self.fetched: Fetched | None = None
+        self.lost: frozenset[str] = frozenset()
+        """Requests whose pictures could not be read."""
         self.verified: Verified | None = None
         """What is left of its samples, once it is settled; None: all of them, as there are no drafts."""
 
@@ -179,6 +183,9 @@ class StepInFlight:
             sampled[seqs[sample]].append(token_ids[sample])
         logprobs = _logprobs(step, fetched.logprobs, taken)
         failed = _failed(self.plan, step, fetched.scores, taken)
+        failed |= dict.fromkeys(self.lost, PICTURE_LOST)
+        for seq, req_id in enumerate(step.req_ids if self.lost else ()):
+            sampled[seq] = sampled[seq] or [0] * (req_id in self.lost)
         return ModelRunnerOutput(step.req_ids, sampled, logprobs, failed=failed)
 
 

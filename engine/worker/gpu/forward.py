@@ -60,7 +60,8 @@ class Forward:
         """Run eagerly: [num_samples, vocab_size]; sample_tokens [num_samples] int64: tokens with logits."""
         self._attention.begin_device_step(arrays.batch)
         input_ids = self._batch.input_ids(arrays)
-        return self._model.forward(input_ids, arrays.batch.positions, sample_tokens, self._attention)
+        positions = arrays.batch.positions if arrays.axes is None else arrays.axes
+        return self._model.forward(input_ids, positions, sample_tokens, self._attention)
 
     @torch.inference_mode()
     def capture(self) -> None:

@@ -43,12 +43,11 @@ from engine.worker.models.decoder import Decoder
 from engine.worker.models.families.table import decoder_shape, is_native
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
 from engine.worker.pictures.folder import read_picture_folder
+from engine.worker.pictures.tower import VisionTower
 from engine.worker.pooling.pooler import Pooler
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
-
-    from engine.worker.pictures.tower import VisionTower
 
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 MODEL_IMPLEMENTATIONS = ("auto", "native", "transformers")

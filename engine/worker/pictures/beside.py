@@ -7,18 +7,20 @@ from dataclasses import replace
 from engine.config import EngineConfig
 from engine.process.process_log import start_log
 from engine.worker.loading.model_folder import resolve_folder
+from engine.worker.models.base import CausalModel
+from engine.worker.models.decoder import Decoder
 from engine.worker.pictures.folder import read_picture_folder
+from engine.worker.pictures.step_pictures import StepPictures
+from engine.worker.pictures.tower import VisionTower
 
 
-def without_pictures_beside(config: EngineConfig, attention: str) -> EngineConfig:
-    """The config, with no pictures where something else excludes them; tells so. ``attention``: the
-    backend."""
+def without_pictures_beside(config: EngineConfig) -> EngineConfig:
+    """The config, with no pictures where something else excludes them; tells so."""
     options = config.model
     if read_picture_folder(resolve_folder(options.model), options) is None:
         return config
     speculative = config.speculative
     others = {
-        "attention_backend triton": attention == "triton",
         "pipeline_parallel_size > 1": options.pipeline_parallel_size > 1,
         "distributed_executor_backend ray": options.distributed_executor_backend == "ray",
         "cores on other machines": config.parallel.data_parallel_size > config.parallel.num_local,
@@ -30,3 +32,11 @@ def without_pictures_beside(config: EngineConfig, attention: str) -> EngineConfi
         return config
     start_log.info("Pictures are not read with %s so far.", reason)
     return replace(config, model=replace(options, max_pictures=0))
+
+
+def open_step_pictures(tower: VisionTower | None, model: CausalModel) -> StepPictures | None:
+    """What puts pictures into the steps of a model; None without a tower."""
+    if tower is None:
+        return None
+    assert isinstance(model, Decoder), "load_tower() refuses others"
+    return StepPictures(tower, model)

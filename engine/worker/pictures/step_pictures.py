@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
+from engine.core.outputs import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from engine.messages import MediaSpan
 from engine.row_failures import PICTURE_LOST
 from engine.worker.attention.backend import IntArray
-from engine.worker.cpu.input_batch import StepInputs
 from engine.worker.models.decoder import Decoder
 from engine.worker.models.placed_pictures import PlacedPictures
 from engine.worker.models.rotary import have_axes
@@ -24,14 +25,31 @@ from engine.worker.pictures.tower import Picture, VisionTower
 logger = logging.getLogger(__name__)
 
 
+def _no_positions() -> IntArray:
+    """Of a model whose tokens have one each: their indices."""
+    return np.empty((3, 0), dtype=np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class _Prompt:
     """A request's pictures, and the positions of its tokens: see ``rope_positions``."""
 
     media: Sequence[MediaSpan]
-    positions: IntArray | None
-    """None for a model whose tokens have one position each."""
-    shift: int
+    positions: IntArray = field(default_factory=_no_positions)
+    lead: int = 0
+
+
+class StepTokens(Protocol):
+    """What is read of a step: its sequences, in the order of its tokens."""
+
+    @property
+    def req_ids(self) -> list[str]: ...
+    @property
+    def query_lens(self) -> IntArray: ...
+    @property
+    def seq_lens(self) -> IntArray: ...
+    @property
+    def positions(self) -> IntArray: ...
 
 
 class StepPictures:
@@ -47,23 +65,46 @@ class StepPictures:
         self._lost: set[str] = set()
         """Requests of this step with such a picture."""
 
-    def begin_step(self, plan: SchedulerOutput, step: StepInputs) -> IntArray:
+    def begin_step(self, plan: SchedulerOutput, step: StepTokens) -> IntArray:
         """Encode what is new and place what the step computes, after ``update``; until ``end_step`` the
         decoder reads it. Returns the positions of the step's tokens: [num_tokens], or [3, num_tokens] if any
-        is a picture's."""
-        self._lost = set()
+        is a picture's and the model's tokens have three."""
         self._encode(plan)
-        if self._prompts.keys().isdisjoint(step.req_ids):
-            return step.positions
-        return self._place(step)
+        if not self._prompts.keys().isdisjoint(step.req_ids):
+            self._place(step)
+        return self.positions_of(step)
 
-    def end_step(self, result: ModelRunnerOutput) -> None:
-        """End the requests whose pictures are lost."""
+    def positions_of(self, step: StepTokens) -> IntArray:
+        """The same of a step with other tokens that nobody samples or keeps, behind ``begin_step``."""
+        if not self._has_axes or self._prompts.keys().isdisjoint(step.req_ids):
+            return step.positions
+        positions = np.broadcast_to(step.positions, (3, len(step.positions))).copy()
+        for req_id, start, end, shift in _sequences(step):
+            prompt = self._prompts.get(req_id)
+            if prompt is None:
+                continue
+            known = prompt.positions[:, start:end]
+            behind = start + shift + known.shape[1]
+            positions[:, start + shift : behind] = known
+            positions[:, behind : end + shift] += prompt.lead
+        return positions if self.are_placed else np.ascontiguousarray(positions[0])
+
+    @property
+    def are_placed(self) -> bool:
+        """Whether the step has tokens of pictures."""
+        return self._decoder.pictures is not None
+
+    def end_step(self) -> frozenset[str]:
+        """The decoder has read them. Returns the requests whose pictures are lost: see ``without``."""
         self._decoder.pictures = None
-        for index, req_id in enumerate(result.req_ids):
-            if req_id in self._lost:
-                result.sampled_token_ids[index] = result.sampled_token_ids[index] or [0]
-                result.failed = {**result.failed, req_id: PICTURE_LOST}
+        lost, self._lost = frozenset(self._lost), set()
+        return lost
+
+    def warm_up(self) -> None:
+        """Encode the largest picture once: what that takes of a device's memory is not the KV pool's."""
+        side = max(1, math.isqrt(self._tower.model.max_pixels) // self._tower.model.factor)
+        size = side * self._tower.model.factor
+        self._tower.encode([np.zeros((size, size, 3), dtype=np.uint8)])
 
     def update(self, plan: SchedulerOutput) -> None:
         """Apply the deltas of a plan, whether it has tokens or none."""
@@ -73,12 +114,13 @@ class StepPictures:
             self._prompts.pop(req_id, None)
         for new in plan.scheduled_new_reqs:
             if new.media:
-                self._prompts[new.req_id] = self._prompt(len(new.prompt_token_ids), new.media)
+                self._prompts[new.req_id] = self._prompt(new)
 
-    def _prompt(self, num_tokens: int, media: Sequence[MediaSpan]) -> _Prompt:
+    def _prompt(self, new: NewRequestData) -> _Prompt:
         if not self._has_axes:
-            return _Prompt(media, None, 0)
-        return _Prompt(media, *rope_positions(num_tokens, media, self._tower.model.factor))
+            return _Prompt(new.media)
+        factor = self._tower.model.factor
+        return _Prompt(new.media, *rope_positions(len(new.prompt_token_ids), new.media, factor))
 
     def _encode(self, plan: SchedulerOutput) -> None:
         found: dict[str, Picture] = {}
@@ -100,22 +142,11 @@ class StepPictures:
         others = (span for span in spans if span.content_hash == lost.content_hash and span != lost)
         return next((picture for span in others if (picture := _read(span)) is not None), None)
 
-    def _place(self, step: StepInputs) -> IntArray:
-        positions = np.broadcast_to(step.positions, (3, len(step.positions))).copy()
+    def _place(self, step: StepTokens) -> None:
         rows, parts = list[IntArray](), list[torch.Tensor]()
-        ends = np.cumsum(step.attention.query_lens)
-        for seq, req_id in enumerate(step.req_ids):
+        for req_id, start, end, shift in _sequences(step):
             prompt = self._prompts.get(req_id)
-            if prompt is None:
-                continue
-            end, count = int(step.attention.seq_lens[seq]), int(step.attention.query_lens[seq])
-            last, start = int(ends[seq]), end - count
-            if prompt.positions is not None:
-                known = prompt.positions[:, start:end]
-                behind = last - count + known.shape[1]
-                positions[:, last - count : behind] = known
-                positions[:, behind:last] += prompt.shift
-            for span in prompt.media:
+            for span in () if prompt is None else prompt.media:
                 if span.end <= start or span.offset >= end:
                     continue
                 output = self._outputs[span.content_hash]
@@ -124,13 +155,11 @@ class StepPictures:
                     continue
                 tokens = self._embedded(span)
                 first, beyond = np.searchsorted(tokens, (start, end))
-                rows.append(tokens[first:beyond] + (last - end))
+                rows.append(tokens[first:beyond] + shift)
                 parts.append(output[first:beyond])
-        if not rows:
-            return np.ascontiguousarray(positions[0])
-        places = torch.from_numpy(np.concatenate(rows)).to(parts[0].device)
-        self._decoder.pictures = PlacedPictures(places, torch.cat(parts))
-        return positions if self._has_axes else step.positions
+        if rows:
+            places = torch.from_numpy(np.concatenate(rows)).to(parts[0].device)
+            self._decoder.pictures = PlacedPictures(places, torch.cat(parts))
 
     def _embedded(self, span: MediaSpan) -> IntArray:
         """The tokens of the prompt in whose places the embeddings of a picture go, not those behind rows."""
@@ -141,6 +170,26 @@ class StepPictures:
         columns = span.pixels.width // self._tower.model.factor
         embedded: IntArray = tokens[np.arange(span.length) % (columns + 1) != columns]
         return embedded
+
+
+def _sequences(step: StepTokens) -> Iterator[tuple[str, int, int, int]]:
+    """Of each sequence its request, which of its tokens are computed, and by how much their places in the
+    step are greater."""
+    ends, lens = step.seq_lens.tolist(), step.query_lens.tolist()
+    last = 0
+    for req_id, end, count in zip(step.req_ids, ends, lens, strict=True):
+        last += count
+        yield req_id, end - count, end, last - end
+
+
+def without(lost: frozenset[str], result: ModelRunnerOutput) -> ModelRunnerOutput:
+    """The result of a step, in which requests with lost pictures fail."""
+    if lost:
+        for index, req_id in enumerate(result.req_ids):
+            if req_id in lost:
+                result.sampled_token_ids[index] = result.sampled_token_ids[index] or [0]
+        result.failed = {**result.failed, **dict.fromkeys(lost, PICTURE_LOST)}
+    return result
 
 
 def _read(span: MediaSpan) -> Picture | None:

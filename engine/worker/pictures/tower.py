@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import PreTrainedModel
 
 from engine.worker.pictures.folder import PictureFolder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Picture = npt.NDArray[np.uint8]
 """[height, width, 3], red first."""
