@@ -271,8 +271,9 @@ def test_the_image_is_built_of_what_there_is() -> None:
     assert 'ENTRYPOINT ["continuum", "serve"]' in text
     assert "continuum" in project["project"]["scripts"]
     assert set(re.findall(r'"(--[a-z-]+)"', text)) <= flags("serve")
-    for extra in re.findall(r"EXTRAS=\[(\w+)\]", text):
-        assert extra in project["project"]["optional-dependencies"]
+    named = re.findall(r"EXTRAS=\[([\w,]+)\]", text)
+    assert {extra for names in named for extra in names.split(",")} == {"gpu", "pictures"}
+    assert {"gpu", "pictures"} <= project["project"]["optional-dependencies"].keys()
 
 
 def attribute_docstrings(source: str) -> Iterator[tuple[int, str]]:

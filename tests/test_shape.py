@@ -30,7 +30,7 @@ LONGER_FILES = {
     "engine/core_process/engine_core.py": (510, "The loop of the core and what it is asked to do."),
     "engine/core_process/core_client.py": (475, "Every call to the core, each a few lines."),
     "engine/messages.py": (415, "Every message between processes, field by field."),
-    "engine/frontend/metrics.py": (454, "A table: each metric with its help text."),
+    "engine/frontend/metrics.py": (456, "A table: each metric with its help text."),
     "eval/agent_model/training/kinds.py": (470, "A table: the kinds of tasks that the bundled model learns."),
     "eval/cli/serve_flags.py": (520, "A table: the flags of one command."),
     "eval/load/planner.py": (480, "From a workload to what is sent when: one pass."),

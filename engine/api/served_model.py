@@ -70,6 +70,8 @@ class ServedModel:
         self.admission = Admission(config.limits, self._board, self.metrics.record_rejection, owners)
         self.pictures = _picture_reader(engine.ready.pictures, config)
         """Reads the pictures of requests; None if the model is shown none."""
+        if self.pictures is not None:
+            self.pictures.store.on_lookup = lambda found: self.metrics.record_picture(is_known=found)
         self.prompts = Prompts(
             engine.tokenizer,
             self.max_model_len,

@@ -15,6 +15,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from engine.frontend.block_life_metrics import BlockLifeMetrics
 from engine.frontend.continued_prompt_metrics import ContinuedPromptMetrics
+from engine.frontend.picture_metrics import PictureMetrics
 from engine.frontend.spec_decoding_metrics import SpecDecodingMetrics
 from engine.frontend.stats import FinishedRequestStats, IterationStats
 from engine.messages import FinishReason, TurnReceipt
@@ -111,6 +112,7 @@ class Metrics:
         self._make_sizes(_token_buckets(max_model_len))
         self._block_lives: BlockLifeMetrics | None = None
         self.continued = ContinuedPromptMetrics(self.registry, _LABELS, self._values)
+        self.pictures = PictureMetrics(self.registry, _LABELS, self._values)
         self._spec_decoding: SpecDecodingMetrics | None = None
         if num_speculative_tokens:
             self._spec_decoding = SpecDecodingMetrics(

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, Any]
 
+UNLIMITED = 2**63
+"""A call is given all of its pictures at once: how many there are is the caller's to choose."""
+
 
 class PictureInputs:
     """The pictures of one engine; ``model`` None: it reads text only."""
@@ -40,7 +43,7 @@ class PictureInputs:
         self._placeholders: Placeholders | None = None
         if model is not None:
             self._placeholders = Placeholders(tokenizer, model)
-            self._reader = PictureReader(model, config) if can_decode() else None
+            self._reader = PictureReader(model, config, UNLIMITED) if can_decode() else None
 
     def lease(self) -> AbstractContextManager[PictureLease | None]:
         """What holds the pictures of a call while the context is open."""

@@ -52,9 +52,10 @@ class AskedPicture:
 class PictureReader:
     """The pictures of all requests of one process. One event loop at a time, but any thread."""
 
-    def __init__(self, model: PictureModel, config: MediaConfig) -> None:
+    def __init__(self, model: PictureModel, config: MediaConfig, max_held_bytes: int | None = None) -> None:
+        """``max_held_bytes``: see PictureStore."""
         self.model = model
-        self.store = PictureStore(model, config.max_idle_bytes)
+        self.store = PictureStore(model, config.max_idle_bytes, max_held_bytes)
         self._allowed_hosts = config.allowed_media_domains
         self._threads = ThreadPoolExecutor(READ_THREADS, "picture-reader")
         self._urls: OrderedDict[tuple[str | None, str], str] = OrderedDict()

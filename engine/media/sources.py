@@ -42,7 +42,8 @@ PictureSource = InlinePicture | RemotePicture
 
 def is_picture(part: Part) -> bool:
     """Whether a content part is a picture, readable or not."""
-    return part.get("type") in PICTURE_PARTS or _blob_of_resource(part) is not None
+    kind = part.get("type")
+    return (isinstance(kind, str) and kind in PICTURE_PARTS) or _blob_of_resource(part) is not None
 
 
 def picture_source(part: Part) -> PictureSource:

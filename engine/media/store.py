@@ -99,9 +99,14 @@ class PictureStore:
     """Thread safe. Nothing is started or created before the first picture."""
 
     def __init__(self, model: PictureModel, max_idle_bytes: int, max_held_bytes: int | None = None) -> None:
+        """``max_held_bytes``: the most that requests hold together; by default ``max_idle_bytes``, or
+        MIN_HELD_BYTES if that is more."""
+        self.on_lookup: Callable[[bool], object] = lambda found: None
+        """Called for each picture that a request is to hold, with whether it was known already."""
         self._model = model
         self._max_idle_bytes = max_idle_bytes
-        self._max_held_bytes = max_held_bytes or max(max_idle_bytes, MIN_HELD_BYTES)
+        self._usual_bytes = max(max_idle_bytes, MIN_HELD_BYTES)
+        self._max_held_bytes = self._usual_bytes if max_held_bytes is None else max_held_bytes
         self._decoder = PictureDecoder(model)
         self._thread = ThreadPoolExecutor(1, "picture-decoder")  # the process takes one after another
         self._lock = Lock()
@@ -130,7 +135,10 @@ class PictureStore:
         """A picture that was decoded before, held by the lease; None if it must be decoded. Without a lease
         only its size is wanted. PictureFault if it cannot be decoded."""
         with self._lock:
-            return self._find(content_hash, lease)
+            found = self._find(content_hash, lease)
+        if found is not None and lease is not None:
+            self.on_lookup(True)
+        return found
 
     def _find(self, content_hash: str, lease: PictureLease | None) -> StoredPicture | None:
         known = self._known.get(content_hash)
@@ -151,20 +159,27 @@ class PictureStore:
         In the future: PictureFault, or PixelsFailure. It is shared and cannot be cancelled.
         """
         with self._lock:
-            try:
-                if (picture := self._find(content_hash, lease)) is not None:
-                    return _done(picture)
-            except (PictureFault, PixelsFailure) as error:
-                return _failed(error)
-            pending = self._pending.get(content_hash)
-            if pending is None:
-                if self._held_bytes >= self._max_held_bytes:
-                    return _failed(self._no_room())
-                pending = self._pending[content_hash] = _Pending()
-                pending.future.set_running_or_notify_cancel()
-                self._submit(content_hash, lambda path: self._decoder.decode(data, path))
-            pending.leases.append(lease)
-            return pending.future
+            known = content_hash in self._known
+            future = self._get(content_hash, data, lease)
+        if lease is not None:
+            self.on_lookup(known and future.done())
+        return future
+
+    def _get(self, content_hash: str, data: bytes, lease: PictureLease | None) -> Future[StoredPicture]:
+        try:
+            if (picture := self._find(content_hash, lease)) is not None:
+                return _done(picture)
+        except (PictureFault, PixelsFailure) as error:
+            return _failed(error)
+        pending = self._pending.get(content_hash)
+        if pending is None:
+            if self._held_bytes >= self._max_held_bytes:
+                return _failed(self._no_room())
+            pending = self._pending[content_hash] = _Pending()
+            pending.future.set_running_or_notify_cancel()
+            self._submit(content_hash, lambda path: self._decoder.decode(data, path))
+        pending.leases.append(lease)
+        return pending.future
 
     def put(
         self, content_hash: str, write: Callable[[str], tuple[int, int]], lease: PictureLease
@@ -286,7 +301,7 @@ class PictureStore:
     def _new_path(self) -> str:
         with self._lock:
             if self._folder is None:
-                self._folder = make_private_folder(_PREFIX, _place(self._max_held_bytes))
+                self._folder = make_private_folder(_PREFIX, _place(self._usual_bytes))
                 atexit.register(self.close)
             return os.path.join(self._folder, os.urandom(8).hex())
 

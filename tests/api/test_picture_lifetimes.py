@@ -4,6 +4,7 @@ compared by content."""
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,17 @@ async def test_prompts_are_compared_by_what_their_pictures_show(folder: Folder) 
         other = await told(same["id"], 2)
     assert "messages_changed" not in str(same["diagnostics"])
     assert "messages_changed" in str(other["diagnostics"])
+
+
+async def test_metrics_tell_how_many_pictures_were_known(folder: Folder) -> None:
+    async with picture_site(*folder) as site:
+        for seeds in ((1,), (1, 2), (1, 2)):
+            parts = [image_url(png(seed=seed)) for seed in seeds]
+            await site.post(CHAT, **asking(*parts, max_tokens=1))
+        await site.post("/v1/messages/count_tokens", **asking(image_block(png(seed=1))))
+        exposed = (await site.http.get("/metrics")).text
+    assert re.search(r"^vllm:mm_cache_queries_total\{.*\} 5.0$", exposed, re.MULTILINE)
+    assert re.search(r"^vllm:mm_cache_hits_total\{.*\} 3.0$", exposed, re.MULTILINE)
 
 
 async def test_the_store_is_cleared_on_request(folder: Folder) -> None:

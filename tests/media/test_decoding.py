@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 from transformers.image_utils import SizeDict
@@ -149,6 +149,32 @@ def test_a_bad_file_is_a_fault_of_its_own(
     assert decoder.decode(png(), str(tmp_path / "good")) == (56, 84)
     assert decoder.pid == pid
     assert {file.name for file in tmp_path.iterdir()} == {"before", "good"}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.sampled_from(
+        ("rgb", "palette with a hole", "jpeg", "webp with alpha", "gif", "bmp", "moving png")
+    ),
+    spoiled=st.dictionaries(st.floats(0, 0.999), st.integers(0, 255), max_size=6),
+    kept=st.floats(0.1, 1),
+)
+def test_a_spoiled_file_is_decoded_or_refused(
+    decoder: PictureDecoder, tmp_path: Path, name: str, spoiled: dict[float, int], kept: float
+) -> None:
+    """Whatever its bytes are, the process that decodes others goes on."""
+    data = bytearray(FILES[name])
+    for place, byte in spoiled.items():
+        data[int(place * len(data))] = byte
+    path = tmp_path / "pixels"
+    path.unlink(missing_ok=True)
+    pid = decoder.pid
+    try:
+        height, width = decoder.decode(bytes(data[: int(kept * len(data))]), str(path))
+        assert path.stat().st_size == height * width * 3
+    except PictureFault:
+        assert not path.exists()
+    assert pid in (None, decoder.pid)
 
 
 @pytest.mark.slow

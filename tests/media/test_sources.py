@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.media.limits import MAX_FILE_BYTES, PictureFault
 from engine.media.sources import (
@@ -21,6 +24,7 @@ from tests.media.pictures import data_url, flat_png, image_block, image_url, png
 DATA = png()
 TEXT = b64encode(DATA).decode()
 URL = data_url(DATA)
+FIELDS = ("url", "image_url", "data", "file_id", "mimeType", "blob", "media_type", "uri")
 
 
 @pytest.mark.parametrize(
@@ -104,6 +108,24 @@ def test_base64_of_many_steps_is_read_whole() -> None:
 def test_what_is_no_base64_is_refused(text: str) -> None:
     with pytest.raises(PictureFault, match=r"is not (valid base64|a picture)"):
         read_inline(InlinePicture(text))
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=20) | st.just(URL) | st.just(TEXT),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(part=st.dictionaries(st.sampled_from(("type", "source", "resource", *FIELDS)), ANYTHING))
+def test_whatever_a_part_holds_is_a_picture_or_a_fault(part: dict[str, Any]) -> None:
+    for kind in (part.get("type"), "image", "image_url"):
+        known = {**part, "type": kind}
+        if is_picture(known):
+            with suppress(PictureFault):
+                source = picture_source(known)
+                if isinstance(source, InlinePicture):
+                    read_inline(source)
 
 
 def webp_head(width: int, height: int) -> bytes:
