@@ -71,7 +71,7 @@ class PictureDownloads:
         direct = url.copy_with(host=str(address))
         names = {"sni_hostname": url.host}
         async with (
-            httpx.AsyncClient(follow_redirects=False, trust_env=False, timeout=TIME_LIMIT_S) as client,
+            httpx.AsyncClient(follow_redirects=False, trust_env=False, timeout=None) as client,
             client.stream("GET", direct, headers=headers, extensions=names) as answer,
         ):
             if answer.is_redirect:

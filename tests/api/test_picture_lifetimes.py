@@ -20,6 +20,7 @@ from engine.media.picture import PictureModel
 from engine.testing import FakeExecutorFactory
 from tests.api.picture_site import PictureSite, picture_site
 from tests.media.picture_folder import folder_with_pictures
+from tests.media.picture_host import PictureSiteHandler, picture_host
 from tests.media.pictures import image_block, image_url, png
 
 Folder = tuple[Path, PictureModel]
@@ -155,6 +156,30 @@ async def test_prompts_are_compared_by_what_their_pictures_show(folder: Folder) 
         other = await told(same["id"], 2)
     assert "messages_changed" not in str(same["diagnostics"])
     assert "messages_changed" in str(other["diagnostics"])
+
+
+async def test_a_picture_at_a_url_is_fetched_once(folder: Folder) -> None:
+    """Of a history it is shown as it was; where it is sent anew it is fetched anew."""
+    media = MediaConfig(allowed_media_domains=("127.0.0.1",))
+    with picture_host() as host:
+        part = {"type": "image_url", "image_url": {"url": f"http://{host}/picture.png"}}
+        asked = PictureSiteHandler.num_requests
+        async with picture_site(*folder, media=media) as site:
+            before = asked["/picture.png"]
+            messages: list[Any] = [{"role": "user", "content": [part]}]
+            for expected in (1, 1, 1, 2):
+                if expected == 2:
+                    messages.append({"role": "user", "content": [part]})
+                answer = await site.post(CHAT, model="tiny", messages=messages, max_tokens=1)
+                assert answer.status_code == 200, answer.text
+                assert asked["/picture.png"] - before == expected
+                if len(messages) == 1:
+                    messages += [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
+            assert site.num_decoded == 1
+    elsewhere = {"type": "image_url", "image_url": {"url": f"http://{host}/picture.png"}}
+    async with picture_site(*folder) as site:
+        refused = await site.post(CHAT, **asking(elsewhere))
+        assert "which --allowed-media-domains does not name" in refused.text
 
 
 async def test_metrics_tell_how_many_pictures_were_known(folder: Folder) -> None:

@@ -2,82 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 
 import pytest
 
 from engine.media import downloads
 from engine.media.downloads import PictureDownloads
-from engine.media.limits import MAX_FILE_BYTES, PictureFault
-from tests.media.pictures import png
-
-DATA = png()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    """A picture, redirects, and bodies that do not end."""
-
-    protocol_version = "HTTP/1.1"
-    hung = threading.Event()
-
-    def do_GET(self) -> None:
-        path = self.path
-        if path == "/picture.png":
-            self._answer(200, DATA)
-        elif path == "/host":
-            self._answer(200, self.headers["Host"].encode())
-        elif path.startswith("/to/"):
-            self._answer(302, b"", Location=path.removeprefix("/to/"))
-        elif path == "/round":
-            self._answer(302, b"", Location="/round")
-        elif path == "/large":
-            self.send_response(200)
-            self.send_header("Content-Length", str(MAX_FILE_BYTES + 1))
-            self.end_headers()
-        elif path == "/endless":
-            self.send_response(200)
-            self.end_headers()
-            while self._write(bytes(2**20)):
-                pass
-        elif path == "/silent":
-            self.hung.wait(20)
-        else:
-            self._answer(404, b"")
-        self.close_connection = True
-
-    def _answer(self, status: int, body: bytes, **headers: str) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self._write(body)
-
-    def _write(self, data: bytes) -> bool:
-        try:
-            self.wfile.write(data)
-        except OSError:
-            return False
-        return True
-
-    def log_message(self, *args: object) -> None:
-        pass
+from engine.media.limits import PictureFault
+from tests.media.picture_host import DATA, picture_host
 
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    yield f"127.0.0.1:{server.server_port}"
-    _Handler.hung.set()
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with picture_host() as found:
+        yield found
 
 
 HERE = PictureDownloads(["127.0.0.1"])
@@ -112,7 +51,7 @@ async def test_what_may_not_be_fetched_is_a_fault(site: str, path: str, fault: s
 
 async def test_a_silent_host_takes_limited_time(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(downloads, "TIME_LIMIT_S", 0.05)
-    with pytest.raises(PictureFault, match=r"could not be fetched"):
+    with pytest.raises(PictureFault, match=r"could not be fetched within 0\.05 s"):
         await HERE.fetch(f"http://{site}/silent")
 
 
