@@ -174,7 +174,7 @@ class InputProcessor:
         """The context of a request for its prompt's log-probabilities: all of the prompt is computed, under a
         salt that no other request has."""
         if not self._tells_prompts:
-            raise RequestError("prompt_logprobs is not supported on GPUs.", "prompt_logprobs")
+            raise RequestError("prompt_logprobs needs native code of the model on a GPU.", "prompt_logprobs")
         if context.kv_transfer is not None:
             raise RequestError(
                 "prompt_logprobs cannot be combined with kv_transfer_params.", "prompt_logprobs"

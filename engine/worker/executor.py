@@ -40,6 +40,7 @@ from engine.worker.model_states import (
     use_again,
     with_state_group,
 )
+from engine.worker.models.decoder import Decoder
 from engine.worker.models.routing_recorder import choose_routed_experts
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
 from engine.worker.parallel.waves import WaveRunner, with_waves
@@ -111,7 +112,7 @@ class UniProcExecutor:
             disk_level=disk_level,
             kv_cache_groups=with_state_group(all_groups, states, spec),
             num_states=num_states,
-            prompt_logprobs=attention != "triton",
+            prompt_logprobs=attention != "triton" or isinstance(loaded.model, Decoder),
             routed_experts=routed_experts,
             saved_kv=saved_folder(config, everything.blocks, group),
         )

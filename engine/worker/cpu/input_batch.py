@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.core.outputs import SchedulerOutput
 from engine.worker.attention.backend import AttentionBatch, IntArray
-from engine.worker.cpu.prompt_logprobs import PromptRows
+from engine.worker.prompt_logprobs import PromptRows, prompt_rows
 from engine.worker.request_rows import RequestRows, StepRows
 from engine.worker.sampling_batch import SamplingBatch
 from engine.worker.verification import Verified
@@ -114,21 +114,7 @@ class InputBatch:
 
     def _prompt_rows(self, plan: SchedulerOutput, step: StepRows) -> list[PromptRows]:
         told = self._rows.prompts_told(plan)
-        if not told:
-            return []
-        found, ends = [], np.cumsum(step.query_lens)
-        for seq, req_id in enumerate(step.req_ids):
-            if req_id not in told:
-                continue
-            num_prompt, num_top = told[req_id]
-            first = int(step.seq_lens[seq] - step.query_lens[seq]) + 1
-            count = min(int(step.query_lens[seq]), num_prompt - first)
-            if count > 0:
-                start = int(ends[seq] - step.query_lens[seq])
-                tokens: IntArray = np.arange(start, start + count)
-                ids = self.token_ids[step.rows[seq], first : first + count]
-                found.append(PromptRows(req_id, first, tokens, ids, num_top))
-        return found
+        return prompt_rows(told, step, lambda row, start, count: self.token_ids[row, start : start + count])
 
     def _attention_batch(self, step: StepRows) -> AttentionBatch:
         max_blocks = -(-int(step.seq_lens.max()) // self.block_size)

@@ -9,7 +9,6 @@ from engine.core.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, Sc
 from engine.messages import TokenLogprobs
 from engine.worker.attention.backend import AttentionBackend, IntArray
 from engine.worker.cpu.input_batch import InputBatch, StepInputs
-from engine.worker.cpu.prompt_logprobs import prompt_logprobs
 from engine.worker.drafts.drafter import WorkerDrafter
 from engine.worker.kv_tiers.host_pool import HostTransfers, with_reports
 from engine.worker.lora.adapter_store import AdapterStore
@@ -18,6 +17,7 @@ from engine.worker.models.base import CausalModel
 from engine.worker.models.hidden_tap import HiddenTap
 from engine.worker.models.routing_recorder import RoutingRecorder
 from engine.worker.pictures.step_pictures import StepPictures, without
+from engine.worker.prompt_logprobs import prompt_logprobs
 from engine.worker.sampler import Sampler, SamplerOutput, TokenBitmask
 from engine.worker.states.state_pool import StatePool
 from engine.worker.verification import Verified, verify

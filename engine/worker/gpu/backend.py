@@ -25,6 +25,7 @@ from engine.worker.gpu.waitless import group_experts, never_waits
 from engine.worker.gpu.warm_up import run_warm_up
 from engine.worker.kv_tiers.host_pool import HostTransfers
 from engine.worker.loading.loader import LoadedModel
+from engine.worker.models.decoder import Decoder
 from engine.worker.parallel.group import TensorParallelGroup
 from engine.worker.pictures.beside import open_step_pictures
 
@@ -72,7 +73,8 @@ class GPUBackend:
         )
         self._batch.pictures = self._pictures = open_step_pictures(loaded.tower, loaded.model)
         model = with_fused_steps(loaded.model, self.attention, ops, max_model_len)
-        self._forward = Forward(model, self.attention, self._batch, sizes, self._streams)
+        decoder = loaded.model if isinstance(loaded.model, Decoder) else None
+        self._forward = Forward(model, self.attention, self._batch, sizes, self._streams, decoder)
 
     def warm_up(self) -> None:
         """Run warm-up steps of all kinds; the contents of the pool do not change."""

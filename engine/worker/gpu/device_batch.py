@@ -29,6 +29,7 @@ from engine.worker.gpu.verification_steps import (
     uniform_len_of,
     with_equal_lengths,
 )
+from engine.worker.prompt_logprobs import PromptRows, prompt_rows
 from engine.worker.request_rows import RequestRows, StepRows
 from engine.worker.sampling_batch import SamplingBatch
 from engine.worker.verification import Verified, verify
@@ -77,6 +78,8 @@ class DeviceStep:
     sampling: DeviceSampling
     sampled_drafts: SampledDrafts | None = None
     """None: there are no drafts."""
+    prompts: Sequence[PromptRows] = ()
+    """Tokens whose logits are told, of requests that ask for log-probabilities of their prompts."""
 
 
 class _Scattered(NamedTuple):
@@ -152,12 +155,20 @@ class DeviceBatch:
         pictures, positions = self.pictures, None
         if pictures is not None:
             positions = pictures.begin_step(plan, step)
-        graph = None if pictures is not None and pictures.are_placed else graph_of(step, self._graph_sizes)
+        prompts = prompt_rows(self._rows.prompts_told(plan), step, self._ids_of)
+        is_special = bool(prompts) or (pictures is not None and pictures.are_placed)
+        graph = None if is_special else graph_of(step, self._graph_sizes)
         if graph is not None:
             uniform_len = graph.uniform_len
             step = with_equal_lengths(step, uniform_len)
             positions = None if pictures is None else pictures.positions_of(step)
-        return self._send_step(plan, step, positions, uniform_len, graph, appended)
+        sent = self._send_step(plan, step, positions, uniform_len, graph, appended)
+        return replace(sent, prompts=prompts) if prompts else sent
+
+    def _ids_of(self, row: int, start: int, count: int) -> IntArray:
+        """Tokens of a row; the host waits for them."""
+        ids: IntArray = self.token_ids[row, start : start + count].cpu().numpy().astype(np.int64)
+        return ids
 
     def send_idle(
         self, query_lens: Sequence[int], seq_lens: Sequence[int], uniform_len: int = 1

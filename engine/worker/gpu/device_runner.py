@@ -4,14 +4,20 @@ only when it asks for the sampled tokens. Makes no scheduling decisions."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import RLock
 
 import torch
 
-from engine.core.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, SchedulerOutput, TokenMasks
+from engine.core.outputs import (
+    EMPTY_MODEL_RUNNER_OUTPUT,
+    ModelRunnerOutput,
+    PromptLogprobs,
+    SchedulerOutput,
+    TokenMasks,
+)
 from engine.messages import TokenLogprobs
 from engine.row_failures import GRAMMAR_LEFT, NOT_NUMBERS, NOTHING_ALLOWED, PICTURE_LOST
 from engine.worker.gpu.device_batch import DeviceBatch, DeviceStep
@@ -115,10 +121,15 @@ class DeviceModelRunner:
         if host is not None:
             host.begin_step(plan)
         step = self._batch.send(plan)
-        logits = None if step is None else self._forward.logits(step)
+        logits, told = None, dict[str, PromptLogprobs]()
+        if step is not None and step.prompts:
+            logits, told = self._forward.told(step)
+        elif step is not None:
+            logits = self._forward.logits(step)
         if host is not None:
             host.end_step(plan)
         self._last = in_flight = StepInFlight(self, plan, step, logits)
+        in_flight.told = told
         if self._batch.pictures is not None:
             in_flight.lost = self._batch.pictures.end_step()
         if in_flight.masks is None or in_flight.masks.done():
@@ -154,6 +165,8 @@ class StepInFlight:
         self.logits = logits
         """None: there are no tokens, or they are sampled already."""
         self.fetched: Fetched | None = None
+        self.told: Mapping[str, PromptLogprobs] = {}
+        """Log-probabilities of prompts whose requests asked, by request id."""
         self.lost: frozenset[str] = frozenset()
         """Requests whose pictures could not be read."""
         self.verified: Verified | None = None
@@ -186,7 +199,7 @@ class StepInFlight:
         failed |= dict.fromkeys(self.lost, PICTURE_LOST)
         for seq, req_id in enumerate(step.req_ids if self.lost else ()):
             sampled[seq] = sampled[seq] or [0] * (req_id in self.lost)
-        return ModelRunnerOutput(step.req_ids, sampled, logprobs, failed=failed)
+        return ModelRunnerOutput(step.req_ids, sampled, logprobs, failed=failed, prompt_logprobs=self.told)
 
 
 def _forbidden(masks: TokenMasks, step: DeviceStep) -> TokenBitmask | None:

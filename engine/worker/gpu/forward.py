@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
 import torch
 
+from engine.core.outputs import PromptLogprobs
 from engine.worker.attention.backend import AttentionBackend
 from engine.worker.gpu.device_batch import DeviceBatch, DeviceStep, TokenArrays
 from engine.worker.gpu.graph_sizes import GraphShape, GraphSizes
 from engine.worker.gpu.step_batch import StepBatch
 from engine.worker.gpu.streams import DeviceStreams, StepGraph
 from engine.worker.models.base import CausalModel
+from engine.worker.models.decoder import Decoder
+from engine.worker.prompt_logprobs import prompt_logprobs
 
 
 class DeviceAttention(AttentionBackend, Protocol):
@@ -33,8 +37,11 @@ class Forward:
         batch: DeviceBatch,
         sizes: GraphSizes,
         streams: DeviceStreams,
+        decoder: Decoder | None = None,
     ) -> None:
+        """``decoder``: whose layers the model runs; None: it runs other code."""
         self._model = model
+        self._decoder = decoder
         self._attention = attention
         self._batch = batch
         self._sizes = sizes
@@ -58,10 +65,30 @@ class Forward:
 
     def run(self, arrays: TokenArrays, sample_tokens: torch.Tensor) -> torch.Tensor:
         """Run eagerly: [num_samples, vocab_size]; sample_tokens [num_samples] int64: tokens with logits."""
+        return self._run(self._model, arrays, sample_tokens)
+
+    def _run(self, model: CausalModel, arrays: TokenArrays, sample_tokens: torch.Tensor) -> torch.Tensor:
         self._attention.begin_device_step(arrays.batch)
         input_ids = self._batch.input_ids(arrays)
         positions = arrays.batch.positions if arrays.axes is None else arrays.axes
-        return self._model.forward(input_ids, positions, sample_tokens, self._attention)
+        return model.forward(input_ids, positions, sample_tokens, self._attention)
+
+    def told(self, step: DeviceStep) -> tuple[torch.Tensor, dict[str, PromptLogprobs]]:
+        """As ``logits``, and log-probabilities of the prompts whose requests ask for them. The host waits.
+
+        A prompt's logits are not in memory all at once: the model ends with what its head reads.
+        """
+        decoder, num_samples = self._decoder, len(step.sample_tokens)
+        assert decoder is not None, "others tell no prompts"
+        rows = np.concatenate([each.tokens for each in step.prompts])
+        all_rows = torch.cat((step.sample_tokens, torch.from_numpy(rows).to(step.sample_tokens.device)))
+        decoder.is_headless = True
+        try:
+            hidden = self._run(decoder, step.arrays, all_rows)
+        finally:
+            decoder.is_headless = False
+        head = decoder.logits_of_normed
+        return head(hidden[:num_samples]), prompt_logprobs(hidden[num_samples:], step.prompts, head)
 
     @torch.inference_mode()
     def capture(self) -> None:
