@@ -72,6 +72,15 @@ class BlockLives(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """Times between two uses."""
 
 
+class LoRAStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """Adapters of requests, by their keys."""
+
+    max_loras: int
+    """Most adapters of running requests."""
+    running: list[str] = []
+    waiting: list[str] = []
+
+
 class ContinuedStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """Requests since the last report that came without the tokens of the turn that they continue."""
 
@@ -142,6 +151,8 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     """None if no block is sampled, or none was evicted."""
     continued: ContinuedStats | None = None
     """None if no request came so."""
+    lora: LoRAStats | None = None
+    """None if there are no adapters."""
     kv_events_dropped: int = 0
     """Batches of KV events or pin events that were lost, as they came faster than they could be sent."""
 

@@ -1,10 +1,12 @@
-"""Which adapters the requests of a step have: at most ``max_loras`` at once."""
+"""Which adapters requests have: those of a step, at most ``max_loras`` at once, and all there are."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from engine.core.request import Request
+from engine.reported_stats import LoRAStats
 
 MAX_SET_ASIDE = 256
 """Waiting requests that are passed over in a step because of their adapters."""
@@ -49,3 +51,35 @@ class AdapterSlots:
     def admitted(self, request: Request) -> None:
         if request.adapter is not None:
             self._active.add(request.adapter)
+
+
+class AdapterCounts:
+    """Which adapters the requests have that run, and those that wait.
+
+    Counted as they come and go, so that a report costs nothing for those that wait.
+    """
+
+    def __init__(self, max_loras: int | None) -> None:
+        """``max_loras``: None if there are no adapters."""
+        self._max_loras = max_loras
+        self._requests: Counter[str] = Counter()
+        """Requests by the key of their adapter."""
+
+    def arrived(self, request: Request) -> None:
+        if request.adapter is not None:
+            self._requests[request.adapter] += 1
+
+    def gone(self, request: Request) -> None:
+        if request.adapter is None:
+            return
+        self._requests[request.adapter] -= 1
+        if not self._requests[request.adapter]:
+            del self._requests[request.adapter]
+
+    def stats(self, running: Iterable[Request]) -> LoRAStats | None:
+        """None if there are no adapters."""
+        if self._max_loras is None:
+            return None
+        at_work = Counter(request.adapter for request in running if request.adapter is not None)
+        waiting = [adapter for adapter, number in self._requests.items() if number > at_work[adapter]]
+        return LoRAStats(self._max_loras, sorted(at_work), sorted(waiting))

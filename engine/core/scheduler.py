@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 
 from engine.config import SchedulerConfig
-from engine.core.adapter_slots import AdapterSlots
+from engine.core.adapter_slots import AdapterCounts, AdapterSlots
 from engine.core.append_tokens import append_tokens
 from engine.core.core_outputs import describe_start, last_output
 from engine.core.draft_tokens import DraftTokens
@@ -95,7 +95,7 @@ class Scheduler:
         self.steps = StepsInFlight(self.kv, self.requests, max_model_len, num_stages, overlap=overlap)
         self.drafts = DraftTokens(self.kv, max_model_len)
         self.encoder = EncoderCacheManager()  # of a model that reads pictures set before the first step
-        self.slots, self.shares = TenantSlots(), StepShares()
+        self.slots, self.shares, self.adapters = TenantSlots(), StepShares(), AdapterCounts(config.max_loras)
         self._fairness = FairPreemption(self.kv, self.slots, policy)
         self.waiting = FairQueue(self.slots, policy.is_overdue)
         self.compiling: dict[str, Request] = {}
@@ -123,6 +123,7 @@ class Scheduler:
         self.policy.on_arrival(request, now)
         self.requests[request.request_id] = request
         self.shares.arrived(request, now)
+        self.adapters.arrived(request)
         if request.status is RequestStatus.WAITING:
             self.waiting.add(request, self.policy.waiting_key(request, now))
         else:
@@ -552,6 +553,7 @@ class Scheduler:
         self.drafts.drop(request)
         self.waiting.leave_slot(request)
         self.shares.gone(request)
+        self.adapters.gone(request)
         self.steps.leave(request)
         self.encoder.free(request)
         pin = None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from engine.core.adapter_slots import AdapterCounts
 from engine.core.draft_tokens import DraftTokens
 from engine.core.encoder_cache_manager import EncoderCacheManager
 from engine.core.fair_queue import FairQueue
@@ -79,6 +80,7 @@ class SchedulerView(Protocol):
     slots: TenantSlots
     steps: StepsInFlight
     drafts: DraftTokens
+    adapters: AdapterCounts
     encoder: EncoderCacheManager
     requests: dict[str, Request]
     waiting: FairQueue
@@ -128,6 +130,7 @@ def stats_of(scheduler: SchedulerView, counts: StepCounts) -> SchedulerStats:
         tokens_without_state=0 if states is None else states.take_num_lacking_tokens(),
         spec_decoding=scheduler.drafts.take_stats(),
         block_lives=None if pool.lives is None else pool.lives.take(),
+        lora=scheduler.adapters.stats(scheduler.running),
     )
 
 

@@ -13,10 +13,9 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from engine.frontend.block_life_metrics import BlockLifeMetrics
 from engine.frontend.continued_prompt_metrics import ContinuedPromptMetrics
+from engine.frontend.optional_metrics import OptionalMetrics
 from engine.frontend.picture_metrics import PictureMetrics
-from engine.frontend.spec_decoding_metrics import SpecDecodingMetrics
 from engine.frontend.stats import FinishedRequestStats, IterationStats
 from engine.messages import FinishReason, TurnReceipt
 from engine.reported_stats import JobStats, SchedulerStats
@@ -110,19 +109,15 @@ class Metrics:
         self._make_loss_counters()
         self._make_latencies()
         self._make_sizes(_token_buckets(max_model_len))
-        self._block_lives: BlockLifeMetrics | None = None
         self.continued = ContinuedPromptMetrics(self.registry, _LABELS, self._values)
         self.pictures = PictureMetrics(self.registry, _LABELS, self._values)
-        self._spec_decoding: SpecDecodingMetrics | None = None
-        if num_speculative_tokens:
-            self._spec_decoding = SpecDecodingMetrics(
-                self.registry, _LABELS, self._values, num_speculative_tokens
-            )
+        self._optional = OptionalMetrics(self.registry, _LABELS, self._values, num_speculative_tokens)
 
     def record(self, scheduler: SchedulerStats | None, iteration: IterationStats) -> None:
         """A listener for AsyncLLM's statistics."""
         if scheduler is not None:
             self._record_scheduler(scheduler)
+            self._optional.record(scheduler)
             self._set_gauges(scheduler, iteration.timestamp)
         self._prompt_tokens.inc(iteration.num_prompt_tokens)
         self._generation_tokens.inc(iteration.num_generation_tokens)
@@ -199,11 +194,6 @@ class Metrics:
             self._record_jobs(stats.jobs)
         if stats.continued is not None:
             self.continued.record(stats.continued)
-        if stats.spec_decoding is not None and self._spec_decoding is not None:
-            self._spec_decoding.record(stats.spec_decoding)
-        if stats.block_lives is not None:
-            self._block_lives = self._block_lives or BlockLifeMetrics(self.registry, _LABELS, self._values)
-            self._block_lives.record(stats.block_lives)
 
     def _record_disk(self, stats: SchedulerStats) -> None:
         self._disk_loaded_tokens.inc(stats.disk_loaded_tokens)

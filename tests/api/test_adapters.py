@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +16,7 @@ import httpx
 import openai
 import pytest
 
+from engine.worker.loading.tiny_models import make_model_folder
 from tests.api.server import Server, posting, running_server
 from tests.worker.lora.made_adapters import AdaptedReference, save_adapter
 
@@ -192,3 +195,50 @@ def test_a_core_that_is_started_again_reads_what_was_loaded(model: Path, adapter
         with ThreadPoolExecutor(8) as pool:
             answers = list(pool.map(lambda _: complete(made, "art", [5, 6, 7]), range(16)))
     assert answers == [expected] * 16
+
+
+@pytest.mark.slow
+def test_a_gateway_reads_which_adapters_run_and_which_wait(tmp_path: Path) -> None:
+    """In the labels of one series, as V1 has it: whoever routes by adapter finds it there."""
+    model = make_model_folder(tmp_path / "long", max_position_embeddings=32768)
+    flags = ("--num-gpu-blocks-override", "2100", "--enable-lora", "--max-loras", "1", "--lora-modules")
+    loaded = [f"{name}={save_adapter(model, tmp_path / name, 1)}" for name in ("sql", "law")]
+    endless = {"prompt": [5] * 8, "max_tokens": 30_000, "ignore_eos": True, "stream": True}
+    with (
+        running_server(model, *flags, *loaded) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        assert lora_requests(http) == []
+        with http.stream("POST", "/v1/completions", json={**endless, "model": "sql"}) as running:
+            lines = running.iter_lines()
+            while [labels for labels, _ in lora_requests(http)] != [LORA.format("sql", "")]:
+                next(lines)
+            waits = pool.submit(
+                httpx.post,
+                f"{server.url}/v1/completions",
+                json={"prompt": [6] * 8, "max_tokens": 2, "model": "law"},
+                timeout=60,
+            )
+            while [labels for labels, _ in lora_requests(http)] != [LORA.format("sql", "law")]:
+                next(lines)
+        assert waits.result().status_code == 200
+        while [labels for labels, _ in lora_requests(http)] != [LORA.format("", "")]:
+            assert http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code == 200
+        [(_, told_at)] = lora_requests(http)
+        assert abs(time.time() - told_at) < 60
+
+
+LORA = 'engine="0",max_lora="1",running_lora_adapters="{}",waiting_lora_adapters="{}"'
+
+
+def lora_requests(http: httpx.Client) -> list[tuple[str, float]]:
+    """The labels and the value of each series."""
+    page = http.get("/metrics").text
+    found = re.findall(r"^vllm:lora_requests_info\{(.*)\} (\S+)$", page, re.MULTILINE)
+    return [(labels, float(value)) for labels, value in found]
+
+
+def test_a_server_without_adapters_tells_of_none(http: httpx.Client) -> None:
+    assert http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code == 200
+    assert "lora_requests_info" not in http.get("/metrics").text
