@@ -112,11 +112,13 @@ NO_CONTEXT = RequestContext()
 """The context of a request without any."""
 
 
-class TurnPrefix(msgspec.Struct, array_like=True, frozen=True):
+class TurnPrefix(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
     """The first tokens of a turn that ended, its prompt and its output, by the core's id of it."""
 
     request_id: str
     num_tokens: int
+    tail: list[int] = []
+    """The last of them, by which the core sees that the turn is the one that is meant."""
 
 
 class EngineCoreRequest(RequestContext, array_like=True, omit_defaults=True, frozen=True, gc=False):

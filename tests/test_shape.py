@@ -40,6 +40,7 @@ LONGER_FILES = {
     "tests/api/test_messages.py": (760, "One protocol, a test for each of its fields."),
     "tests/api/test_responses.py": (860, "One protocol, a test for each of its fields."),
     "tests/api/test_structured_output.py": (530, "One feature through each of the protocols."),
+    "tests/core/test_scheduler_machine.py": (540, "One machine: all that may happen to a scheduler."),
     "tests/continuum/test_policy.py": (540, "The policy's promises, from the first turn to the last."),
     "tests/eval/trace/test_analysis.py": (540, "One table after another."),
     "tests/tool_parsers/test_slips.py": (600, "A table of slips, format by format."),
@@ -62,6 +63,7 @@ LONGER_FUNCTIONS = {
 }
 LARGER_ROOMS = {
     "engine/api": (30, "What several of the protocols share."),
+    "engine/frontend": (26, "What lies between the APIs and the core."),
     "engine/worker/gpu": (36, "A kernel or a runner a file."),
 }
 

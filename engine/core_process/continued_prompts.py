@@ -15,6 +15,7 @@ import msgspec
 from engine.messages import EngineCoreOutput, EngineCoreRequest, TurnPrefix
 from engine.tokenization.prompt_encoder import ContinuedTokens, EncodedTokens
 
+TAIL_TOKENS = 8
 MAX_TURNS = 4096
 """Turns whose ids are remembered: a core keeps fewer."""
 
@@ -42,19 +43,23 @@ class ContinuedPrompts:
 
     def to_send(self, request: EngineCoreRequest) -> EngineCoreRequest:
         """The request as it is to be encoded: in part, if this core was sent the turn that it continues."""
+        sent = self._in_part(request)
         if request.keeps_tokens and request.sampling_params.n == 1 and request.external_req_id is not None:
             self._turns[request.external_req_id] = request.request_id
             if len(self._turns) > MAX_TURNS:
                 self._turns.popitem(last=False)
+        return sent
+
+    def _in_part(self, request: EngineCoreRequest) -> EngineCoreRequest:
         tokens = request.prompt_token_ids
         if not isinstance(tokens, ContinuedTokens) or tokens.num_known == len(tokens):
             return request
-        turn_id = self._turns.get(tokens.turn_id)
+        turn_id, num_known = self._turns.get(tokens.turn_id), tokens.num_known
         if turn_id is None:
             return request
         self._unanswered[request.request_id] = request
-        prefix, new = TurnPrefix(turn_id, tokens.num_known), tokens[tokens.num_known :]
-        return msgspec.structs.replace(request, prompt_token_ids=new, continues=prefix)
+        prefix = TurnPrefix(turn_id, num_known, tokens[max(0, num_known - TAIL_TOKENS) : num_known])
+        return msgspec.structs.replace(request, prompt_token_ids=tokens[num_known:], continues=prefix)
 
     def answered(self, outputs: Iterable[EngineCoreOutput]) -> None:
         """The core has these requests, so none of them is wanted again."""

@@ -7,7 +7,9 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -24,6 +26,7 @@ from engine.frontend.output_collector import RequestOutputCollector
 from engine.frontend.output_processor import OutputProcessor
 from engine.frontend.request_output import RequestOutput
 from engine.frontend.stats import IterationStats, StatsListener
+from engine.frontend.streaming_input import SessionEngine, StreamingInput, StreamingSessions
 from engine.messages import (
     NO_CONTEXT,
     EngineCoreOutputs,
@@ -89,6 +92,7 @@ class AsyncLLM(EngineOperations):
         self._listeners: list[StatsListener] = []
         self._turns: OrderedDict[str, str] = OrderedDict()
         """Internal ids of finished turns, by the request ids that callers used."""
+        self._sessions = StreamingSessions(SessionEngine(self.generate, self._tokenize, self._tell_finished))
         self._attached = False
         self._dead = asyncio.Event()
 
@@ -96,22 +100,28 @@ class AsyncLLM(EngineOperations):
 
     async def generate(
         self,
-        prompt: str | list[int],
+        prompt: str | list[int] | AsyncGenerator[StreamingInput, None],
         sampling_params: SamplingParams,
         request_id: str,
         context: RequestContext = NO_CONTEXT,
         *,
         on_accepted: Callable[[], None] | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """Yields outputs of one request, in the form of ``sampling_params.output_kind``.
-
-        ``on_accepted`` is called once the request has been validated and is on its way to the core.
+        """Yields outputs of one request, in the form of ``sampling_params.output_kind``; of a prompt in
+        parts those to one part after the other, the last to each ``finished``. ``on_accepted`` is
+        called once the request has been validated and is on its way to the core.
 
         A slow consumer gets several steps merged into one output. Leaving the loop early, or
         cancelling it, aborts the request. Raises RequestError (before the first output),
         EngineGenerateError if this request failed, EngineDeadError if the core died.
         """
         self.start()
+        if isinstance(prompt, AsyncGenerator):
+            parts = self._sessions.run(prompt, sampling_params, request_id, context, on_accepted)
+            async with aclosing(parts) as outputs:
+                async for output in outputs:
+                    yield output
+            return
         request = await self._checked_request(prompt, sampling_params, request_id, context)
         collector = RequestOutputCollector(sampling_params.output_kind)
         core_requests = self._outputs.add_request(
@@ -134,8 +144,9 @@ class AsyncLLM(EngineOperations):
                 self._send_aborts(self._outputs.abort(request.request_id))
 
     async def abort(self, request_id: str) -> None:
-        """Aborts all requests of this id; their streams get a last output with finish reason
-        ``abort``."""
+        """Aborts all requests of this id; each gets a last output with finish reason ``abort``, but
+        for a session that waits for input."""
+        self._sessions.abort(request_id)
         self._send_aborts(self._outputs.abort_external(request_id))
 
     # ---- jobs ----
@@ -160,6 +171,11 @@ class AsyncLLM(EngineOperations):
             return None
         receipt = await self._signal(signal)
         return None if receipt is None else msgspec.structs.replace(receipt, request_id=request_id)
+
+    @property
+    def num_sessions(self) -> int:
+        """Prompts that come in parts, whose last part has not been answered."""
+        return len(self._sessions)
 
     @property
     def knows_jobs(self) -> bool:
@@ -191,6 +207,10 @@ class AsyncLLM(EngineOperations):
         """The job has no more turns: its retained KV is released."""
         if self.ready.wants_signals:
             await self._signal(JobFinished(job_id))
+
+    def _tell_finished(self, job_id: str) -> None:
+        if self.ready.wants_signals and not self.errored:
+            self._client.tell(JobFinished(job_id))
 
     async def _signal(self, signal: Signal) -> TurnReceipt | None:
         self.start()
@@ -321,10 +341,9 @@ class AsyncLLM(EngineOperations):
             request_id, prompt_token_ids, params, arrival_time=arrival_time, context=context
         )
 
-    async def _tokenize(self, text: str) -> list[int]:
-        if len(text) <= INLINE_CHARS:
-            return self.tokenizer.encode(text)
-        return await asyncio.to_thread(self.tokenizer.encode, text)
+    async def _tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        encode = partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        return encode() if len(text) <= INLINE_CHARS else await asyncio.to_thread(encode)
 
     def _send_aborts(self, request_ids: list[str]) -> None:
         if request_ids and not self.errored:

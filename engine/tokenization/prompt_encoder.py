@@ -88,7 +88,7 @@ class ContinuedTokens(list[int]):
         super().__init__(known)
         self += new
         self.num_known = len(known)
-        self.highest = max(highest, *new)
+        self.highest = max((highest, *new))
         self.turn_id = turn_id
 
 

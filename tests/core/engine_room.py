@@ -14,7 +14,7 @@ from engine.core.offload.disk_tier import DiskLevel
 from engine.core.offload.offloading_connector import OffloadingConnector
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.core.policy import FcfsPolicy, SchedulingPolicy
-from engine.core.request import Request
+from engine.core.request import KnownPrefix, Request
 from engine.core.scheduler import Scheduler
 from engine.core.traced_scheduler import TracedScheduler
 from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
@@ -178,9 +178,11 @@ class EngineRoom:
         stops_after: int | None = None,
         adapter: str | None = None,
         media: Sequence[MediaSpan] = (),
+        before: KnownPrefix | None = None,
     ) -> Request:
         """``job``: all that its client says of it; else it is named, or belongs to none. ``stops_after`` so
-        many tokens comes one that ends it."""
+        many tokens comes one that ends it. ``before``: what stands before the prompt."""
+        num_prompt_tokens = len(prompt) + (0 if before is None else len(before.token_ids))
         if job is None and job_id is not None:
             job = JobRef(job_id, is_last_step, tenant)
         wanted = StructuredOutputsParams(json_object=True) if awaits_grammar else None
@@ -193,7 +195,7 @@ class EngineRoom:
                 structured_outputs=wanted,
                 stop_token_ids=[]
                 if stops_after is None
-                else [token_at(request_id, len(prompt) + stops_after)],
+                else [token_at(request_id, num_prompt_tokens + stops_after)],
             ),
             self.clock.now(),
             priority=priority,
@@ -202,6 +204,8 @@ class EngineRoom:
             media=media,
             job=job,
             block_hasher=self.scheduler.request_block_hasher,
+            before=before,
+            keeps_tokens=True,
         )
         self.tokens[request_id] = request.all_token_ids
         self.scheduler.add_request(request, self.clock.now())

@@ -107,6 +107,17 @@ def test_only_what_is_asked_for_is_kept() -> None:
     assert turns.take(TurnPrefix("c", 3)) is not None
 
 
+def test_another_turn_is_not_continued() -> None:
+    """Whoever names a turn says how its tokens end: those of another one are never taken for them."""
+    turns = KeptTurns(100, SIZE)
+    ended("a", [1, 2, 3], [4, 5], turns)
+    assert turns.take(TurnPrefix("a", 4, [3, 5])) is None
+    assert turns.take(TurnPrefix("a", 6, [5, 6])) is None
+    known = turns.take(TurnPrefix("a", 4, [3, 4]))
+    assert known is not None
+    assert known.token_ids == [1, 2, 3, 4]
+
+
 def test_the_oldest_are_forgotten() -> None:
     """The number of tokens is bounded, not that of turns."""
     turns = KeptTurns(10, SIZE)

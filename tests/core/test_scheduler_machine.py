@@ -15,10 +15,11 @@ from msgspec.structs import replace
 
 from engine.core.offload.disk_tier import DiskLevel
 from engine.core.policy import Pin, PinEnd, PolicyContext, PriorityPolicy, SchedulingPolicy
-from engine.core.request import Request, RequestStatus
+from engine.core.request import KnownPrefix, Request, RequestStatus
 from engine.core.scheduler_report import PauseState
+from engine.core.sessions.kept_turns import KeptTurns
 from engine.kv_cache_groups import KVCacheGroup
-from engine.messages import JobFinished, JobRef, ToolCall, ToolGapStarted, ToolSignal, ToolState
+from engine.messages import JobFinished, JobRef, ToolCall, ToolGapStarted, ToolSignal, ToolState, TurnPrefix
 from eval.baselines.catalog import parse_policy
 from eval.baselines.gate import GatePolicy
 from tests.core.engine_room import CountingGrammar, EngineRoom, token_at
@@ -166,13 +167,15 @@ class Awaited:
     num_tokens: int
     """Tokens until the end, unless it is ended before."""
     ended_early: bool = False
+    is_continued: bool = False
+    """Whether its tokens went to a request that continues it."""
 
     def check(self, received: list[int], finished: bool) -> None:
         """What came is what it has, up to where it ends, and no more."""
         request = self.request
         places = range(request.num_prompt_tokens, request.num_prompt_tokens + len(received))
         assert received == [token_at(request.request_id, place) for place in places]
-        assert received == request.output_token_ids
+        assert self.is_continued or received == request.output_token_ids
         assert len(received) <= self.num_tokens
         assert not finished or self.ended_early or len(received) == self.num_tokens
 
@@ -190,6 +193,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.tracer = Tracer()
         self.added: dict[str, Awaited] = {}
         self.jobs: dict[str, list[list[int]]] = {}
+        self.kept_turns = KeptTurns(250, BLOCK_SIZE)
 
     @initialize(
         policy=st.sampled_from(["chaos", "chaos", *POLICIES]),
@@ -252,6 +256,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             scheduler_reserve_full_isl=reserve,
             long_prefill_token_threshold=threshold,
             max_loras=1 + len(bits) % 3,
+            on_request_ended=self.kept_turns.request_ended,
         )
         if encoder_sizes:
             self.room.read_pictures(*encoder_sizes)
@@ -262,17 +267,28 @@ class SchedulerMachine(RuleBasedStateMachine):
     def on_start(self, policy: str, bits: list[bool]) -> None:
         """For who does more with a machine."""
 
-    def _add(self, prompt: list[int], job: str | None, said: JobRef, **options: Any) -> None:
+    def _add(
+        self,
+        prompt: list[int],
+        job: str | None,
+        said: JobRef,
+        before: KnownPrefix | None = None,
+        **options: Any,
+    ) -> None:
         """``job`` None: outside of all; ``said``: what its client says of it, its name perhaps left out."""
         request_id = f"r{next(self.ids)}"
         prompt = prompt[: MAX_LEN - 8]
-        options["adapter"] = ADAPTERS[len(prompt) % len(ADAPTERS)]
-        options["media"] = pictures_of(prompt) if self.room.pictures else ()
-        request = self.room.add(request_id, prompt, job=None if job is None else said, **options)
+        whole = prompt if before is None else [*before.token_ids, *prompt]
+        options["adapter"] = ADAPTERS[len(whole) % len(ADAPTERS)]
+        options["media"] = pictures_of(whole) if self.room.pictures else ()
+        request = self.room.add(
+            request_id, prompt, job=None if job is None else said, before=before, **options
+        )
+        assert request.prompt_token_ids == whole
         stops_after = options.get("stops_after")
         ends = [
             request.max_tokens,
-            MAX_LEN - len(prompt),
+            MAX_LEN - len(whole),
             *([] if stops_after is None else [stops_after + 1]),
         ]
         self.added[request_id] = Awaited(request, min(ends))
@@ -333,6 +349,28 @@ class SchedulerMachine(RuleBasedStateMachine):
             prompt[data.draw(st.integers(0, len(prompt) - 1))] = 7
         said = replace(said, job_id=job if said.job_id else None)
         self._add(prompt, job, said, max_tokens=6, awaits_grammar=awaits_grammar)
+
+    @precondition(lambda self: len(self.kept_turns) > 0)
+    @rule(
+        data=st.data(),
+        more=st.integers(1, 8),
+        cut=st.sampled_from([0, 0, 1, 3]),
+        said=SAID,
+        job=st.sampled_from([None, "a", "b"]),
+    )
+    def next_turn_in_part(
+        self, data: st.DataObject, more: int, cut: int, said: JobRef, job: str | None
+    ) -> None:
+        """A turn that ended is continued by its id, from its end or before, if it is still known."""
+        turn_id = data.draw(st.sampled_from(sorted(self.room.finished)))
+        num_tokens = len(self.room.tokens[turn_id]) - cut
+        if not 0 < num_tokens < MAX_LEN - 16:
+            return
+        before = self.kept_turns.take(TurnPrefix(turn_id, num_tokens))
+        if before is not None:
+            self.added[turn_id].is_continued = True
+            said = replace(said, job_id=job if said.job_id else None)
+            self._add(list(range(more)), job, said, before, max_tokens=6)
 
     @precondition(lambda self: self.room.scheduler.compiling)
     @rule(

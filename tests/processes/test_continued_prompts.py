@@ -25,7 +25,7 @@ def test_only_new_tokens_are_sent() -> None:
     first = request("a", [1, 2])
     assert prompts.to_send(first) is first
     sent = prompts.to_send(continued("b", "a"))
-    assert (sent.prompt_token_ids, sent.continues) == ([4, 5], TurnPrefix("a-1", 3))
+    assert (sent.prompt_token_ids, sent.continues) == ([4, 5], TurnPrefix("a-1", 3, [1, 2, 3]))
     elsewhere = prompts.to_send(continued("c", "not sent here"))
     assert (list(elsewhere.prompt_token_ids), elsewhere.continues) == ([1, 2, 3, 4, 5], None)
     encoded = msgspec.msgpack.decode(msgspec.msgpack.encode(elsewhere), type=EngineCoreRequest)

@@ -58,11 +58,11 @@ class KeptTurns:
                 self._num_tokens -= len(forgotten.token_ids)
 
     def take(self, prefix: TurnPrefix) -> KnownPrefix | None:
-        """The turn, cut to as many tokens as the prefix has; None if it is not kept, or has fewer."""
+        """The turn, cut to as many tokens as the prefix has; None if it is not kept, or has others."""
         with self._lock:
             counts = self._counts = self._counts or ContinuedStats()
             known = self._turns.get(prefix.request_id)
-            if known is None or len(known.token_ids) < prefix.num_tokens:
+            if known is None or not _begins_with(known.token_ids, prefix):
                 counts.num_forgotten += 1
                 return None
             counts.num_known += 1
@@ -77,3 +77,8 @@ class KeptTurns:
         with self._lock:
             counts, self._counts = self._counts, None
         return counts
+
+
+def _begins_with(token_ids: list[int], prefix: TurnPrefix) -> bool:
+    end = prefix.num_tokens
+    return len(token_ids) >= end and token_ids[end - len(prefix.tail) : end] == prefix.tail
