@@ -297,6 +297,11 @@ class LLM(PoolingMethods):
     def reset_prefix_cache(self) -> bool:
         return self.engine.reset_prefix_cache()
 
+    def reset_mm_cache(self) -> None:
+        """Forgets pictures: their pixels, and what the encoder has made of them."""
+        if self._pictures.clear():
+            self.engine.reset_encoder_cache()
+
     def statistics(self) -> SchedulerStatistics:
         return self.engine.statistics()
 

@@ -144,6 +144,10 @@ class LLMEngine:
         """Drops pins and evicts cached prefixes; False while requests hold blocks."""
         return self._utility("reset_prefix_cache", bool)
 
+    def reset_encoder_cache(self) -> None:
+        """Forgets what the encoder has made of pictures that no request needs."""
+        self._utility("reset_encoder_cache", type(None))
+
     def rest(self, method: str, *args: object) -> None:
         """Calls a utility that needs the engine at rest, which it is between calls; RequestError if
         it is refused."""

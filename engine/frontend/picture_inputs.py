@@ -135,6 +135,12 @@ class PictureInputs:
         except PixelsFailure as error:
             raise EngineGenerateError(str(error)) from error
 
+    def clear(self) -> bool:
+        """Removes pixels that no call needs; returns whether the model reads pictures."""
+        if self._reader is not None:
+            self._reader.store.clear()
+        return self._reader is not None
+
     def close(self) -> None:
         """Removes all pixels. Repeatable."""
         if self._reader is not None:

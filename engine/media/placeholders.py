@@ -73,27 +73,23 @@ class Placeholders:
         """The text of a conversation with a ``PICTURE_PART`` for each picture. A template that takes no
         parts, or drops some pictures, of tools' messages for instance, is given all as text. RequestError
         if it drops that, too."""
-        text = self._in_parts(messages, num_pictures, render) if in_parts or not num_pictures else None
-        if text is None:
-            text = render([with_picture_texts(message, self.text) for message in messages])
+        if not num_pictures:
+            return self._checked(render(messages), num_pictures)
+        as_texts = [with_picture_texts(message, self.text, in_parts=in_parts) for message in messages]
+        try:
+            return self._checked(render(messages if in_parts else as_texts), num_pictures)
+        except RequestError:
+            if not in_parts:
+                raise
+        return self._checked(render(as_texts), num_pictures)
+
+    def _checked(self, text: str, num_pictures: int) -> str:
         if (found := text.count(self._token)) != num_pictures:
             raise RequestError(
                 f"The chat template shows {found} of the {num_pictures} pictures in the conversation.",
                 "messages",
             )
         return text
-
-    def _in_parts(
-        self, messages: list[Message], num_pictures: int, render: Callable[[list[Message]], str]
-    ) -> str | None:
-        """None if the template refuses parts of pictures, or drops some."""
-        try:
-            text = render(messages)
-        except RequestError:
-            if not num_pictures:
-                raise
-            return None
-        return text if not num_pictures or text.count(self._token) == num_pictures else None
 
     def num_tokens(self, picture: StoredPicture) -> int:
         """Tokens of a picture in a prompt."""

@@ -13,12 +13,14 @@ def is_picture_part(part: object) -> bool:
     return part == PICTURE_PART
 
 
-def with_picture_texts(message: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """The message with this text in place of each picture."""
+def with_picture_texts(message: Mapping[str, Any], text: str, *, in_parts: bool) -> dict[str, Any]:
+    """The message with this text in place of each picture, as a part or within one string."""
     content = message.get("content")
     if not isinstance(content, list) or PICTURE_PART not in content:
         return dict(message)
-    return {**message, "content": joined(content, text)}
+    if not in_parts:
+        return {**message, "content": joined(content, text)}
+    return {**message, "content": [text if is_picture_part(part) else part for part in content]}
 
 
 def joined(parts: Sequence[Any], text: str) -> str:

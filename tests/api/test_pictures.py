@@ -76,6 +76,19 @@ async def test_every_template_shows_every_picture(folder: tuple[Path, PictureMod
         assert PAD not in plain
 
 
+@pytest.mark.parametrize("name", ALL)
+async def test_a_result_with_a_picture_leaves_the_prompt_before_it(
+    folder: tuple[Path, PictureModel], name: str
+) -> None:
+    """However the template is to be given pictures, also after it was given those of users as parts."""
+    first = [user(HELLO, HELLO, image_url(png()), HELLO, HELLO)]
+    async with picture_site(*folder, template=ALL[name]) as site:
+        before = await site.prompt(messages=first, add_generation_prompt=False)
+        after = await site.prompt(messages=[*first, *looked(image_url(png(seed=1)))])
+    assert after.startswith(before)
+    assert after.count(PAD) == 24
+
+
 SAME: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": [user(HELLO, image_url(png()))], "max_tokens": 2}),
     (

@@ -97,6 +97,13 @@ def test_equal_pictures_are_decoded_once(llm: LLM) -> None:
     assert [output.prompt for output in outputs] == [ONE, ONE, "text only"]
 
 
+def test_pictures_can_be_forgotten(llm: LLM) -> None:
+    llm.generate({"prompt": ONE, "multi_modal_data": {"image": png()}}, SHORT, use_tqdm=False)
+    assert store_of(llm).statistics().num_idle > 0
+    llm.reset_mm_cache()
+    assert store_of(llm).statistics().num_idle == 0
+
+
 def test_chats_take_parts_with_pictures(llm: LLM) -> None:
     parts: list[Any] = [
         image_url(png()),
