@@ -19,7 +19,11 @@ from safetensors import SafetensorError, safe_open
 from engine.errors import RequestError
 from engine.lora import CONFIG_FILE, WEIGHTS_FILE
 
-_TENSOR = re.compile(r"base_model\.model\.(?:.+\.)?layers\.(\d+)\.(.+)\.lora_([AB])(?:\.default)?\.weight")
+_TENSOR = re.compile(
+    r"base_model\.model\.(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)\.(.+)"
+    r"\.lora_([AB])(?:\.default)?\.weight"
+)
+"""A tensor of the decoder: a vision tower has numbered layers, too."""
 _NEUTRAL: tuple[object, ...] = (None, False, "", [], {}, "none")
 _READ = frozenset(("peft_type", "lora_alpha", "r", "use_rslora", "rank_pattern", "alpha_pattern"))
 _WITHOUT_EFFECT = frozenset(
