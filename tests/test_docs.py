@@ -56,6 +56,16 @@ NOT_OURS = {
     "--config.file",  # prometheus
     *("--head", "--address"),  # ray
     "--budget-s",  # make gpu-check
+    *(
+        "--backend",
+        "--dataset-name",
+        "--endpoint",
+        "--ignore-eos",
+        "--logprobs",
+        "--num-prompts",
+        "--profile",
+    ),
+    *("--random-input-len", "--random-output-len"),  # of vllm bench serve
 }
 """Flags on the pages that belong to other programs."""
 IN_THE_WHEEL = ("engine", "continuum", "estimator", "tracing", "eval")
