@@ -148,7 +148,11 @@ def test_what_is_said_of_a_picture_is_checked(picture_folders: PictureFolders, t
     ],
 )
 def test_without_pictures_it_is_served_as_text(
-    options: dict[str, Any], sentence: str, picture_folders: PictureFolders, caplog: pytest.LogCaptureFixture
+    options: dict[str, Any],
+    sentence: str,
+    picture_folders: PictureFolders,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     folder = picture_folders("qwen2_5_vl")
     with picture_engine(folder, folder) as engine:
@@ -156,11 +160,11 @@ def test_without_pictures_it_is_served_as_text(
         with pytest.raises(RequestError, match="sleep"):
             engine.llm.sleep()
     caplog.set_level(logging.INFO, "continuum.start")
-    with LLM(str(folder), multiprocess=False, **SIZES, **options) as llm:
+    with LLM(str(folder), **{"multiprocess": False, **SIZES, **options}) as llm:
         assert llm.engine.ready.pictures is None
         (output,) = llm.generate([engine.prompt(20)[0]], greedy(), use_tqdm=False)
         assert tokens_of(output) == wanted
-    assert sentence in caplog.text
+    assert sentence in caplog.text + capfd.readouterr().err  # ranks are processes
 
 
 @pytest.mark.parametrize(
