@@ -104,7 +104,10 @@ class CoreSleep:
                 self._pause_before = None
                 raise RequestError("Running requests are paused, and would never end: resume first.", "mode")
             scheduler.set_pause_state(PauseState.PAUSED_NEW, now)
-            return not scheduler.steps.num_under_way and scheduler.reset_prefix_cache(now)
+            is_done = not scheduler.steps.num_under_way and scheduler.reset_prefix_cache(now)
+            if is_done:
+                scheduler.reset_encoder_cache(now)
+            return is_done
 
     def _go_on(self) -> None:
         """As it was before, paused or not."""

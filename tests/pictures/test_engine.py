@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from safetensors.torch import load_file, save_file
 
-from engine.errors import ConfigError, ModelLoadError, RequestError
+from engine.errors import ConfigError, ModelLoadError
 from engine.frontend.llm import LLM
 from engine.messages import FinishReason
 from engine.row_failures import PICTURE_LOST
@@ -157,14 +158,35 @@ def test_without_pictures_it_is_served_as_text(
     folder = picture_folders("qwen2_5_vl")
     with picture_engine(folder, folder) as engine:
         wanted = tokens_of(engine.ask(engine.prompt(20)))
-        with pytest.raises(RequestError, match="sleep"):
-            engine.llm.sleep()
     caplog.set_level(logging.INFO, "continuum.start")
     with LLM(str(folder), **{"multiprocess": False, **SIZES, **options}) as llm:
         assert llm.engine.ready.pictures is None
         (output,) = llm.generate([engine.prompt(20)[0]], greedy(), use_tqdm=False)
         assert tokens_of(output) == wanted
     assert sentence in caplog.text + capfd.readouterr().err  # ranks are processes
+
+
+@pytest.mark.slow
+def test_it_sleeps_and_takes_other_weights(
+    picture_folders: PictureFolders, tmp_path: Path, encoded: list[int]
+) -> None:
+    """Also with the outputs of an encoder that is dropped: nothing of them is used again."""
+    folder = picture_folders("qwen2_5_vl")
+    other = copied(folder, tmp_path / "other", "config.json")
+    weights = load_file(other / "model.safetensors")
+    save_file(
+        {name: x * 1.2 if "visual" in name else x for name, x in weights.items()}, other / "model.safetensors"
+    )
+    with picture_engine(other, tmp_path) as engine:
+        wanted = tokens_of(engine.ask(engine.prompt(7, A, 9)))
+    with picture_engine(folder, tmp_path) as engine:
+        before = tokens_of(engine.ask(engine.prompt(7, A, 9)))
+        engine.llm.sleep(2)
+        engine.llm.wake_up()
+        assert tokens_of(engine.ask(engine.prompt(7, A, 9))) == before != wanted
+        engine.llm.update_weights(other)
+        assert tokens_of(engine.ask(engine.prompt(7, A, 9))) == wanted
+    assert encoded == [1] * 4
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ class CPUBackend:
         self._device = loaded.device
         self._config = config
         self._group = group
+        self._pictures = open_step_pictures(loaded.tower, loaded.model)
         self.attention = select_attention(pool, attention, places)
 
     def runner(self, host_pool: HostTransfers | None) -> StepRunner:
@@ -81,7 +82,7 @@ class CPUBackend:
             self._states,
             None if self._drafter is None else self._drafter.put_to_work(batch),
             self._adapters,
-            None if self._loaded is None else open_step_pictures(self._loaded.tower, self._loaded.model),
+            self._pictures,
         )
         ahead = config.scheduler.plans_ahead(self._device.type != "cpu") or self._group.stage.size > 1
         return ThreadedRunner(runner) if ahead else InlineRunner(runner)
@@ -114,7 +115,6 @@ class CPUBackend:
             "states of linear attention": self._states is not None,
             "returned experts": config.model.enable_return_routed_experts,
             "experts shared by cores": self._group.peers.num_cores > 1,
-            "a vision tower": self._loaded is not None and self._loaded.tower is not None,
             "a pooler": self._loaded is not None and self._loaded.pooler is not None,
         }
         for what, is_there in others.items():
@@ -125,6 +125,8 @@ class CPUBackend:
         assert self._model_runner is not None, "it has run"
         self._model_runner.use_model(None)
         self._loaded = loaded
+        if self._pictures is not None:
+            self._pictures.use(None if loaded is None else (loaded.tower, loaded.model))
         if loaded is not None:
             if self._adapters is not None:
                 self._adapters.attach(loaded.model)

@@ -56,14 +56,32 @@ class StepPictures:
     """Encodes what plans say, and puts it in the places of tokens."""
 
     def __init__(self, tower: VisionTower, decoder: Decoder) -> None:
-        self._tower = tower
-        self._decoder = decoder
+        self._tower: VisionTower | None = tower
+        self._decoder: Decoder | None = decoder
         self._has_axes = have_axes(decoder.ropes.values())
         self._prompts: dict[str, _Prompt] = {}
         self._outputs: dict[str, torch.Tensor | None] = {}
         """The encoder's outputs by content hash; None where the pixels could not be read."""
         self._lost: set[str] = set()
         """Requests of this step with such a picture."""
+
+    def use(self, loaded: tuple[object, object] | None) -> None:
+        """Go on with another tower and its decoder, of the same kind; None: there is no step before the next
+        call. What was encoded is forgotten, as the scheduler does."""
+        self._outputs.clear()
+        tower, decoder = loaded or (None, None)
+        self._tower = tower if isinstance(tower, VisionTower) else None
+        self._decoder = decoder if isinstance(decoder, Decoder) else None
+
+    @property
+    def _encoder(self) -> VisionTower:
+        assert self._tower is not None, "it sleeps"
+        return self._tower
+
+    @property
+    def _model(self) -> Decoder:
+        assert self._decoder is not None, "it sleeps"
+        return self._decoder
 
     def begin_step(self, plan: SchedulerOutput, step: StepTokens) -> IntArray:
         """Encode what is new and place what the step computes, after ``update``; until ``end_step`` the
@@ -92,19 +110,19 @@ class StepPictures:
     @property
     def are_placed(self) -> bool:
         """Whether the step has tokens of pictures."""
-        return self._decoder.pictures is not None
+        return self._model.pictures is not None
 
     def end_step(self) -> frozenset[str]:
         """The decoder has read them. Returns the requests whose pictures are lost: see ``without``."""
-        self._decoder.pictures = None
+        self._model.pictures = None
         lost, self._lost = frozenset(self._lost), set()
         return lost
 
     def warm_up(self) -> None:
         """Encode the largest picture once: what that takes of a device's memory is not the KV pool's."""
-        side = max(1, math.isqrt(self._tower.model.max_pixels) // self._tower.model.factor)
-        size = side * self._tower.model.factor
-        self._tower.encode([np.zeros((size, size, 3), dtype=np.uint8)])
+        side = max(1, math.isqrt(self._encoder.model.max_pixels) // self._encoder.model.factor)
+        size = side * self._encoder.model.factor
+        self._encoder.encode([np.zeros((size, size, 3), dtype=np.uint8)])
 
     def update(self, plan: SchedulerOutput) -> None:
         """Apply the deltas of a plan, whether it has tokens or none."""
@@ -119,7 +137,7 @@ class StepPictures:
     def _prompt(self, new: NewRequestData) -> _Prompt:
         if not self._has_axes:
             return _Prompt(new.media)
-        factor = self._tower.model.factor
+        factor = self._encoder.model.factor
         return _Prompt(new.media, *rope_positions(len(new.prompt_token_ids), new.media, factor))
 
     def _encode(self, plan: SchedulerOutput) -> None:
@@ -133,7 +151,7 @@ class StepPictures:
                 else:
                     found[span.content_hash] = picture
         if found:
-            outputs = self._tower.encode(list(found.values()))
+            outputs = self._encoder.encode(list(found.values()))
             self._outputs |= dict(zip(found, outputs, strict=True))
 
     def _read_elsewhere(self, lost: MediaSpan) -> Picture | None:
@@ -159,15 +177,15 @@ class StepPictures:
                 parts.append(output[first:beyond])
         if rows:
             places = torch.from_numpy(np.concatenate(rows)).to(parts[0].device)
-            self._decoder.pictures = PlacedPictures(places, torch.cat(parts))
+            self._model.pictures = PlacedPictures(places, torch.cat(parts))
 
     def _embedded(self, span: MediaSpan) -> IntArray:
         """The tokens of the prompt in whose places the embeddings of a picture go, not those behind rows."""
         tokens = np.arange(span.offset, span.end)
-        if self._tower.model.row_end_id is None:
+        if self._encoder.model.row_end_id is None:
             return tokens
         assert span.pixels is not None, "the core has checked it"
-        columns = span.pixels.width // self._tower.model.factor
+        columns = span.pixels.width // self._encoder.model.factor
         embedded: IntArray = tokens[np.arange(span.length) % (columns + 1) != columns]
         return embedded
 
