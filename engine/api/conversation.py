@@ -62,6 +62,8 @@ class Conversation(ChatPrompt):
     params: SamplingParams
     """``max_tokens`` None is the model's own default, else the rest of the context."""
     tool_choice: ToolChoice = "auto"
+    free_inputs: dict[str, FreeInput] = field(default_factory=dict)
+    """Tools whose only argument is text that follows a grammar, by name."""
     parallel_tool_calls: bool = True
     context: RequestContext = NO_CONTEXT
     fits_context: bool = False

@@ -28,6 +28,7 @@ from engine.structured_output.reply_grammar import (
     forced_calls,
     forced_input,
     free_calls,
+    free_texts,
     reasoning_before,
     requested_format,
     text_before_stops,
@@ -155,14 +156,17 @@ class ConversationTurn:
         return requested_format(asked, tools if conversation.reads_calls else [], several, start)
 
     def _strict_calls(self, start: ReplyStart) -> ReplyGrammar | None:
-        """The grammar that enforces the schemas of strict tools where the model may also not call
-        any."""
+        """The grammar that enforces the texts of tools, or the schemas of strict ones, where the model may
+        also not call any."""
         tools = (self._conversation.tools or []) if self._conversation.reads_calls else []
+        several, shown = self._conversation.max_calls is None, {tool["function"]["name"] for tool in tools}
+        texts = {name: text for name, text in self._conversation.free_inputs.items() if name in shown}
+        of_texts = free_texts(tools, texts, several, start) if texts else None
         strict = [str(tool["function"]["name"]) for tool in tools if tool["function"].get("strict")]
         if not strict:
-            return None
-        grammar = free_calls(tools, self._conversation.max_calls is None, start)
-        if grammar is None:
+            return of_texts
+        grammar = of_texts or free_calls(tools, several, start)
+        if grammar is of_texts:
             names = ", ".join(strict[:MAX_NAMES])
             self._not_enforced = [
                 f"tools: strict ({names}) is not enforced in this model's format unless a call is required"

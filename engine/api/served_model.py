@@ -158,6 +158,11 @@ class ServedModel:
         kv_transfer = self.engine.kv_transfer.read(identity.kv_transfer_params)
         return msgspec.structs.replace(context, kv_transfer=kv_transfer)
 
+    @property
+    def enforces_texts(self) -> bool:
+        """Whether a tool's text is kept to its grammar where the model may choose."""
+        return self.reply_format.enforces_texts(self.engine.tokenizer.added_tokens)
+
     def _reply_format(self, config: ServerConfig) -> ReplyFormat:
         tokenizer = self.engine.tokenizer
         template = config.chat_template or tokenizer.hf.chat_template

@@ -32,6 +32,8 @@ def grammar_text(params: StructuredOutputsParams, token_id: TokenId) -> str:
     grammars = [{"name": "answer", **_answer(params)}]
     if params.calls is not None:
         grammars.append({"name": "calls", "lark_grammar": params.calls + _arguments(params)})
+    for number, text in enumerate(params.texts or ()):
+        grammars.append({"name": f"text_{number}", "lark_grammar": _as_lark(text, params.field)})
     return json.dumps({"grammars": [{"name": "reply", "lark_grammar": _reply(params, token_id)}, *grammars]})
 
 
@@ -91,12 +93,16 @@ def _only_part(grammar: str) -> dict[str, Any]:
 
 def _lark(params: StructuredOutputsParams) -> str:
     assert params.grammar is not None
+    # Calls get a grammar of their own where they are an alternative to something else.
+    arguments = _arguments(params) if params.calls is None else ""
+    return _as_lark(params.grammar + arguments, params.field)
+
+
+def _as_lark(grammar: str, field: str) -> str:
     try:
-        # Calls get a grammar of their own where they are an alternative to something else.
-        arguments = _arguments(params) if params.calls is None else ""
-        return str(any_to_lark(params.grammar + arguments))
+        return str(any_to_lark(grammar))
     except Exception as error:  # of many kinds: the converter is a parser of its own
-        raise RequestError(f"{params.field} is no grammar: {error}.", params.field) from error
+        raise RequestError(f"{field} is no grammar: {error}.", field) from error
 
 
 def _reasoning(reasoning: ReasoningSpan, token_id: TokenId) -> tuple[str, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import msgspec
 
@@ -25,6 +26,21 @@ class ReplyGrammar:
     params: StructuredOutputsParams
     calls_as_json: bool = False
     """Whether its calls are a JSON list, because the model's own syntax for them cannot be forced."""
+
+
+class TextArgument(Protocol):
+    """A function's only argument, which is text."""
+
+    @property
+    def parameter(self) -> str: ...
+
+    @property
+    def grammar(self) -> str:
+        """In Lark."""
+
+    @property
+    def asked_in(self) -> str:
+        """The request field that holds the grammar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +81,24 @@ def free_calls(tools: Sequence[Tool], parallel: bool, start: ReplyStart) -> Repl
         StructuredOutputsParams(
             grammar=grammar.rules, arguments=arguments, reasoning=reasoning, asked_in="tools"
         )
+    )
+
+
+def free_texts(
+    tools: Sequence[Tool], texts: Mapping[str, TextArgument], parallel: bool, start: ReplyStart
+) -> ReplyGrammar | None:
+    """A response of text and calls as the model likes, where the one argument of each of these functions
+    follows its grammar. None if the model does not write such arguments as they are."""
+    in_tokens = replace(start.reply_format, special_tokens=start.added_tokens)
+    parameters = {name: text.parameter for name, text in texts.items()}
+    rules = in_tokens.free_text_grammar(tools, parameters, parallel)
+    if rules is None:
+        return None
+    asked_in = next(iter(texts.values())).asked_in if len(texts) == 1 else "tools"
+    grammars = [text.grammar for text in texts.values()]
+    reasoning = reasoning_before(start)
+    return ReplyGrammar(
+        StructuredOutputsParams(grammar=rules, texts=grammars, reasoning=reasoning, asked_in=asked_in)
     )
 
 

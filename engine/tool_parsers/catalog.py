@@ -14,7 +14,7 @@ from engine.tool_parsers.deepseek import (
     KimiToolParser,
 )
 from engine.tool_parsers.dsml import INVOKE, MARK, SECTIONS, DsmlToolParser
-from engine.tool_parsers.forced import JSON_CALLS, CallSyntax
+from engine.tool_parsers.forced import JSON_CALLS, CallSyntax, TextSyntax
 from engine.tool_parsers.glm import GlmToolParser, HyToolParser
 from engine.tool_parsers.harmony import CHANNEL, MESSAGE, START, HarmonyParser
 from engine.tool_parsers.hermes import HermesToolParser
@@ -75,12 +75,22 @@ class ToolFormat:
     """Texts that a call may begin with, and that reasoning may contain, too."""
     make_plain: Callable[[], ReplyParser] = PlainParser
     """Makes the parser of a response that may call nothing."""
+    text_syntax: TextSyntax | None = None
+    """How a call is written whose one argument is text; None where that is in quotes, or not known."""
     frame: tuple[str, ...] = ()
     """Other texts that are special tokens in some tokenizers, which a response without calls has, too."""
 
 
 _XML_CALL = ("<tool_call>", "</tool_call>")
 _HERMES_CALL = CallSyntax('<tool_call>\n{"name": "{name}", "arguments": ', "}\n</tool_call>", between="\n")
+_CODER_TEXT = TextSyntax(
+    begin="<tool_call>",
+    head="\n<function={name}>",
+    before="\n<parameter={parameter}>\n",
+    after="\n</parameter>\n</function>\n",
+    end="</tool_call>",
+    other_begins=("<function=",),
+)
 _DEEPSEEK_TAGS = (
     DEEPSEEK_SECTION,
     "<｜tool▁calls▁end｜>",
@@ -209,6 +219,13 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         ("<seed:tool_call>",),
         ("<seed:tool_call>", "</seed:tool_call>"),
         ("<seed:tool_call>",),
+        text_syntax=replace(
+            _CODER_TEXT,
+            begin="<seed:tool_call>",
+            before="\n<parameter={parameter}>",
+            after="</parameter>\n</function>\n",
+            end="</seed:tool_call>",
+        ),
     ),
     "hy_v3": ToolFormat(
         HyToolParser,
@@ -300,6 +317,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         ("<tool_call>", "<function=", "<parameter="),
         _XML_CALL,
         begins_call=Qwen3CoderToolParser.opening.texts,
+        text_syntax=_CODER_TEXT,
     ),
     "hermes": ToolFormat(
         lambda tools: HermesToolParser(),

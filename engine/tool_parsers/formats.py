@@ -32,6 +32,7 @@ from engine.tool_parsers.forced import (
     ReasoningSection,
     call_grammar,
     free_call_grammar,
+    free_text_grammar,
 )
 from engine.tool_parsers.free_input import FreeInputParser
 from engine.tool_parsers.harmony import HarmonyParser
@@ -156,6 +157,21 @@ class ReplyFormat:
         if syntax is None:
             return None
         return free_call_grammar(syntax, tools, parallel, self.special_tokens or {})
+
+    def enforces_texts(self, special_tokens: Mapping[str, int]) -> bool:
+        """Whether a tool's one argument can be kept to a grammar where the model may also not call it."""
+        syntax = self.tool_format.text_syntax if self.tool_format else None
+        return syntax is not None and syntax.begin in special_tokens
+
+    def free_text_grammar(
+        self, tools: Sequence[Tool], parameters: Mapping[str, str], parallel: bool
+    ) -> str | None:
+        """A grammar of text in which calls of these tools may stand: the argument of the function ``i`` of
+        ``parameters`` follows ``@text_i``. None where such arguments are not written as they are."""
+        syntax = self.tool_format.text_syntax if self.tool_format else None
+        if syntax is None:
+            return None
+        return free_text_grammar(syntax, tools, parameters, parallel, self.special_tokens or {})
 
     def json_call_grammar(self, tools: Sequence[Tool], parallel: bool, prompt_tail: str) -> CallGrammar:
         """The same as a JSON list of ``{"name": ..., "arguments": ...}``."""

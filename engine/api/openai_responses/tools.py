@@ -144,7 +144,12 @@ class Tools:
     def _named(self, shown: str) -> NamedTool:
         return NamedTool(shown, self._free_inputs.get(shown))
 
-    def _tell_of_formats(self, mode: ToolChoice) -> None:
+    @property
+    def free_inputs(self) -> dict[str, FreeInput]:
+        """Custom tools whose text follows a Lark grammar, by the shown name."""
+        return self._free_inputs
+
+    def _tell_of_formats(self, mode: ToolChoice, enforces_texts: bool) -> None:
         """Refuses Lark grammars, or warns of them, where this mode cannot enforce them."""
         shown = {tool["function"]["name"] for tool in self.functions}
         grammars = {name: free.asked_in for name, free in self._free_inputs.items() if name in shown}
@@ -155,17 +160,19 @@ class Tools:
                 "'required' it cannot.",
                 where,
             )
-        if mode == "auto":
+        if mode == "auto" and not enforces_texts:
             self.warnings += [
                 f"{where}: the model sees it; it is enforced where tool_choice names the tool."
                 for where in grammars.values()
             ]
 
-    def choose(self, choice: str | Mapping[str, Any] | None) -> ToolChoice:
-        """The ``tool_choice`` of the request; ``allowed_tools`` removes the others from
-        ``functions``."""
+    def choose(self, choice: str | Mapping[str, Any] | None, *, enforces_texts: bool = False) -> ToolChoice:
+        """The ``tool_choice`` of the request; ``allowed_tools`` removes the others from ``functions``.
+
+        ``enforces_texts``: whether Lark grammars are kept where the model may choose.
+        """
         chosen = self._choose(choice)
-        self._tell_of_formats(chosen)
+        self._tell_of_formats(chosen, enforces_texts)
         return chosen
 
     def _choose(self, choice: str | Mapping[str, Any] | None) -> ToolChoice:

@@ -151,8 +151,9 @@ class ResponseTurn:
         for tools, where in messages.tools:
             self._tools.add(tools, where)
         self._messages = messages
-        choice = self._tools.choose(body.tool_choice)
         params = body.sampling_params(self._model.sampling_defaults(), body.num_logprobs())
+        enforces = params.structured_outputs is None and self._model.enforces_texts
+        choice = self._tools.choose(body.tool_choice, enforces_texts=enforces)
         self._model.check_params(params)  # a background response could not report the error later
         return Conversation(
             request_id=response_id,
@@ -160,6 +161,7 @@ class ResponseTurn:
             params=params,
             tools=self._tools.functions or None,
             tool_choice=choice,
+            free_inputs=self._tools.free_inputs,
             parallel_tool_calls=body.parallel_tool_calls is not False,
             context=changed(
                 self._model.context(headers, body.identity_after(previous.job_id if previous else None)),
