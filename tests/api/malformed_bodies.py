@@ -138,6 +138,7 @@ POOLING_BODIES: dict[str, list[dict[str, Any]]] = {
         {"model": "tiny", "input": ["a", "b"], "encoding_format": "base64", "dimensions": 8, "user": "u"},
         {"input": [[5, 6], [7]], "normalize": False, "priority": 0, "cache_salt": "s"},
         {"input": "a", "prompt_name": "query", "truncate_prompt_tokens": -1, "add_special_tokens": False},
+        {"messages": [{"role": "user", "content": "a"}], "truncate_prompt_tokens": -1},
     ],
     "/pooling": [{"model": "tiny", "input": [5, 6], "task": "token_embed", "use_activation": True}],
     "/classify": [{"model": "tiny", "input": ["a", "b"]}],

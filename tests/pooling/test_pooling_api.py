@@ -207,3 +207,49 @@ def test_malformed_bodies_are_refused_and_leave_nothing_behind(server: Server) -
         refused = [answer for answer in answers if answer.status >= 400]
         assert [fault for answer in refused for fault in faults(answer)] == []
         assert http.get("/load").json()["server_load"] == 0
+
+
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "Hm?"}]},
+]
+
+
+def test_a_chat_is_one_input_by_the_models_template(server: Server) -> None:
+    """As vLLM's clients send it; its tokens are those of the template, which add nothing of a reply unless
+    asked to."""
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        for adds in (False, True):
+            chat = {"messages": CHAT, "add_generation_prompt": adds}
+            tokens = http.post("/tokenize", json=chat).json()["tokens"]
+            asked = {"input": tokens, "encoding_format": "float"}
+            [wanted] = http.post("/v1/embeddings", json=asked).json()["data"]
+            answer = http.post("/v1/embeddings", json={**chat, "truncate_prompt_tokens": -1})
+            assert answer.status_code == 200, answer.text
+            [found] = answer.json()["data"]
+            assert answer.json()["usage"]["prompt_tokens"] == len(tokens)
+            assert found["embedding"] == pytest.approx(wanted["embedding"], abs=ROUNDING)
+        [pooled] = http.post("/pooling", json={"messages": CHAT}).json()["data"]
+        assert len(pooled["data"]) == len(found["embedding"])
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "said"),
+    [
+        ({}, "input", "Give input, or messages"),
+        ({"messages": CHAT, "input": "a"}, "messages", "either input or messages"),
+        ({"messages": CHAT, "prompt_name": "query"}, "prompt_name", "is for input"),
+        ({"messages": CHAT, "truncate_prompt_tokens": 3}, "messages", "a chat is not cut"),
+        ({"messages": []}, "messages", "must not be empty"),
+        ({"messages": CHAT, "chat_template": "{{ 1 }}"}, "chat_template", "--trust-request-chat-template"),
+        ({"messages": [{"role": "user", "content": "a " * 9000}]}, "messages", "maximum context length"),
+    ],
+)
+def test_what_is_wrong_with_a_chat_is_said(
+    server: Server, body: dict[str, Any], field: str, said: str
+) -> None:
+    answer = httpx.post(f"{server.url}/v1/embeddings", json=body, timeout=60)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert said in error["message"]
+    assert error["param"] == field

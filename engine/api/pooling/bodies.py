@@ -53,26 +53,40 @@ class PoolingBody(BaseModel):
 
 
 class InputBody(PoolingBody):
-    """A body with one input or several."""
+    """A body with one input or several, or with a chat, which is one."""
 
-    input: _Input
+    input: _Input | None = None
+    messages: ListOf[dict[str, Any]] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = False
+    continue_final_message: bool = False
     add_special_tokens: bool = True
+    """For texts in ``input``; a chat has the special tokens of its template."""
     prompt_name: str | None = None
     """The text of the model's folder that goes before each input."""
 
     @model_validator(mode="after")
     def _check_inputs(self) -> Self:
-        _check_items(self.inputs() if self.input else [], "input")
+        if self.messages is None:
+            if self.input is None:
+                raise RequestError("Give input, or messages.", "input")
+            _check_items(self.inputs() if self.input else [], "input")
+        elif self.input is not None:
+            raise RequestError("Give either input or messages.", "messages")
+        elif self.prompt_name is not None:
+            raise RequestError("prompt_name is for input, not for messages.", "prompt_name")
         return self
 
     def inputs(self) -> list[str | list[int]]:
-        """The inputs as a list."""
+        """The inputs as a list; empty where there is a chat."""
         if isinstance(self.input, str):
             return [self.input]
+        given: list[int] | list[str] | list[list[int]] = [] if self.input is None else self.input
         many: list[str | list[int]] = []
-        for item in self.input:
+        for item in given:
             if isinstance(item, int):
-                return [[token for token in self.input if isinstance(token, int)]]
+                return [[token for token in given if isinstance(token, int)]]
             many.append(item)
         return many
 

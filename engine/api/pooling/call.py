@@ -11,10 +11,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from engine.api.chat_messages import Message
 from engine.api.http.streams import merge
+from engine.api.openai.chat_parts import texts_only
 from engine.api.pooling.bodies import InputBody, PoolingBody, PoolingUsage
+from engine.api.prompts import ChatPrompt
 from engine.api.served_model import ServedModel
-from engine.errors import EngineGenerateError
+from engine.errors import ContextLengthError, EngineGenerateError, RequestError
 from engine.frontend.pooling_inputs import PLACEHOLDER_PARAMS, PoolingInputs, model_that_pools
 from engine.frontend.pooling_methods import check_scores, cosine, paired
 from engine.pooling.params import PoolingParams
@@ -47,6 +50,9 @@ class PoolingCall:
     async def of_inputs(self, body: InputBody, params: PoolingParams) -> list[Array]:
         """The answers to the inputs of a body."""
         params.checked(self.about)
+        if body.messages is not None:
+            chat = await self._chat(body, body.messages)
+            return await self._run(lambda: [(chat, params)])
         inputs, given = self._inputs(), body.inputs()
         limit, prefix = inputs.limit(body.truncate_prompt_tokens), inputs.prefix(body.prompt_name)
 
@@ -62,6 +68,29 @@ class PoolingCall:
             ]
 
         return await self._run(asked)
+
+    async def _chat(self, body: InputBody, messages: list[Message]) -> list[int]:
+        """The tokens of a chat, by the model's template. It is not cut: what is pooled may be its end."""
+        limit, left_out = self._inputs().limit(body.truncate_prompt_tokens), self.model.left_out()
+        chat = ChatPrompt(
+            messages=texts_only(messages, left_out),
+            pictures=left_out.pictures,
+            chat_template=body.chat_template,
+            chat_template_kwargs=body.chat_template_kwargs,
+            add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
+            continue_final_message=body.continue_final_message,
+        )
+        try:
+            prompt = await self.model.prompts.encode_chat(chat, owner=self._context.owner)
+        except ContextLengthError as error:
+            raise ContextLengthError(str(error), "messages") from error
+        if limit is not None and len(prompt.token_ids) > limit:
+            raise RequestError(
+                f"messages have {len(prompt.token_ids)} tokens, more than the {limit} of "
+                "truncate_prompt_tokens: a chat is not cut, as it ends with its template.",
+                "messages",
+            )
+        return prompt.token_ids
 
     async def scores(self, firsts: list[str], seconds: list[str], names: tuple[str, str]) -> list[float]:
         """How well each of the second texts fits to the first one, or to that at the same place."""
