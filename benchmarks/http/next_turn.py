@@ -279,7 +279,8 @@ async def measure(
     """The report for one policy."""
     bench = Bench(model, POLICIES[policy])
     chat = Chat(2, int(num_tokens * CHARACTERS_PER_TOKEN) // num_messages)
-    while bench.num_tokens < num_tokens:
+    num_tokens_per_turn = 2 * num_tokens // num_messages
+    while bench.num_tokens < num_tokens - num_turns * num_tokens_per_turn:
         await bench.turn(chat, whole=False)
     finish_startup()
     medians: dict[str, list[float]] = {}

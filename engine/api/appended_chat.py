@@ -26,7 +26,6 @@ STAND_IN_TOOL: Message = {
     "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}},
 }
 """Stands for all tools of a chat: templates write them where a chat has any."""
-_FOLLOWING_ROLES = frozenset(("user", "tool"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +47,11 @@ def appended_text(
 ) -> str | None:
     """The text behind ``end_of_reply``, the special token that ended the reply; None if the template does not
     just append, or it is not certain that it does."""
-    if reply["role"] != "assistant" or not following:
-        return None
-    if not all(message["role"] in _FOLLOWING_ROLES for message in following):
+    if (
+        reply["role"] != "assistant"
+        or not following
+        or not all(_may_follow(reply, each) for each in following)
+    ):
         return None
     history = _stand_in(shape)
     try:
@@ -65,6 +66,14 @@ def appended_text(
     if not end or not all(part in body for part in _parts_of(reply)):
         return None
     return behind + followed[len(answered) :]
+
+
+def _may_follow(reply: Message, message: Message) -> bool:
+    """Whether what is written of it depends on no message before the reply: some templates look up the call
+    of a result."""
+    if message["role"] == "tool":
+        return message.get("tool_call_id") in [call.get("id") for call in reply.get("tool_calls", ())]
+    return bool(message["role"] == "user")
 
 
 def _stand_in(shape: HistoryShape) -> list[Message]:

@@ -71,11 +71,12 @@ class KnownPrefix:
     context: HashContext
 
     def cut(self, prefix: TurnPrefix, block_size: int) -> KnownPrefix:
-        """The first tokens of these, under the prefix's id."""
-        self.request_id = prefix.request_id
-        del self.token_ids[prefix.num_tokens :]
-        del self.block_hashes[prefix.num_tokens // block_size :]
-        return self
+        """The first tokens of these, under the prefix's id. The lists only ever grow: a part is a copy."""
+        token_ids, block_hashes = self.token_ids, self.block_hashes
+        if len(token_ids) > prefix.num_tokens:
+            token_ids = token_ids[: prefix.num_tokens]
+            block_hashes = block_hashes[: prefix.num_tokens // block_size]
+        return KnownPrefix(prefix.request_id, token_ids, block_hashes, self.context)
 
 
 class Request:

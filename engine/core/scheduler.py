@@ -567,6 +567,8 @@ class Scheduler:
             self.kv.evict(request)
             self.loads.evict(request)
             self.encoder.forget(request)
+        if request.keeps_tokens and request.status.complete:
+            self.kv.note_turn(request)
         if pin is not None:
             self.pins.hold(request, pin, now)
         else:

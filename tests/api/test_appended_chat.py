@@ -55,7 +55,16 @@ ALTERNATING = """
 {{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 EMPTY_THOUGHT = PLAIN.replace("assistant\n' }}", "assistant\n<think></think>' }}")
+CALLS_BY_NAME = """
+{%- for m in messages %}{{ '<|im_start|>' + m.role }}
+{%- for earlier in messages[:loop.index0] %}{% for c in earlier.tool_calls or [] %}
+{%- if m.tool_call_id == c.id %}{{ ' of ' + c.function.name }}{% endif %}{% endfor %}{% endfor %}
+{{- '\n' + m.content }}
+{%- for c in m.tool_calls or [] %}{{ '<call>' + c.function.name + '</call>' }}{% endfor %}
+{{- '<|im_end|>\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 TEMPLATES = {
+    "calls by name": CALLS_BY_NAME,
     "plain": PLAIN,
     "later questions strip": LATER_QUESTIONS_STRIP,
     "history strips": HISTORY_STRIPS,
@@ -93,8 +102,8 @@ def reply(text: str, reasoning: str = "", *calls: str) -> Message:
     return message
 
 
-def tool(text: str) -> Message:
-    return {"role": "tool", "content": text, "tool_call_id": text}
+def tool(text: str, call_id: str = "look") -> Message:
+    return {"role": "tool", "content": text, "tool_call_id": call_id}
 
 
 def user(text: str) -> Message:
@@ -105,12 +114,12 @@ HISTORIES: list[list[Message]] = [
     [user("What?")],
     [{"role": "system", "content": "Short."}, user("What?")],
     [user("What?"), reply("This.", "Hm."), user("And?")],
-    [user("What?"), reply("", "Hm.", "look"), tool("a.py")],
+    [user("What?"), reply("", "Hm.", "scan"), tool("a.py", "scan")],
     [
         user("What?"),
-        reply("See.", "", "look", "find"),
-        tool("a"),
-        tool("b"),
+        reply("See.", "", "scan", "read"),
+        tool("a", "scan"),
+        tool("b", "read"),
         reply("So.", "Ah."),
         user("Then?"),
     ],
@@ -119,12 +128,12 @@ REPLIES = [
     reply("Done."),
     reply("Done.", "I think so."),
     reply("", "I look.", "look"),
-    reply("Well.", "", "look"),
+    reply("Well.", "", "look", "find"),
 ]
 FOLLOWING: list[list[Message]] = [
     [user("More?")],
     [tool("c.py")],
-    [tool("c"), tool("d")],
+    [tool("c"), tool("d", "find")],
     [tool("c"), user("So?")],
 ]
 
@@ -169,6 +178,9 @@ def test_the_plain_one_always_appends() -> None:
     """Where a template does nothing but append, no turn is rendered as a whole."""
     render = renderer(PLAIN, has_tools=True)
     for answer, following in product(REPLIES, FOLLOWING):
+        calls = {call["id"] for call in answer.get("tool_calls", ())}
+        if not {message.get("tool_call_id") for message in following} <= {None, *calls}:
+            continue
         whole = normalize([answer, *following])
         assert appended_text(*_split(whole, 0), END, HistoryShape(True, True, True), render) is not None
 
@@ -180,8 +192,9 @@ def test_the_plain_one_always_appends() -> None:
         [user("Done?"), user("More?")],
         [reply("Done."), {"role": "system", "content": "Now be long."}],
         [reply("Done."), reply("Done again.")],
+        [reply("Done.", "", "look"), tool("a.py", "find")],
     ],
-    ids=["nothing follows", "no reply", "a system message", "two replies"],
+    ids=["nothing follows", "no reply", "a system message", "two replies", "a result of another call"],
 )
 def test_other_messages_are_rendered(messages: list[Message]) -> None:
     """What is not a reply and what users and tools say behind it is left to the whole template."""

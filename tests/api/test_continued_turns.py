@@ -236,8 +236,10 @@ def test_a_result_names_a_call_of_any_turn(client: openai.OpenAI, http: httpx.Cl
     late = result(first, "a.py")
     job.turn(user("wait"), says="I wait.")
     job.turn(user("wait more"), says="I still wait.")
-    job.turn(late, says="Thanks.")
-    counts.have_grown_by(appended=3, known=3)
+    whole = job.whole(late, store=False)
+    thanked = job.turn(late)
+    counts.have_grown_by(appended=2, known=2, rendered=1)
+    assert (num_input_tokens(thanked), thanked.output_text) == (num_input_tokens(whole), whole.output_text)
     with pytest.raises(openai.BadRequestError, match="No tool call found"):
         job.turn([{"type": "function_call_output", "call_id": "none", "output": "x"}])
 

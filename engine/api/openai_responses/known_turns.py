@@ -44,11 +44,13 @@ class KnownTurn:
     fingerprint: PromptPrint | None
 
 
-def asked_of(conversation: Conversation, instructions: str | None) -> bytes:
+def asked_of(conversation: Conversation, instructions: str | None, model_name: str) -> bytes:
     """A hash of what a prompt is made of besides its messages: only with the same may a turn append."""
     adapter = conversation.context.adapter
     adapter_key = None if adapter is None else adapter.key
-    return hash_of([adapter_key, instructions, conversation.tools, conversation.chat_template_kwargs])
+    return hash_of(
+        [model_name, adapter_key, instructions, conversation.tools, conversation.chat_template_kwargs]
+    )
 
 
 @dataclass(slots=True)
@@ -103,7 +105,7 @@ def known_turn(
     conversation: Conversation,
     known: KnownTurn | None,
     before: Sequence[str],
-    instructions: str | None,
+    asked: bytes,
     messages: MessageList,
     last: TurnOutput,
     reply_ids: list[int],
@@ -128,9 +130,9 @@ def known_turn(
             turn_id=conversation.request_id,
             token_ids=[*prompt, *reply_ids],
             highest=max(*extreme_tokens(prompt), *reply_ids),
-            shape=_shape(messages.messages, known, bool(conversation.tools or num_results), instructions),
+            shape=_shape(messages.messages, known, bool(conversation.tools or num_results)),
         ),
-        asked=asked_of(conversation, instructions),
+        asked=asked,
         earlier=(*(known.earlier if known else ()), *before),
         call_ids=frozenset(messages.call_ids),
         num_replies=num_replies,
@@ -140,10 +142,8 @@ def known_turn(
     )
 
 
-def _shape(
-    messages: Sequence[Message], known: KnownTurn | None, has_tools: bool, instructions: str | None
-) -> HistoryShape:
-    before = known.prompt.shape if known is not None else HistoryShape(instructions is not None, False, False)
+def _shape(messages: Sequence[Message], known: KnownTurn | None, has_tools: bool) -> HistoryShape:
+    before = HistoryShape(False, False, False) if known is None else known.prompt.shape
     return HistoryShape(
         has_system=before.has_system or any(message["role"] == "system" for message in messages),
         has_tools=before.has_tools or has_tools,

@@ -92,7 +92,7 @@ class ResponseTurn:
         self._messages = MessageList(None)
         self._conversation = self._read(asker.headers, response_id)
         self._reply_ids: list[int] = []
-        self._reply = Reply(response_id, self._tools, seals_reasoning=body.includes(REASONING_SEALED))
+        self._reply = self._new_reply(response_id)
         self.patience = model.patience()
         """How long its stream waits for the first output."""
         self._is_compacted = False
@@ -173,11 +173,14 @@ class ResponseTurn:
             pictures=left_out.pictures,
         )
 
+    def _new_reply(self, response_id: str) -> Reply:
+        return Reply(response_id, self._tools, seals_reasoning=self._body.includes(REASONING_SEALED))
+
     async def _continue(self, known: KnownTurn) -> bool:
         """Let the prompt append to the turn before; False if it is to be rendered as a whole."""
         conversation, tokens = self._conversation, None
         is_text = not (self._messages.tools or conversation.has_pictures)
-        if is_text and known.asked == asked_of(conversation, self._body.instructions):
+        if is_text and known.asked == self._asked():
             owner = conversation.context.owner
             tokens = await self._model.prompts.continue_chat(known.prompt, conversation, owner=owner)
         self._model.metrics.record_continued_prompt(appended=tokens is not None)
@@ -186,6 +189,9 @@ class ResponseTurn:
         continued = ContinuedPrompt(tokens, known.num_replies, known.num_results, known.fingerprint)
         self._conversation = replace(conversation, continued=continued)
         return True
+
+    def _asked(self) -> bytes:
+        return asked_of(self._conversation, self._body.instructions, self._model.name)
 
     def _blank(self, response_id: str) -> Response:
         body, params = self._body, self._conversation.params
@@ -302,6 +308,7 @@ class ResponseTurn:
         self._history = await load_history(self._store, self._body, self.response.id)
         self._tools = Tools()
         self._conversation = self._read(self._asker.headers, self.response.id)
+        self._reply = self._new_reply(self.response.id)
 
     def _logprobs(self, answer: AnswerOutput) -> list[ChatTokenLogprob]:
         logprobs = chat_logprobs(answer.raw.logprobs, self._body.return_tokens_as_token_ids)
@@ -349,13 +356,13 @@ class ResponseTurn:
         return told
 
     def _let_append(self, last: TurnOutput, kept: PromptPrint) -> None:
-        """Let the next turn's prompt append to this one's, if it can."""
+        """Let the next turn's prompt append to this one's."""
         if self._body.keeps and not self._body.prewarms and not self._is_compacted:
             turn = known_turn(
                 self._conversation,
                 self._history.known,
                 [turn.response.id for turn in self._history.before],
-                self._body.instructions,
+                self._asked(),
                 self._messages,
                 last,
                 self._reply_ids,

@@ -163,6 +163,11 @@ class BlockPool:
         return len(self._empty)
 
     @property
+    def has_duplicates(self) -> bool:
+        """Whether several blocks cache the same."""
+        return self._num_duplicates > 0
+
+    @property
     def num_cached_blocks(self) -> int:
         """Blocks, free or not, that are cached."""
         return len(self._by_hash) + self._num_duplicates

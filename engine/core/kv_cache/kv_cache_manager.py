@@ -13,6 +13,7 @@ from collections.abc import Container, Sequence
 
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.kv_cache.block_pool import TO_LOAD, BlockPool, KVCacheBlock
+from engine.core.kv_cache.known_chains import KnownChains
 from engine.core.kv_cache.kv_cache_coordinator import get_kv_cache_coordinator
 from engine.core.kv_cache.kv_cache_statistics import KVCacheStatistics
 from engine.core.kv_cache.pinned_blocks import PinnedBlocks
@@ -76,6 +77,7 @@ class KVCacheManager:
         self.is_unitary = self.num_groups == 1 and not self.has_windows and self.states is None
         self._shortage_slack = num_window_blocks(attention_groups(self.kv_cache_groups), block_size)
         self._max_step_blocks = -(-max_step_tokens // block_size) + 1
+        self._chains = KnownChains(self.pool)
         self._requests: set[str] = set()
         self._shortages: dict[str, Shortage] = {}
         self.pinned = PinnedBlocks(self.pool, self._coordinator, self.kv_cache_groups, self.states)
@@ -95,8 +97,24 @@ class KVCacheManager:
         """
         if not self.enable_caching:
             return NO_BLOCKS, 0
-        hit = self.pinned.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
+        hit = self._hit_of_turn(request) if request.continues is not None and self.is_unitary else NO_BLOCKS
+        hit = hit or self.pinned.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
         return hit, self.num_tokens_of(hit)
+
+    def _hit_of_turn(self, request: Request) -> list[KVCacheBlock]:
+        """The same from what is known of the turn that the request continues; empty if that is not enough."""
+        assert request.continues is not None
+        num_blocks = (request.continues.num_tokens - 1) // self.block_size
+        max_blocks = (request.num_tokens - 1) // self.block_size
+        return self._chains.find(request.block_hashes, num_blocks, max_blocks)
+
+    def note_turn(self, request: Request) -> None:
+        """A turn that may be continued ends: remember the blocks that it has."""
+        if self.enable_caching and self.is_unitary:
+            num_blocks = min(request.num_computed_tokens, request.num_tokens - 1) // self.block_size
+            self._chains.note(
+                request.block_hashes, self._coordinator.blocks_of(request.request_id)[:num_blocks]
+            )
 
     def num_tokens_of(self, hit: Sequence[KVCacheBlock]) -> int:
         """How many tokens a hit covers: it has a block of every group for each block of tokens."""
