@@ -69,7 +69,7 @@ def test_a_prompt_whose_logprobs_are_told_shares_no_cache(tokenizer: Tokenizer) 
     assert len({None, first.cache_salt, second.cache_salt}) == 3
     on_gpu = msgspec.structs.replace(READY, prompt_logprobs=False)
     processor = InputProcessor(tokenizer, on_gpu, GenerationDefaults())
-    with pytest.raises(RequestError, match="prompt_logprobs is not supported on GPUs"):
+    with pytest.raises(RequestError, match="needs native code of the model on a GPU"):
         processor.process("r", [1], told, arrival_time=1.0)
     fetched = RequestContext(kv_transfer=RemotePrefix("opens it", 32, "10.0.0.1", 5600))
     with pytest.raises(RequestError, match="cannot be combined with kv_transfer_params"):

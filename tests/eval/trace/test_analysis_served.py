@@ -79,7 +79,7 @@ def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Served:
         beginning = "The tests of the parser fail. " * 20
         with ThreadPoolExecutor(3) as threads:
             prompts = [f"{beginning} Look at file {number}. " * 2 for number in range(3)]
-            list(threads.map(lambda text: ask(server.url, "side-by-side", text, max_tokens=64), prompts))
+            list(threads.map(lambda text: ask(server.url, "side-by-side", text, max_tokens=200), prompts))
         ask(server.url, "parted", beginning * 2 + "First this.")
         ask(server.url, "parted", beginning + "Something else now. " * 40)
         body = {
