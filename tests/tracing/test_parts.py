@@ -151,7 +151,7 @@ def test_killed_at_any_byte(tmp_path: Path, name: str) -> None:
     expected: list[TraceEvent] = [HEADER, *events]
     assert list(read_trace(path)) == expected
     draw = random.Random(1)
-    lengths = sorted({len(whole) - 1, *draw.sample(range(700, len(whole)), 60)})
+    lengths = sorted({len(whole) - 1, *draw.sample(range(800, len(whole)), 60)})
     for length in lengths:
         path.write_bytes(whole[:length])
         report = TraceReport()
