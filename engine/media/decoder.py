@@ -17,11 +17,10 @@ from engine.media.decoder_process import (
     TIME_LIMIT_S,
     Decoded,
     DecodeOrder,
-    read_message,
-    write_message,
 )
 from engine.media.limits import PictureFault, PixelsFailure
 from engine.media.picture import PictureModel
+from engine.process.limited_child import read_message, write_message
 from engine.process.spawn import spawn_command
 
 _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG")

@@ -6,24 +6,19 @@ from __future__ import annotations
 
 import resource
 import signal
-import struct
 import sys
-from pathlib import Path
-from typing import IO
 
 import msgspec
 
 from engine.media.limits import PictureFault
 from engine.media.picture import PictureModel
+from engine.process.limited_child import limit_memory, read_message, write_message
 
 TIME_LIMIT_S = 10.0
 """The most CPU seconds for one picture."""
 MEMORY_LIMIT_BYTES = 3 * 2**29
 """The most memory beyond what the process takes before the first picture: the largest one that is decoded
 takes 64 million pixels of four bytes, several times."""
-
-_LENGTH = struct.Struct(">I")
-_STATM = Path("/proc/self/statm")
 
 
 class DecodeOrder(msgspec.Struct, array_like=True):
@@ -45,24 +40,6 @@ class Decoded(msgspec.Struct, array_like=True, omit_defaults=True):
     """What went wrong here, such as a full disk."""
 
 
-def write_message(stream: IO[bytes], message: msgspec.Struct) -> None:
-    """Writes a message behind its length."""
-    payload = msgspec.msgpack.encode(message)
-    stream.write(_LENGTH.pack(len(payload)))
-    stream.write(payload)
-    stream.flush()
-
-
-def read_message(stream: IO[bytes]) -> bytes | None:
-    """The next message; None at the end."""
-    header = stream.read(_LENGTH.size)
-    if len(header) < _LENGTH.size:
-        return None
-    (length,) = _LENGTH.unpack(header)
-    payload = stream.read(length)
-    return payload if len(payload) == length else None
-
-
 def main() -> None:
     """Decodes what comes on standard input until it ends."""
     from engine.media.decoding import decode
@@ -75,7 +52,8 @@ def main() -> None:
         except OSError as error:
             return Decoded(failure=f"{error.strerror}: {order.path}")
 
-    _limit_memory()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_memory(MEMORY_LIMIT_BYTES)
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     while (order := read_message(stdin)) is not None:
         # The default action of the signal ends the process, whatever the decoder is doing.
@@ -83,10 +61,3 @@ def main() -> None:
         decoded = answer(msgspec.msgpack.decode(order, type=DecodeOrder))
         signal.setitimer(signal.ITIMER_PROF, 0)
         write_message(stdout, decoded)
-
-
-def _limit_memory() -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if _STATM.exists():
-        used = int(_STATM.read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_LIMIT_BYTES,) * 2)

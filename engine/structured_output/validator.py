@@ -4,20 +4,17 @@ the middle."""
 
 from __future__ import annotations
 
-import resource
 import signal
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from pathlib import Path
-from typing import IO
 
 import msgspec
 
 from engine.errors import RequestError
+from engine.process.limited_child import limit_memory, read_message, write_message
 from engine.structured_output.backend import GrammarBackend, TokenTable
 from engine.structured_output.enforceable import enforceable, without_lenient_schemas
 from engine.structured_output.future_cache import FutureCache
@@ -29,9 +26,6 @@ MEMORY_LIMIT_BYTES = 2**30
 """Maximum memory beyond what the process takes before the first grammar."""
 MAX_REMEMBERED = 256
 """Most verdicts that are cached."""
-
-_LENGTH = struct.Struct(">I")
-_STATM = Path("/proc/self/statm")
 
 
 class Verdict(msgspec.Struct):
@@ -108,27 +102,11 @@ def _ask(process: subprocess.Popen[bytes], question: msgspec.Struct) -> Verdict 
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        _write(process.stdin, question)
-        answer = _read(process.stdout)
+        write_message(process.stdin, question)
+        answer = read_message(process.stdout)
     except BrokenPipeError:
         return None
     return None if answer is None else msgspec.msgpack.decode(answer, type=Verdict)
-
-
-def _write(stream: IO[bytes], message: msgspec.Struct) -> None:
-    payload = msgspec.msgpack.encode(message)
-    stream.write(_LENGTH.pack(len(payload)) + payload)
-    stream.flush()
-
-
-def _read(stream: IO[bytes]) -> bytes | None:
-    """The next message; None at the end."""
-    header = stream.read(_LENGTH.size)
-    if len(header) < _LENGTH.size:
-        return None
-    (length,) = _LENGTH.unpack(header)
-    payload = stream.read(length)
-    return payload if len(payload) == length else None
 
 
 # ---- in the process ----
@@ -140,23 +118,23 @@ def main() -> None:
     """Validate what comes on standard input until it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes: the parent decides
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
-    tokens = _read(stdin)
+    tokens = read_message(stdin)
     if tokens is None:
         return
     try:
         backend = GrammarBackend(msgspec.msgpack.decode(tokens, type=TokenTable))
     except RequestError as error:
-        _write(stdout, Verdict(str(error), error.field))
+        write_message(stdout, Verdict(str(error), error.field))
         return
-    _write(stdout, Verdict())
-    _limit_memory()
-    while (question := _read(stdin)) is not None:
+    write_message(stdout, Verdict())
+    limit_memory(MEMORY_LIMIT_BYTES)
+    while (question := read_message(stdin)) is not None:
         params = msgspec.msgpack.decode(question, type=StructuredOutputsParams)
         # The default action of the signal ends the process, whatever the library is doing.
         signal.setitimer(signal.ITIMER_PROF, TIME_LIMIT_S)
         verdict = _verdict(backend, params)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        _write(stdout, verdict)
+        write_message(stdout, verdict)
 
 
 def _verdict(backend: GrammarBackend, params: StructuredOutputsParams) -> Verdict:
@@ -165,9 +143,3 @@ def _verdict(backend: GrammarBackend, params: StructuredOutputsParams) -> Verdic
     except RequestError as error:
         return Verdict(str(error), error.field)
     return Verdict(enforced=None if enforced == params else enforced)
-
-
-def _limit_memory() -> None:
-    if _STATM.exists():
-        used = int(_STATM.read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_LIMIT_BYTES,) * 2)
