@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,6 @@ from tests.pictures.reference import PictureReference
 
 pytestmark = pytest.mark.slow
 
-SHARED_MEMORY = Path("/dev/shm")
 CALL = {"id": "call_0", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 
 
@@ -38,12 +38,21 @@ def folder(picture_folders: PictureFolders) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Server]:
-    before = set(SHARED_MEMORY.glob("continuum-pictures-*"))
     with running_server(folder, "--num-gpu-blocks-override", "1200") as running:
         yield running
-        assert len(set(SHARED_MEMORY.glob("continuum-pictures-*")) - before) == 1
+        (own,) = folders_of(running)
         assert running.interrupt() == 0
-    assert set(SHARED_MEMORY.glob("continuum-pictures-*")) <= before
+    assert not own.exists()
+
+
+def folders_of(server: Server) -> set[Path]:
+    """Where this server keeps pixels, in shared memory or where there is none among temporary files: it has a
+    file of each folder open."""
+    found = set()
+    for descriptor in Path(f"/proc/{server.process.pid}/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            found.add(Path(os.readlink(descriptor)).parent)
+    return {path for path in found if path.name.startswith("continuum-pictures-")}
 
 
 def user(*content: Any) -> dict[str, Any]:
