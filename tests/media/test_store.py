@@ -51,7 +51,7 @@ def test_the_next_turn_decodes_only_what_is_new(store: PictureStore) -> None:
 
 
 def test_pixels_are_in_a_private_file_that_the_end_removes() -> None:
-    store = PictureStore(SMALL, max_idle_bytes=SIZE)
+    store = PictureStore(SMALL, max_idle_bytes=SIZE, max_held_bytes=SIZE)  # room for it is anywhere
     picture = get(store, png(), store.lease())
     folder = folder_of(picture)
     assert folder.stat().st_mode & 0o777 == 0o700
