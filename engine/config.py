@@ -261,6 +261,9 @@ class SchedulerConfig:
         at_least("max_num_seqs", self.max_num_seqs, 1)
         at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
         at_least("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
+        for name in ("max_num_encoder_input_tokens", "encoder_cache_size"):
+            if (size := getattr(self, name)) is not None:
+                at_least(name, size, 1)
         at_least("stream_interval", self.stream_interval, 1)
 
 

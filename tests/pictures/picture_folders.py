@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from engine.media.picture import PictureModel, Pixels
 from engine.messages import MediaSpan
+from tests.media.templates import PLAIN
 from tests.worker.loading.multimodal_folders import class_of, random_weights
 
 Picture = npt.NDArray[np.uint8]
@@ -108,28 +109,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 """By model type."""
 
-TEMPLATE = """\
-{%- for message in messages %}
-{{- '<|im_start|>' + message.role + '\n' }}
-{%- if message.content is string %}
-{{- message.content }}
-{%- else %}
-{%- for part in message.content %}
-{%- if part.type == 'image' or 'image' in part or 'image_url' in part %}
-{{- '<|vision_start|><|image_pad|><|vision_end|>' }}
-{%- elif 'text' in part %}
-{{- part.text }}
-{%- endif %}
-{%- endfor %}
-{%- endif %}
-{{- '<|im_end|>\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<|im_start|>assistant\n' }}
-{%- endif %}
-"""
-"""Does with pictures what the published templates of Qwen's models do."""
-
 
 def make_picture_folder(
     to: Path, model_type: str, tokenizer_of: Path, *, dtype: str = "float32", max_pixels: int = 64 * FACTOR**2
@@ -139,9 +118,9 @@ def make_picture_folder(
     has_rows = model_type in ("mistral3", "llava")
     tokens = ROW_TOKENS if has_rows else TOKENS
     tokenizer.add_tokens([AddedToken(token, special=True) for token in tokens])
-    tokenizer.chat_template = TEMPLATE
+    tokenizer.chat_template = PLAIN
     if has_rows:
-        tokenizer.chat_template = TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "[IMG]")
+        tokenizer.chat_template = PLAIN.replace("<|vision_start|><|image_pad|><|vision_end|>", "[IMG]")
     id_of = tokenizer.convert_tokens_to_ids
     ids = (
         {"image_token_id": id_of("[IMG]")}

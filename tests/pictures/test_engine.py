@@ -89,6 +89,26 @@ def test_requests_of_one_step_share_an_output(
 
 
 @pytest.mark.slow
+def test_sizes_of_the_encoder_are_as_they_are_set(
+    picture_folders: PictureFolders, tmp_path: Path, encoded: list[int]
+) -> None:
+    """Two pictures of twelve tokens: a step encodes one of them, and only one is kept."""
+    sizes = {"encoder_cache_size": 12, "max_num_encoder_input_tokens": 12, "max_pixels": 12 * FACTOR**2}
+    other = picture(4, 3, 8)
+    with picture_engine(
+        picture_folders("qwen2_vl"), tmp_path, enable_prefix_caching=False, **sizes
+    ) as engine:
+        first = engine.ask(engine.prompt(5, A, 3, other, 2))
+        assert encoded == [1, 1]
+        assert tokens_of(engine.ask(engine.prompt(5, A, 3, other, 2))) == tokens_of(first)
+        assert encoded == [1, 1, 1, 1]
+    with picture_engine(picture_folders("qwen2_vl"), tmp_path, enable_prefix_caching=False) as engine:
+        assert tokens_of(engine.ask(engine.prompt(5, A, 3, other, 2))) == tokens_of(first)
+        engine.ask(engine.prompt(5, A, 3, other, 2))
+        assert encoded == [1, 1, 1, 1, 2]
+
+
+@pytest.mark.slow
 def test_pixels_that_are_gone_end_their_request_alone(
     picture_folders: PictureFolders, tmp_path: Path
 ) -> None:
@@ -195,6 +215,12 @@ def test_it_sleeps_and_takes_other_weights(
         ({"max_pixels": 63}, ConfigError, "64 <= min_pixels <= max_pixels"),
         ({"min_pixels": 6400, "max_pixels": 640}, ConfigError, "got 6400 and 640"),
         ({"max_pictures": -1}, ConfigError, "max_pictures must be at least 0"),
+        ({"encoder_cache_size": 0}, ConfigError, "encoder_cache_size must be at least 1"),
+        (
+            {"max_num_encoder_input_tokens": -5},
+            ConfigError,
+            "encoder_input_tokens must be at least 1",
+        ),
     ],
 )
 def test_limits_are_checked(

@@ -126,7 +126,7 @@ class CPUBackend:
         self._model_runner.use_model(None)
         self._loaded = loaded
         if self._pictures is not None:
-            self._pictures.use(None if loaded is None else (loaded.tower, loaded.model))
+            self._pictures.use(*((None, None) if loaded is None else (loaded.tower, loaded.model)))
         if loaded is not None:
             if self._adapters is not None:
                 self._adapters.attach(loaded.model)

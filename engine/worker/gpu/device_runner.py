@@ -19,12 +19,13 @@ from engine.core.outputs import (
     TokenMasks,
 )
 from engine.messages import TokenLogprobs
-from engine.row_failures import GRAMMAR_LEFT, NOT_NUMBERS, NOTHING_ALLOWED, PICTURE_LOST
+from engine.row_failures import GRAMMAR_LEFT, NOT_NUMBERS, NOTHING_ALLOWED
 from engine.worker.gpu.device_batch import DeviceBatch, DeviceStep
 from engine.worker.gpu.device_sampler import DeviceSampler, Logprobs
 from engine.worker.gpu.forward import Forward
 from engine.worker.gpu.streams import DeviceStreams, Mark
 from engine.worker.kv_tiers.host_pool import HostTransfers, with_reports
+from engine.worker.pictures.step_pictures import without
 from engine.worker.sampler import TokenBitmask
 from engine.worker.verification import Verified
 
@@ -196,10 +197,8 @@ class StepInFlight:
             sampled[seqs[sample]].append(token_ids[sample])
         logprobs = _logprobs(step, fetched.logprobs, taken)
         failed = _failed(self.plan, step, fetched.scores, taken)
-        failed |= dict.fromkeys(self.lost, PICTURE_LOST)
-        for seq, req_id in enumerate(step.req_ids if self.lost else ()):
-            sampled[seq] = sampled[seq] or [0] * (req_id in self.lost)
-        return ModelRunnerOutput(step.req_ids, sampled, logprobs, failed=failed, prompt_logprobs=self.told)
+        result = ModelRunnerOutput(step.req_ids, sampled, logprobs, failed=failed, prompt_logprobs=self.told)
+        return without(self.lost, result)
 
 
 def _forbidden(masks: TokenMasks, step: DeviceStep) -> TokenBitmask | None:

@@ -176,7 +176,7 @@ class Decoder(nn.Module):
         self.has_fused_experts = False
         """Whether the checkpoint has the experts of a layer in one tensor."""
         self.is_headless = False
-        """Whether it returns what its head would read, in place of logits; the head is then tied."""
+        """Whether it returns what its head would read, in place of logits."""
         self.pictures: PlacedPictures | None = None
         """What the next step reads in place of pictures' tokens."""
 

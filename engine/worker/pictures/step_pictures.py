@@ -16,6 +16,7 @@ from engine.core.outputs import ModelRunnerOutput, NewRequestData, SchedulerOutp
 from engine.messages import MediaSpan
 from engine.row_failures import PICTURE_LOST
 from engine.worker.attention.backend import IntArray
+from engine.worker.models.base import CausalModel
 from engine.worker.models.decoder import Decoder
 from engine.worker.models.placed_pictures import PlacedPictures
 from engine.worker.models.rotary import have_axes
@@ -65,13 +66,12 @@ class StepPictures:
         self._lost: set[str] = set()
         """Requests of this step with such a picture."""
 
-    def use(self, loaded: tuple[object, object] | None) -> None:
+    def use(self, tower: VisionTower | None, decoder: CausalModel | None) -> None:
         """Go on with another tower and its decoder, of the same kind; None: there is no step before the next
         call. What was encoded is forgotten, as the scheduler does."""
+        assert decoder is None or isinstance(decoder, Decoder), "load_tower() refuses others"
         self._outputs.clear()
-        tower, decoder = loaded or (None, None)
-        self._tower = tower if isinstance(tower, VisionTower) else None
-        self._decoder = decoder if isinstance(decoder, Decoder) else None
+        self._tower, self._decoder = tower, decoder
 
     @property
     def _encoder(self) -> VisionTower:
