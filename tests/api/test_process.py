@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import httpx
 import pytest
 
+from engine.api.config import ServerConfig
+from engine.api.processes.listener import begin_listening, bound_socket
+from engine.errors import EngineError
 from eval.cli.main import main
 from tests.api.server import Server, is_alive, running_server
+from tests.processes.event_subscriber import free_ports
 
 ENDLESS = {"prompt": "a", "max_tokens": 30_000, "ignore_eos": True, "stream": True}
 FLAGS = ("--num-gpu-blocks-override", "2100", "--max-model-len", "32768", "--scheduling-policy", "fcfs")
@@ -118,6 +125,67 @@ def test_a_port_in_use_is_one_sentence(capsys: pytest.CaptureFixture[str], tmp_p
         line = start_up_error(capsys, str(tmp_path), "--host", "127.0.0.1", "--port", str(port))
     assert f"127.0.0.1:{port}" in line
     assert "in use" in line
+
+
+def bound(port: int) -> socket.socket:
+    """The socket of a server that is still loading its model."""
+    return bound_socket(ServerConfig(served_model_names=("tiny",), host="127.0.0.1", port=port))
+
+
+@pytest.mark.parametrize("chosen", [False, True], ids=["by the system", "by the user"])
+def test_a_port_is_kept_while_the_model_loads(chosen: bool) -> None:
+    """Neither a second server nor any other listener can take it, whoever chose it."""
+    port = free_ports(1)[0] if chosen else 0
+    with bound(port) as sock:
+        port = sock.getsockname()[1]
+        with pytest.raises(EngineError, match=f"127.0.0.1:{port}: Address already in use"):
+            bound(port)
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server(("127.0.0.1", port))
+
+
+def test_a_port_can_be_had_again_while_its_connections_end() -> None:
+    """A server that is started again need not wait for the system to forget the last one."""
+    with bound(0) as sock:
+        begin_listening(ServerConfig(served_model_names=("tiny",)), sock, 1)
+        port = sock.getsockname()[1]
+        asking = socket.create_connection(("127.0.0.1", port))
+        answering, _ = sock.accept()
+    with asking, answering:
+        answering.close()  # this side first: it is the one that waits
+        assert asking.recv(1) == b""
+    with bound(port) as again:
+        begin_listening(ServerConfig(served_model_names=("tiny",)), again, 1)
+
+
+STOLEN = """
+import socket, sys
+from engine.api.processes import server
+from eval.cli.main import main
+
+ours = socket.socket()
+ours.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+ours.bind(("127.0.0.1", 0))
+theirs = socket.create_server(ours.getsockname())
+server.bound_socket = lambda config: ours
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", ["1", "2"])
+def test_why_a_server_cannot_listen(long_model: Path, count: str) -> None:
+    """It says what the system says, whatever the event loop makes of it."""
+    flags = ("--host", "127.0.0.1", "--port", "0", "--api-server-count", count)
+    done = subprocess.run(
+        [sys.executable, "-c", STOLEN, "serve", str(long_model), *FLAGS, *flags],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    said = r"Cannot listen on 127\.0\.0\.1:[1-9]\d+: Address already in use\."
+    assert re.search(said, done.stderr.splitlines()[-1])
 
 
 @pytest.mark.slow

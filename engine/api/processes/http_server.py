@@ -16,7 +16,7 @@ import uvicorn
 from engine.api.app import create_app
 from engine.api.config import ServerConfig
 from engine.api.http.http_config import allow_open_files, http_config
-from engine.api.processes.listener import cannot_listen
+from engine.api.processes.listener import begin_listening
 from engine.api.processes.server_group import ServerGroup
 from engine.api.served_model import ServedModel
 from engine.frontend.async_llm import AsyncLLM
@@ -36,12 +36,19 @@ BACKLOG = 2048
 class _Uvicorn(uvicorn.Server):
     """uvicorn with other signal handlers: its own would kill the process after a clean stop."""
 
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], object]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, listen: Callable[[], object], on_ready: Callable[[], object]
+    ) -> None:
         super().__init__(config)
+        self._listen = listen
         self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._listen()  # uvloop would keep the error to itself, and close the socket
         await super().startup(sockets)
+        # It accepts as many connections at once as its backlog. With several processes that is one, so that
+        # an idle process accepts before a busy one; the kernel lets more wait all the same.
+        self._listen()
         self._on_ready()
 
     @contextlib.contextmanager
@@ -76,7 +83,6 @@ class HttpServer:
         self._engine = engine
         self._sock = sock
         self._siblings = siblings
-        self._on_ready = on_ready
         self._on_death = on_death
         # Ctrl-C in a terminal reaches all processes: where there are several, their parent handles it.
         self._stop_signals = (signal.SIGINT, signal.SIGTERM) if siblings.count == 1 else (signal.SIGTERM,)
@@ -89,7 +95,8 @@ class HttpServer:
                 shutdown_timeout_s=config.shutdown_grace_s + FORCED_END_S,
                 backlog=BACKLOG if siblings.count == 1 else 1,
             ),
-            self._listening,
+            lambda: begin_listening(config, sock, BACKLOG),
+            on_ready,
         )
 
     def run(self) -> int:
@@ -120,12 +127,6 @@ class HttpServer:
             task.cancel()
         return 1 if self._engine.errored else 0
 
-    def _listening(self) -> None:
-        # asyncio accepts as many connections at once as its backlog. With several processes that is one, so
-        # that an idle process accepts before a busy one; the kernel lets more wait all the same.
-        self._sock.listen(BACKLOG)
-        self._on_ready()
-
     def _on_signal(self) -> None:
         if self._stop.is_set():
             self._http.force_exit = True  # asked twice: stop at once
@@ -144,7 +145,7 @@ class HttpServer:
     async def _end(self, serving: asyncio.Task[None]) -> None:
         """Answers new requests with 503, lets running ones finish within the grace period, then
         ends them."""
-        if self._siblings.others_go_on:
+        if self._siblings.others_go_on and not serving.done():
             await self._leave_to_others()
         drained = asyncio.create_task(self._model.admission.drain())
         await asyncio.wait(
@@ -153,7 +154,4 @@ class HttpServer:
         drained.cancel()
         self._http.should_exit = True
         await self._model.end_all()
-        try:
-            await serving
-        except OSError as error:  # another server began to listen while our model was loading
-            raise cannot_listen(self._config, error) from error
+        await serving

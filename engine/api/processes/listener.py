@@ -12,7 +12,9 @@ from engine.errors import EngineError
 
 def bound_socket(config: ServerConfig) -> socket.socket:
     """Binds the socket before the model is loaded, which may take minutes, so that a port in use
-    is reported at once. It does not listen yet: probes are refused until the server is ready."""
+    is reported at once. It does not listen yet: probes are refused until the server is ready.
+
+    Nobody else can bind the port meanwhile."""
     # asyncio sends at once only on sockets that say they are TCP: else a first token waits 40 ms for the
     # acknowledgement of the headers.
     protocol = 0 if config.uds is not None else socket.IPPROTO_TCP
@@ -24,10 +26,23 @@ def bound_socket(config: ServerConfig) -> socket.socket:
         else:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind((config.host or "", config.port))
+            # Until one of them listens, all sockets with the option may have the same port.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     except OSError as error:
         sock.close()
-        raise cannot_listen(config, error) from error
+        raise _cannot_listen(config, config.port, error) from error
     return sock
+
+
+def begin_listening(config: ServerConfig, sock: socket.socket, backlog: int) -> None:
+    """Lets up to ``backlog`` connections wait to be accepted. May be called again."""
+    try:
+        # Connections inherit it: while the last ones end, the next server can have the port.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.listen(backlog)
+    except OSError as error:
+        port = config.port if config.uds is not None else sock.getsockname()[1]
+        raise _cannot_listen(config, port, error) from error
 
 
 def inherited_socket(config: ServerConfig, fileno: int) -> socket.socket:
@@ -46,8 +61,8 @@ def address_of(config: ServerConfig, sock: socket.socket) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def cannot_listen(config: ServerConfig, error: OSError) -> EngineError:
-    where = config.uds or f"{config.host or '0.0.0.0'}:{config.port}"
+def _cannot_listen(config: ServerConfig, port: int, error: OSError) -> EngineError:
+    where = config.uds or f"{config.host or '0.0.0.0'}:{port}"
     return EngineError(f"Cannot listen on {where}: {error.strerror or error}.")
 
 
