@@ -248,6 +248,8 @@ class SchedulerConfig:
     """Most tokens of pictures that are encoded in a step, one picture's at least; None: the token budget."""
     encoder_cache_size: int | None = None
     """Tokens of pictures whose encoder outputs are kept, one picture's at least; None: the token budget."""
+    disable_chunked_mm_input: bool = False
+    """Cut a step before a picture that does not fit whole, unless the step begins with it."""
     max_loras: int | None = None
     """Most adapters of running requests; None: requests have none."""
     stream_interval: int = 1

@@ -47,6 +47,7 @@ REASONS: dict[str, str] = {
     "--limit-mm-per-prompt": "V1's; how many pictures fit depends on the model's context and the agents.",
     "--mm-processor-kwargs": "V1's; how fine pictures are read is a matter of tokens, thus of money.",
     "--language-model-only": "V1's; what operators type who serve such a model as text.",
+    "--disable-chunked-mm-input": "V1's; whether pictures are cut between steps changes who waits for whom.",
     "--router": "Whoever compares with V1's balancer needs both in one server.",
 }
 """Flags beyond the cap, each with why no config record's default, nor an existing flag, would do."""

@@ -78,6 +78,8 @@ class TraceHeader(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """Embeddings of pictures that are kept; 0: the model reads no pictures."""
     max_encoder_input_tokens: int = 0
     """Most embeddings of pictures that a step computes."""
+    disable_chunked_mm_input: bool = False
+    """Whether a step is cut before a picture that does not fit whole."""
     max_num_batched_tokens: int = 0
     """Token budget of a step."""
     enable_chunked_prefill: bool = True

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -21,6 +21,7 @@ from engine.api.http.json_limits import check_json
 from engine.api.http.surrogates import without_lone_surrogates
 from engine.api.identity import owner_of
 from engine.api.served_model import ServedModel
+from engine.api.unsupported import refuse_unsupported
 from engine.errors import RequestError
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -96,7 +97,20 @@ def parse_body(kind: type[Body], body: bytes) -> Body:
     )  # which a parser may ignore (RFC 8259, 8.1), and Windows likes to write
     body = without_lone_surrogates(body)
     check_json(body)
-    return kind.model_validate_json(body)
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        _refuse_stand_ins(kind, error)
+        raise
+
+
+def _refuse_stand_ins(kind: type[BaseModel], error: ValidationError) -> None:
+    """Raises RequestError if an unsupported field is given where a required one is missing."""
+    for fault in error.errors(include_url=False, include_context=False):
+        given = fault["input"]
+        if fault["type"] == "missing" and len(fault["loc"]) == 1 and isinstance(given, dict):
+            known = kind.model_fields
+            refuse_unsupported({name: value for name, value in given.items() if name not in known})
 
 
 async def read_body(request: Request, kind: type[Body]) -> Body:

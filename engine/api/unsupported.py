@@ -44,6 +44,16 @@ _UNKNOWN: Mapping[str, tuple[object, ...]] = {
 }
 """Fields without a counterpart here, with their neutral values besides empty ones."""
 
+_TEXTS_ONLY = "a prompt is a text, token ids, or messages, which may hold pictures"
+_INSTEAD = {
+    **dict.fromkeys(("prompt_embeds", "input_embeds", "image_data", "audio_data", "video_data"), _TEXTS_ONLY),
+    **dict.fromkeys(
+        ("logits_processors", "custom_logit_processor"),
+        "use logit_bias, allowed_token_ids, bad_words or structured_outputs",
+    ),
+}
+"""What some of them ask for can be had by other fields."""
+
 _ALWAYS = frozenset(("web_search_options", "audio"))
 """Fields that have an effect even if empty."""
 
@@ -63,4 +73,5 @@ def refuse_unsupported(fields: Mapping[str, object]) -> None:
         if name in _OTHER_NAMES and not (name == "function_call" and value in ("none", "auto")):
             raise RequestError(f"{name} is not a field of this server; use {_OTHER_NAMES[name]}.", name)
         if name in _UNKNOWN and value not in _UNKNOWN[name]:
-            raise RequestError(f"{name} is not supported.", name)
+            instead = _INSTEAD.get(name)
+            raise RequestError(f"{name} is not supported{'' if instead is None else ': ' + instead}.", name)

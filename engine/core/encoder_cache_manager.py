@@ -33,10 +33,12 @@ class _Output:
 class EncoderCacheManager:
     """The outputs of one worker's encoder, by the content hash of their pictures."""
 
-    def __init__(self, cache_size: int = 0, step_size: int = 0) -> None:
+    def __init__(self, cache_size: int = 0, step_size: int = 0, *, whole_pictures: bool = False) -> None:
         """``cache_size``: room for outputs. ``step_size``: the most that a step computes. Both in embeddings,
-        and at least one picture's; 0 for a model that reads none."""
+        and at least one picture's; 0 for a model that reads none. ``whole_pictures``: a step is cut before a
+        picture of which it could have only some tokens, unless it begins there."""
         self.cache_size, self.step_size = cache_size, step_size
+        self.whole_pictures = whole_pictures
         self._outputs: dict[str, _Output] = {}
         self._idle: dict[str, None] = {}
         """Outputs without uses, the longest idle first."""
@@ -62,14 +64,18 @@ class EncoderCacheManager:
 
     def cut(self, request: Request, start: int, num_tokens: int) -> int:
         """How many of ``num_tokens`` tokens from ``start`` on a step may compute: those before the first
-        picture for which budget or room are short. Changes nothing."""
+        picture for which budget or room are short, or tokens, if pictures go whole. Changes nothing."""
         room, budget = self._num_free + self._num_idle, self._budget
         seen = set[str]()
         for span in request.media:
-            if span.end <= start or span.content_hash in seen:
+            if span.end <= start:
                 continue
             if span.offset >= start + num_tokens:
                 break
+            if self.whole_pictures and start < span.offset and start + num_tokens < span.end:
+                return span.offset - start
+            if span.content_hash in seen:
+                continue
             seen.add(span.content_hash)
             output = self._outputs.get(span.content_hash)
             if output is not None and output.uses:

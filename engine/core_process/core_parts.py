@@ -126,10 +126,18 @@ def make_scheduler(
 
 
 def _encoder_cache(config: EngineConfig, pictures: PictureModel) -> EncoderCacheManager:
-    """As large as the largest picture at least, as V1's ``compute_encoder_budget``."""
+    """As large as the largest picture at least, as V1's ``compute_encoder_budget``. ConfigError if that must
+    be whole in a step, and is larger."""
+    whole, most = config.scheduler.disable_chunked_mm_input, config.scheduler.max_num_batched_tokens
+    if whole and most < pictures.max_tokens:
+        raise ConfigError(
+            f"disable_chunked_mm_input needs max_num_batched_tokens of at least {pictures.max_tokens}, the "
+            f"tokens of the largest picture (max_pixels), got {most}."
+        )
     budget = config.scheduler.max_num_encoder_input_tokens or config.scheduler.max_num_batched_tokens
     size = config.scheduler.encoder_cache_size or config.scheduler.max_num_batched_tokens
-    return EncoderCacheManager(max(size, pictures.max_tokens), max(budget, pictures.max_tokens))
+    sizes = max(size, pictures.max_tokens), max(budget, pictures.max_tokens)
+    return EncoderCacheManager(*sizes, whole_pictures=whole)
 
 
 def _caches_prefixes(config: EngineConfig, info: ModelInfo) -> bool:

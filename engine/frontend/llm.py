@@ -23,6 +23,7 @@ from engine.errors import ConfigError, RequestError
 from engine.executor import ExecutorFactory
 from engine.frontend.beam_search import BeamSearchOutput, BeamSearchParams, search_beams
 from engine.frontend.llm_engine import LLMEngine
+from engine.frontend.options_of_v1 import why_not
 from engine.frontend.picture_inputs import PictureInputs
 from engine.frontend.pooling_methods import PoolingMethods
 from engine.frontend.prompts import GivenPrompt, Prompt, PromptInput, as_inputs, as_prompts
@@ -78,7 +79,8 @@ def engine_config(model: str, **options: Any) -> EngineConfig:
     known += ["speculative_config", "kv_events_config", "kv_transfer_config"]
     for option, value in options.items():
         if option not in owner or option == "model":
-            raise ConfigError(f"Unknown option {option!r}; choose from {', '.join(sorted(known))}.")
+            unknown = f"Unknown option {option!r}; choose from {', '.join(sorted(known))}."
+            raise ConfigError(why_not(option) or unknown)
         taken[owner[option]][option] = value
     return EngineConfig(
         model=ModelConfig(model=model, **taken["model"]),

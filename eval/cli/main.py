@@ -17,6 +17,7 @@ from eval.cli import interrupts  # first: from here on Ctrl-C leaves no tracebac
 from continuum.config import ContinuumConfig
 from engine.core.policy import PolicyFactory, fcfs, priority
 from engine.errors import ConfigError, EngineError
+from engine.frontend.options_of_v1 import why_not
 from engine.version import package_version
 from eval.cli.help_text import HelpFormatter, ServeHelp, ServeHelpFormatter
 from eval.cli.serve_args import continuum_config, engine_config, named_by_flag, server_config
@@ -102,13 +103,20 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    """The parsed command line. SystemExit after ``--help`` and for wrong options."""
+    """The parsed command line. SystemExit after ``--help`` and for wrong options, ConfigError for V1's."""
+    parser = _parser(arguments)
     try:
-        return _parser(arguments).parse_args(arguments, argparse.Namespace(given=arguments))
+        args, unknown = parser.parse_known_args(arguments, argparse.Namespace(given=arguments))
+        for word in unknown:
+            if reason := why_not(word):
+                raise ConfigError(reason)
+        if unknown:
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     except SystemExit:
         if sys.stdout is not None:
             sys.stdout.flush()
         raise
+    return args
 
 
 def _require_output(args: argparse.Namespace) -> None:

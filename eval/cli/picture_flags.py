@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from engine.config import ModelConfig
+from engine.config import ModelConfig, SchedulerConfig
 from engine.media.config import MediaConfig, picture_limits
 from eval.cli.flag_group import FlagGroup, defaults_of
 
 
 def add_picture_flags(parser: argparse.ArgumentParser) -> None:
     """Where pictures may come from, and how many and how large they may be."""
-    group = FlagGroup(parser, "pictures", MediaConfig)
+    group = FlagGroup(parser, "pictures", MediaConfig, SchedulerConfig)
     group.add_names(
         "allowed_media_domains",
         "Hosts that pictures at http and https URLs may be fetched from, each in full; one with a private "
@@ -40,6 +40,11 @@ def add_picture_flags(parser: argparse.ArgumentParser) -> None:
         "--language-model-only",
         action="store_true",
         help="Serve only the text part of a model that reads pictures, as a limit of 0 does",
+    )
+    group.add_switch(
+        "disable_chunked_mm_input",
+        "Cut a step before a picture that does not fit whole into what is left of it, unless the step begins "
+        "with the picture; needs --max-num-batched-tokens of the largest picture",
     )
 
 

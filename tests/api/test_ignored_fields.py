@@ -29,6 +29,9 @@ EVERYWHERE: list[Body] = [
     {"repeat_penalty": 1.2},
     {"plugins": [{"id": "web"}]},
     {"thinking_budget": 100},
+    {"prompt_embeds": "gASVAAAA"},
+    {"logits_processors": ["module.Processor"]},
+    {"custom_logit_processor": "gASVAAAA"},
 ]
 OF_ONE: list[tuple[str, Body]] = [
     ("/v1/chat/completions", {"function_call": {"name": "f"}}),
@@ -62,6 +65,14 @@ def test_what_would_change_the_result_is_refused(http: httpx.Client, path: str, 
     assert answer.status_code == 400, answer.text
     [name] = fields
     assert answer.json()["error"]["message"].startswith(name)
+
+
+def test_what_stands_in_the_place_of_a_required_field_is_named(http: httpx.Client) -> None:
+    """Not the field that is missing because of it."""
+    answer = http.post("/v1/completions", json={"prompt_embeds": "gASVAAAA", "max_tokens": 1})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "prompt_embeds"
+    assert "a prompt is a text, token ids" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", BASES)

@@ -149,10 +149,11 @@ class EngineRoom:
         """Requests whose next logits are no numbers."""
         self.last_plan: SchedulerOutput | None = None
 
-    def read_pictures(self, cache_size: int, step_size: int) -> None:
+    def read_pictures(self, cache_size: int, step_size: int, whole: bool = False) -> None:
         """The model reads pictures; before the first step."""
-        self._untraced.encoder = EncoderCacheManager(cache_size, step_size)
+        self._untraced.encoder = EncoderCacheManager(cache_size, step_size, whole_pictures=whole)
         self.pictures = WorkerPictures(self._untraced.encoder)
+        self.pictures.may_not_cut = whole and self._untraced.kv.states is None
 
     @property
     def scheduler(self) -> Scheduler | TracedScheduler:

@@ -211,7 +211,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         disk=st.sampled_from([None, None, *DISKS]),
         num_states=st.sampled_from([0, 0, 0, 4, 6, 30]),
         draft_fates=st.sampled_from(DRAFT_FATES),
-        encoder_sizes=st.sampled_from([(), (9, 9), (12, 9), (40, 12), (12, 40)]),
+        encoder=st.sampled_from([(), (9, 9), (9, 9, True), (12, 9), (40, 12, True), (40, 12), (12, 40)]),
     )
     def start(
         self,
@@ -228,7 +228,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         disk: DiskLevel | None,
         num_states: int,
         draft_fates: list[tuple[int, int]],
-        encoder_sizes: tuple[int, int],
+        encoder: tuple[int, int, bool],
     ) -> None:
         if num_stages > 1:
             num_states, draft_fates = 0, []
@@ -258,8 +258,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_loras=1 + len(bits) % 3,
             on_request_ended=self.kept_turns.request_ended,
         )
-        if encoder_sizes:
-            self.room.read_pictures(*encoder_sizes)
+        if encoder:
+            self.room.read_pictures(*encoder)
         self.room.draft_fate = (lambda: next(drafts)) if draft_fates else None
         self.policy = policy
         self.on_start(policy, bits)

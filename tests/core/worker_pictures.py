@@ -18,6 +18,8 @@ class WorkerPictures:
         self._media: dict[str, Sequence[MediaSpan]] = {}
         self._outputs: dict[str, int] = {}
         self.num_encoded = 0
+        self.may_not_cut = False
+        """Whether a step that begins before a picture may not end within it."""
 
     def take(self, work: Work) -> None:
         """Carry out the next plan."""
@@ -33,6 +35,8 @@ class WorkerPictures:
             for picture in self._media[span.request.request_id]:
                 if picture.offset < end and picture.end > span.start:
                     assert picture.content_hash in self._outputs, "a picture was not encoded"
+                    is_cut = picture.offset > span.start and picture.end > end
+                    assert not (is_cut and self.may_not_cut), "a picture was cut"
 
     def _encode(self, pictures: list[MediaSpan]) -> None:
         assert sum(picture.length for picture in pictures) <= self._sizes.step_size

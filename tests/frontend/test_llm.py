@@ -182,6 +182,8 @@ def test_options_go_to_the_record_that_has_them() -> None:
     for unknown in ("max_nun_seqs", "scheduler", "cache"):
         with pytest.raises(ConfigError, match=f"'{unknown}'"):
             engine_config("m", **{unknown: 1})
+    with pytest.raises(ConfigError, match="enable_prompt_embeds is V1's, and not supported: prompts are"):
+        engine_config("m", enable_prompt_embeds=True)
 
 
 @pytest.mark.slow

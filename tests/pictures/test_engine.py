@@ -11,6 +11,9 @@ import msgspec
 import pytest
 from safetensors.torch import load_file, save_file
 
+from engine.core.outputs import SchedulerOutput
+from engine.core.scheduler import Scheduler
+from engine.core.step import Step
 from engine.errors import ConfigError, ModelLoadError
 from engine.frontend.llm import LLM
 from engine.messages import FinishReason
@@ -106,6 +109,34 @@ def test_sizes_of_the_encoder_are_as_they_are_set(
         assert tokens_of(engine.ask(engine.prompt(5, A, 3, other, 2))) == tokens_of(first)
         engine.ask(engine.prompt(5, A, 3, other, 2))
         assert encoded == [1, 1, 1, 1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("whole", "steps"), [(False, [16, 11]), (True, [10, 16, 1])])
+def test_a_step_is_cut_before_a_picture_if_asked(
+    whole: bool,
+    steps: list[int],
+    picture_folders: PictureFolders,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ten tokens of text, twelve of a picture, five of text, in steps of sixteen."""
+    totals: list[int] = []
+    plain = Scheduler.plan
+
+    def plan(self: Scheduler, step: Step) -> SchedulerOutput:
+        made = plain(self, step)
+        totals.append(made.total_num_scheduled_tokens)
+        return made
+
+    monkeypatch.setattr(Scheduler, "plan", plan)
+    folder, sizes = picture_folders("qwen2_vl"), {"max_pixels": 12 * FACTOR**2, "max_num_batched_tokens": 16}
+    with picture_engine(folder, tmp_path, disable_chunked_mm_input=whole, **sizes) as engine:
+        prompt = engine.prompt(10, A, 5)
+        answer = tokens_of(engine.ask(prompt))
+    assert totals[: len(steps)] == steps
+    with picture_engine(folder, tmp_path) as engine:
+        assert tokens_of(engine.ask(prompt)) == answer
 
 
 @pytest.mark.slow
@@ -214,6 +245,11 @@ def test_it_sleeps_and_takes_other_weights(
     [
         ({"max_pixels": 63}, ConfigError, "64 <= min_pixels <= max_pixels"),
         ({"min_pixels": 6400, "max_pixels": 640}, ConfigError, "got 6400 and 640"),
+        (
+            {"disable_chunked_mm_input": True, "max_num_batched_tokens": 11, "max_pixels": 768},
+            ConfigError,
+            "max_num_batched_tokens of at least 12, the tokens of the largest picture",
+        ),
         ({"max_pictures": -1}, ConfigError, "max_pictures must be at least 0"),
         ({"encoder_cache_size": 0}, ConfigError, "encoder_cache_size must be at least 1"),
         (

@@ -47,6 +47,7 @@ def trace_header(scheduler: Scheduler, wall_time_s: float, now: float, *, from_s
         max_loras=config.max_loras or 0,
         encoder_cache_size=encoder.cache_size,
         max_encoder_input_tokens=encoder.step_size,
+        disable_chunked_mm_input=encoder.whole_pictures,
         max_num_batched_tokens=config.max_num_batched_tokens,
         enable_chunked_prefill=config.enable_chunked_prefill,
         long_prefill_token_threshold=config.long_prefill_token_threshold,

@@ -83,7 +83,11 @@ class RecordedEngine:
             num_stages=header.num_stages,
         )
         scheduler.kv.num_lookahead_tokens = header.num_lookahead_tokens
-        scheduler.encoder = EncoderCacheManager(header.encoder_cache_size, header.max_encoder_input_tokens)
+        scheduler.encoder = EncoderCacheManager(
+            header.encoder_cache_size,
+            header.max_encoder_input_tokens,
+            whole_pictures=header.disable_chunked_mm_input,
+        )
         self.scheduler = TracedScheduler(scheduler, tracer)
         self.header = self.scheduler.begin_trace(header.wall_time_s, header.monotonic_s, from_start=True)
 

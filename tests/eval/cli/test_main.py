@@ -138,6 +138,27 @@ def test_a_value_out_of_range_exits_with_2(
 
 
 @pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--decode-context-parallel-size", "2"], "use tensor_parallel_size or pipeline_parallel_size"),
+        (["-dcp", "2"], "use tensor_parallel_size"),
+        (["--prefill-context-parallel-size=2"], "use tensor_parallel_size"),
+        (["--logits-processors", "a.B"], "use logit_bias, allowed_token_ids, bad_words"),
+        (["--io-processor-plugin", "a"], "in the client, or in a proxy"),
+        (["--enable-prompt-embeds"], "prompts are texts, token ids or pictures"),
+        (["--ec-transfer-config", "{}"], "pictures are encoded by the engine that answers"),
+    ],
+)
+def test_an_option_of_v1_that_is_not_here_says_what_to_use(
+    flags: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "m", *flags]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"continuum: {flags[0].partition('=')[0]} is V1's, and not supported: ")
+    assert told in line
+
+
+@pytest.mark.parametrize(
     "command",
     ["", "serve", *(command.name for command in COMMANDS)],
 )

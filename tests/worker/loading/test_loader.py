@@ -94,6 +94,7 @@ def test_an_unknown_architecture_is_named(damaged: Damaged) -> None:
     ("model_type", "fields", "reason"),
     [
         ("t5", {}, "encoder-decoder"),
+        ("whisper", {}, "encoder-decoder"),
         ("mamba", {"num_hidden_layers": 2, "hidden_size": 64}, "attention"),
         ("stablelm", {"num_hidden_layers": 2}, "attention interface"),
         ("gptj", {"n_layer": 2}, "attention interface"),
