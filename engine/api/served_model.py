@@ -80,7 +80,9 @@ class ServedModel:
             None if self.pictures is None else Placeholders(engine.tokenizer, self.pictures.model),
         )
         self.pooling_inputs = (
-            None if engine.ready.pooling is None else PoolingInputs(engine.tokenizer, engine.ready)
+            None
+            if engine.ready.pooling is None
+            else PoolingInputs(engine.tokenizer, engine.ready, config.chat_template)
         )
         """Tokenizes for a model that pools; None: it generates."""
         self.generation = Generation(engine, self._board, config.limits.request_timeout_s)

@@ -45,7 +45,7 @@ from engine.tokenization.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
-POOLING_OPTIONS = ("runner", "pooler_config")
+POOLING_OPTIONS = ("runner", "pooler_config", "hf_overrides")
 MEDIA_OPTIONS = ("allowed_media_domains", "mm_processor_cache_gb")
 PICTURE_OPTIONS = ("limit_mm_per_prompt", "mm_processor_kwargs", "language_model_only")
 LORA_OPTIONS = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank", "max_cpu_loras")
@@ -65,7 +65,9 @@ def engine_config(model: str, **options: Any) -> EngineConfig:
     speculative = read_speculative_config(options.pop("speculative_config", None))
     kv_events = read_kv_events_config(options.pop("kv_events_config", None))
     kv_transfer = read_kv_transfer_config(options.pop("kv_transfer_config", None))
-    pooling = read_pooling_config(options.pop("runner", "auto"), options.pop("pooler_config", None))
+    pooling = read_pooling_config(
+        options.pop("runner", "auto"), options.pop("pooler_config", None), options.pop("hf_overrides", None)
+    )
     lora = read_lora_config(**{name: options.pop(name) for name in LORA_OPTIONS if name in options})
     pictures = picture_limits(*(options.pop(name, None) for name in PICTURE_OPTIONS))
     taken: dict[str, dict[str, Any]] = {name: {} for name in (*parts, "engine")}

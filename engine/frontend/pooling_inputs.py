@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import ContextLengthError, RequestError
+from engine.errors import ConfigError, ContextLengthError, RequestError
 from engine.messages import EngineReady, RequestContext
 from engine.pooling.params import WHOLE_PROMPT_TASKS, PoolingModel
 from engine.sampling_params import RequestOutputKind, SamplingParams
+from engine.tokenization.pair_template import PairTemplate
 from engine.tokenization.tokenizer import Tokenizer
 from engine.tokenization.unicode_text import readable
 
@@ -52,7 +53,8 @@ def for_what_the_model_does(context: RequestContext, pooling: PoolingModel | Non
 class PoolingInputs:
     """Tokenizes for one model that pools. Its methods may be called on any thread."""
 
-    def __init__(self, tokenizer: Tokenizer, ready: EngineReady) -> None:
+    def __init__(self, tokenizer: Tokenizer, ready: EngineReady, chat_template: str | None = None) -> None:
+        """``chat_template``: what a cross-encoder's pairs are put into. ConfigError if it takes none."""
         self._model = model_that_pools(ready.pooling)
         self._tokenizer, self._hf, self._backend = tokenizer, tokenizer.hf, tokenizer.backend
         if self._backend is not None:  # folders of sentence-transformers may hold both
@@ -62,6 +64,16 @@ class PoolingInputs:
             self._model.tells_segments and "token_type_ids" in tokenizer.hf.model_input_names
         )
         self._max_model_len = ready.max_model_len
+        self._pair_template: PairTemplate | None = None
+        if self._model.is_cross_encoder and (chat_template is not None or self._model.in_chat):
+            try:
+                self._pair_template = self.pair_template(chat_template)
+            except RequestError as error:
+                raise ConfigError(f"{error} This model scores pairs of texts in a chat.") from error
+
+    def pair_template(self, chat_template: str | None) -> PairTemplate:
+        """What puts pairs into this template, or the folder's. RequestError if it takes none."""
+        return PairTemplate(self._tokenizer, chat_template, system=self.prefix(None))
 
     def prefix(self, name: str | None) -> str:
         """The text that goes before an input: the one of this name, else the model's default."""
@@ -104,11 +116,26 @@ class PoolingInputs:
         return self._cut(ids, sequences, limit, field)[0]
 
     def encode_pair(
-        self, first: str, second: str, limit: int | None, field: str = "documents"
+        self,
+        first: str,
+        second: str,
+        limit: int | None,
+        field: str = "documents",
+        *,
+        template: PairTemplate | None = None,
     ) -> tuple[list[int], int | None]:
         """Tokens of two texts as the model reads them together, and how many are of the first if it is told
-        so. If they are cut, the longer one is cut first."""
+        so. If they are cut, the longer one is cut first; in a chat template they are not."""
         texts = self._read(first, limit, field), self._read(second, limit, field)
+        template = template or self._pair_template
+        if template is not None:
+            whole, adds = template.text(*texts), template.adds_special_tokens
+        else:
+            whole, adds = "".join(texts), True
+        if template is not None or self._model.joins_pairs:
+            self._refuse_limit(limit)
+            ids, sequences, _ = self._encoded(whole, None, add_special_tokens=adds)
+            return self._cut(ids, sequences, None, field)[0], None
         ids, sequences, types = self._encoded(*texts, add_special_tokens=True)
         ids, kept = self._cut(ids, sequences, limit, field)
         if not self._tells_segments:
@@ -116,14 +143,17 @@ class PoolingInputs:
         return ids, sum(1 for place in kept if types[place] == 0)
 
     def _in_chat(self, text: str, prefix: str, limit: int | None) -> str:
+        self._refuse_limit(limit)
+        messages = [{"role": "system", "content": prefix}] if prefix else []
+        messages.append({"role": "user", "content": text})
+        return self._tokenizer.chat_text(messages, add_generation_prompt=False)
+
+    def _refuse_limit(self, limit: int | None) -> None:
         if limit is not None:
             raise RequestError(
                 "truncate_prompt_tokens is not for this model: its inputs end with its chat template.",
                 "truncate_prompt_tokens",
             )
-        messages = [{"role": "system", "content": prefix}] if prefix else []
-        messages.append({"role": "user", "content": text})
-        return self._tokenizer.chat_text(messages, add_generation_prompt=False)
 
     def _read(self, text: str, limit: int | None, field: str) -> str:
         text = readable(text)

@@ -172,19 +172,24 @@ class PoolingMethods:
         *,
         pooling_params: PoolingParams | None = None,
         truncate_prompt_tokens: int | None = None,
+        chat_template: str | None = None,
         use_tqdm: bool = True,
     ) -> list[ScoringRequestOutput]:
         """How well each text of ``data_2`` fits to the one of ``data_1``, or to that at the same place: a
-        cross-encoder's score, or the cosine of two embeddings."""
+        cross-encoder's score, or the cosine of two embeddings. ``chat_template``: what a cross-encoder's
+        pairs are put into, as messages with the roles ``query`` and ``document``."""
         firsts, seconds = paired(_as_texts(data_1), _as_texts(data_2), "data_1", "data_2")
         model, inputs = model_that_pools(self.engine.ready.pooling), self._pooling_inputs
+        if chat_template is not None and not model.is_cross_encoder:
+            raise RequestError("chat_template is for a cross-encoder's pairs.", "chat_template")
+        template = None if chat_template is None else inputs.pair_template(chat_template)
         if "embed" in model.tasks:
             return self._cosines(firsts, seconds, pooling_params, truncate_prompt_tokens, use_tqdm)
         check_scores(model.is_cross_encoder, model.size)
         limit, params = inputs.limit(truncate_prompt_tokens), pooling_params or PoolingParams()
         pairs = []
         for first, second in zip(firsts, seconds, strict=True):
-            ids, first_segment = inputs.encode_pair(first, second, limit, "data_2")
+            ids, first_segment = inputs.encode_pair(first, second, limit, "data_2", template=template)
             pairs.append((ids, msgspec.structs.replace(params, first_segment=first_segment)))
         found = self._pooled(pairs, use_tqdm)
         return [_scored(one, float(one.outputs.data[0])) for one in found]

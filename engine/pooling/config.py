@@ -9,6 +9,7 @@ from typing import Any
 
 from engine.config_checks import one_of
 from engine.errors import ConfigError
+from engine.pooling.hf_overrides import ClassTokens, read_hf_overrides
 
 RUNNERS = ("auto", "generate", "pooling")
 POOLING_TYPES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
@@ -29,14 +30,25 @@ class PoolingConfig:
     use_activation: bool | None = None
     """Whether embeddings are normalized, and logits made probabilities, unless a request says."""
 
+    class_tokens: ClassTokens | None = None
+    """Tokens whose logits are classes, for a decoder that generates; None: as the folder says."""
+
     def __post_init__(self) -> None:
         one_of("runner", self.runner, RUNNERS)
 
 
-def read_pooling_config(runner: str, given: str | Mapping[str, Any] | None) -> PoolingConfig:
-    """``given``: the fields of V1's ``--pooler-config`` as JSON or a mapping. Raises ConfigError."""
+def read_pooling_config(
+    runner: str,
+    given: str | Mapping[str, Any] | None,
+    hf_overrides: str | Mapping[str, Any] | None = None,
+) -> PoolingConfig:
+    """``given``, ``hf_overrides``: V1's ``--pooler-config`` and ``--hf-overrides``, as JSON or a mapping.
+    Raises ConfigError."""
+    class_tokens = read_hf_overrides(hf_overrides)
+    if class_tokens is not None and runner == "generate":
+        raise ConfigError("hf_overrides and runner 'generate' cannot be combined.")
     if given is None:
-        return PoolingConfig(runner=runner)
+        return PoolingConfig(runner=runner, class_tokens=class_tokens)
     if isinstance(given, str):
         try:
             given = json.loads(given)
@@ -51,7 +63,10 @@ def read_pooling_config(runner: str, given: str | Mapping[str, Any] | None) -> P
         if name not in known:
             raise ConfigError(f"pooler_config has no field {name!r}; choose from {', '.join(known)}.")
     return PoolingConfig(
-        runner=runner, pooling_type=_pooling_type(given), use_activation=_use_activation(given)
+        runner=runner,
+        pooling_type=_pooling_type(given),
+        use_activation=_use_activation(given),
+        class_tokens=class_tokens,
     )
 
 

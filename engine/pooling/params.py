@@ -59,6 +59,8 @@ class PoolingModel(msgspec.Struct, array_like=True, omit_defaults=True, frozen=T
     in_chat: bool = False
     """Whether a text is put into the chat template as the user's message, and a text before it as the
     system's."""
+    joins_pairs: bool = False
+    """Whether the two texts of a pair are one text: its client has put them into the model's format."""
     lowercases: bool = False
     """Whether texts are put in lower case before they are tokenized."""
     tells_segments: bool = False

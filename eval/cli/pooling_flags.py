@@ -23,3 +23,9 @@ def add_pooling_flags(parser: argparse.ArgumentParser) -> None:
         help='How a pooling model pools, such as {"pooling_type": "MEAN", "use_activation": false} '
         "(default: as its folder says)",
     )
+    flags.add_argument(
+        "--hf-overrides",
+        metavar="JSON",
+        help="Tokens by whose logits a model that generates scores pairs, as V1 has it for Qwen3-Reranker: "
+        "architectures, classifier_from_token, is_original_qwen3_reranker, method (default: none)",
+    )

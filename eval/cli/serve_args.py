@@ -52,7 +52,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         log_stats=not args.disable_log_stats,
         speculative=read_speculative_config(args.speculative_config),
         lora=lora_config(args),
-        pooling=read_pooling_config(args.runner, args.pooler_config),
+        pooling=read_pooling_config(args.runner, args.pooler_config, args.hf_overrides),
         kv_events=read_kv_events_config(args.kv_events_config),
         telemetry=TelemetryConfig(
             otlp_traces_endpoint=args.otlp_traces_endpoint,

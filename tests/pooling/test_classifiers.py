@@ -14,7 +14,7 @@ import torch
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from engine.errors import ModelLoadError, RequestError
+from engine.errors import RequestError
 from engine.frontend.llm import LLM
 from engine.frontend.pooling_inputs import longest_first
 from engine.pooling.params import PoolingParams
@@ -128,14 +128,6 @@ def test_scores_of_embeddings_are_cosines(tmp_path: Path) -> None:
     with small(folder) as llm:
         scores = [one.outputs.score for one in llm.score(QUERY, SHORT, use_tqdm=False)]
     assert scores == pytest.approx(expected.tolist(), abs=ROUNDING)
-
-
-def test_pairs_in_a_chat_template_are_refused(tmp_path: Path) -> None:
-    """By name, as their tokens would be others."""
-    folder = make_decoder(tmp_path / "model", num_labels=1)
-    set_field(folder, "sentence_bert_config.json", modality_config={"text": {}, "message": {}})
-    with pytest.raises(ModelLoadError, match="by roles, which is not served"):
-        small(folder)
 
 
 def test_what_has_no_score_is_said(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def test_a_server_that_generates_says_what_it_does_not(tmp_path: Path, model_fol
 def test_scores_and_ranks_of_a_cross_encoder(ranker: Server, cross_encoder: Path) -> None:
     model = CrossEncoder(str(cross_encoder), device="cpu")
     scores = model.predict([(QUERY, text) for text in SHORT], batch_size=1).tolist()
-    for names in (("queries", "documents"), ("text_1", "text_2"), ("data_1", "data_2")):
+    for names in (("queries", "documents"), ("queries", "items"), ("text_1", "text_2"), ("data_1", "data_2")):
         body = {names[0]: QUERY, names[1]: SHORT}
         found = httpx.post(f"{ranker.url}/score", json=body, timeout=60).json()
         assert [one["score"] for one in found["data"]] == pytest.approx(scores, abs=ROUNDING)

@@ -117,12 +117,15 @@ class ScoreRequest(PoolingBody):
     documents: _Texts | None = None
     data_1: _Texts | None = None
     data_2: _Texts | None = None
+    items: _Texts | None = None
 
     def firsts(self) -> list[str]:
         return _texts({"queries": self.queries, "text_1": self.text_1, "data_1": self.data_1})
 
     def seconds(self) -> list[str]:
-        return _texts({"documents": self.documents, "text_2": self.text_2, "data_2": self.data_2})
+        return _texts(
+            {"documents": self.documents, "text_2": self.text_2, "data_2": self.data_2, "items": self.items}
+        )
 
 
 class RankedText(BaseModel):

@@ -5,24 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import ConfigError, ModelLoadError
 from engine.pooling.params import PoolingModel, PoolingTask
-from engine.worker.loading.checkpoint import Checkpoint
-from engine.worker.loading.formats.stored_tensor import TensorFiles
 from engine.worker.loading.loader import LoadedModel, load_model
 from engine.worker.loading.model_folder import choose_max_model_len, raw_config, read_config
 from engine.worker.models.decoder import Decoder
 from engine.worker.models.families.table import is_native
 from engine.worker.parallel.group import ALONE, TensorParallelGroup
+from engine.worker.pooling.classifier import classifier_of
 from engine.worker.pooling.pooler import Pooler
 from engine.worker.pooling.pooling_folder import PoolingFolder, read_pooling_folder
 
 _BIDIRECTIONAL = {"is_causal": False, "use_bidirectional_attention": True, "bidirectional": True}
 """Fields of configs, with the value by which each token attends to all."""
-_CLASSIFIER = "score.weight"
 
 
 def load(config: EngineConfig, group: TensorParallelGroup = ALONE) -> LoadedModel:
@@ -38,7 +34,7 @@ def load(config: EngineConfig, group: TensorParallelGroup = ALONE) -> LoadedMode
         raise ConfigError("pipeline_parallel_size > 1 is not for models that pool.")
     loaded = load_model(_shortened(config.model, folder), group, headless=True)
     assert isinstance(loaded.model, Decoder), "it is native"
-    classifier = _classifier(folder) if folder.classifies else None
+    classifier = classifier_of(folder, config.model) if folder.classifies else None
     types = folder.types or ("lasttoken",)
     if folder.classifies and types != ("lasttoken",):
         raise ConfigError("pooler_config.pooling_type: classes are read off the last token of this model.")
@@ -108,15 +104,6 @@ def pooling_model(
         default_prompt=folder.default_prompt,
         lowercases=folder.lowercases,
         in_chat=folder.in_chat,
+        joins_pairs=folder.joins_pairs,
         **more,
     )
-
-
-def _classifier(folder: PoolingFolder) -> torch.Tensor:
-    """[num_classes, hidden_size] in fp32"""
-    checkpoint = Checkpoint(folder.folder)
-    stored = checkpoint.tensors.get(_CLASSIFIER)
-    if stored is None:
-        raise ModelLoadError(f"Tensor {_CLASSIFIER} is missing from {folder.folder}.")
-    with TensorFiles() as files:
-        return files.read(stored.entries[0]).float()

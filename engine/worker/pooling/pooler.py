@@ -44,7 +44,7 @@ class Pooler:
         hidden_size] of a model that reads its rows itself; None: there is none, or the rows are logits."""
         self.types = types
         self._classifies, self._activates = folder.classifies, folder.activates
-        self._classifier = None if classifier is None else classifier.float()
+        self._classifier = None if classifier is None else classifier.float().to(device)
         self._activation = _activation(folder.activation)
         self._dense = [_linear(each, device) for each in folder.dense]
         size = hidden_size * len(types)

@@ -13,6 +13,7 @@ from typing import Any
 
 from engine.errors import ModelLoadError
 from engine.pooling.config import POOLING_TYPES, PoolingConfig
+from engine.pooling.hf_overrides import ClassTokens
 from engine.worker.loading.model_folder import raw_config, resolve_folder
 
 _LEGACY_TYPES = {
@@ -26,6 +27,7 @@ _LEGACY_TYPES = {
 """Fields of older folders, in the order in which their vectors are joined."""
 ACTIVATIONS = ("Identity", "Tanh", "Sigmoid", "ReLU", "GELU", "SiLU", "Softmax")
 """Classes of ``torch.nn`` that folders may name."""
+_OWN_FILE = "config_sentence_transformers.json"
 _CLASSIFIER = "ForSequenceClassification"
 _GENERATING = "LMHeadModel"
 
@@ -39,6 +41,10 @@ class DenseFolder:
     has_bias: bool
 
 
+Token = int | str
+"""A token's id or its text."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingFolder:
     """How a folder's model pools."""
@@ -49,6 +55,10 @@ class PoolingFolder:
     types: tuple[str, ...] | None = None
     """How vectors are made of a prompt's rows, which are joined; None: the architecture's way."""
     dense: tuple[DenseFolder, ...] = ()
+    head_rows: tuple[tuple[Token, Token | None], ...] = ()
+    """Classes that are rows of the language model's head: each a token's, less another's."""
+    joins_pairs: bool = False
+    """Whether two texts are one, which its client has formatted."""
     activates: bool = False
     """Whether embeddings are normalized, or logits made probabilities."""
     activation: str = "Identity"
@@ -70,15 +80,33 @@ def read_pooling_folder(model: str, wanted: PoolingConfig) -> PoolingFolder | No
     raw = raw_config(folder)
     modules = _json_file(folder / "modules.json", list)
     architecture = str((raw.get("architectures") or [""])[0])
-    if architecture.endswith(_CLASSIFIER):
+    if wanted.class_tokens is not None:
+        found = _by_tokens(folder, wanted.class_tokens)
+    elif architecture.endswith(_CLASSIFIER):
         found = _classifier(folder, raw)
     elif modules is not None:
-        found = _of_modules(folder, modules)
+        found = _of_modules(folder, modules, raw)
     elif wanted.runner == "pooling" or _is_headless(architecture):
         found = PoolingFolder(folder=folder, activates=architecture.endswith("ForCausalLM"), prompts={})
     else:
         return None
     return _overruled(found, wanted)
+
+
+def _by_tokens(folder: Path, wanted: ClassTokens) -> PoolingFolder:
+    """As V1 makes a classifier of a model that generates."""
+    tokens = wanted.tokens
+    rows = ((tokens[1], tokens[0]),) if wanted.is_two_way else tuple((token, None) for token in tokens)
+    return PoolingFolder(
+        folder=folder,
+        classifies=True,
+        head_rows=rows,
+        joins_pairs=True,
+        activates=True,
+        activation="Sigmoid" if len(rows) == 1 else "Softmax",
+        **_prompts(folder),
+        **_transformer_options(folder, ""),
+    )
 
 
 def _overruled(found: PoolingFolder, wanted: PoolingConfig) -> PoolingFolder:
@@ -97,28 +125,41 @@ def _is_headless(architecture: str) -> bool:
 
 def _classifier(folder: Path, raw: Mapping[str, Any]) -> PoolingFolder:
     """As V1 and transformers' pipelines: classes are exclusive unless the config says otherwise."""
-    own = raw.get("sentence_transformers") or {}
-    named = own.get("activation_fn") or raw.get("sbert_ce_default_activation_function")
+    named = _named_activation(folder, raw)
     if named is not None:
-        activation = _activation(str(named), folder / "config.json")
+        activation = named
     elif raw.get("problem_type") == "regression":
         activation = "Identity"
     else:
         one = _num_labels(raw) == 1 or raw.get("problem_type") == "multi_label_classification"
         activation = "Sigmoid" if one else "Softmax"
-    options = _transformer_options(folder, "")
-    if options["in_chat"]:
-        raise ModelLoadError(
-            f"{folder} puts pairs of texts into its chat template by roles, which is not served."
-        )
     return PoolingFolder(
         folder=folder,
         classifies=True,
         activates=True,
         activation=activation,
-        prompts={},
-        **options,
+        **_prompts(folder),
+        **_transformer_options(folder, ""),
     )
+
+
+def _named_activation(folder: Path, raw: Mapping[str, Any]) -> str | None:
+    """What the files of a cross-encoder name."""
+    own = _json_file(folder / _OWN_FILE, dict) or {}
+    of_config = (raw.get("sentence_transformers") or {}).get("activation_fn")
+    for file, named in (
+        (_OWN_FILE, own.get("activation_fn")),
+        ("config.json", of_config or raw.get("sbert_ce_default_activation_function")),
+    ):
+        if named is not None:
+            return _activation(str(named), folder / file)
+    return None
+
+
+def _prompts(folder: Path) -> dict[str, Any]:
+    own = _json_file(folder / _OWN_FILE, dict) or {}
+    prompts = {name: text for name, text in (own.get("prompts") or {}).items() if text}
+    return {"prompts": prompts, "default_prompt": own.get("default_prompt_name")}
 
 
 def _num_labels(raw: Mapping[str, Any]) -> int:
@@ -126,14 +167,9 @@ def _num_labels(raw: Mapping[str, Any]) -> int:
     return len(labels) if isinstance(labels, dict) else int(raw.get("num_labels", 2))
 
 
-def _of_modules(folder: Path, modules: list[Any]) -> PoolingFolder:
+def _of_modules(folder: Path, modules: list[Any], raw: Mapping[str, Any]) -> PoolingFolder:
     """What a folder of sentence-transformers says, module by module."""
-    own = _json_file(folder / "config_sentence_transformers.json", dict) or {}
-    found = PoolingFolder(
-        folder=folder,
-        prompts={name: text for name, text in (own.get("prompts") or {}).items() if text},
-        default_prompt=own.get("default_prompt_name"),
-    )
+    found = PoolingFolder(folder=folder, **_prompts(folder))
     for module in modules:
         kind, path = _module(folder, module)
         match kind:
@@ -143,6 +179,10 @@ def _of_modules(folder: Path, modules: list[Any]) -> PoolingFolder:
                 found = replace(found, types=_types(_fields(folder / path / "config.json")))
             case "Dense":
                 found = replace(found, dense=(*found.dense, _dense(folder / path)))
+            case "LogitScore":
+                rows = (_scored_tokens(folder / path / "config.json"),)
+                activation = _named_activation(folder, raw) or "Sigmoid"
+                found = replace(found, classifies=True, head_rows=rows, activates=True, activation=activation)
             case "Normalize":
                 found = replace(found, activates=True)
             case "Dropout":
@@ -160,6 +200,17 @@ def _module(folder: Path, module: Any) -> tuple[str, str]:
     if not (folder / path).resolve().is_relative_to(folder.resolve()):
         raise ModelLoadError(f"{folder / 'modules.json'} names {path!r}, which is not in its folder.")
     return str(module.get("type", "")).rpartition(".")[2], path
+
+
+def _scored_tokens(path: Path) -> tuple[int, int | None]:
+    """The token whose logit is the score, and the one whose is taken from it."""
+    fields = _fields(path)
+    tokens = fields.get("true_token_id"), fields.get("false_token_id")
+    if fields.get("module_input_name", "causal_logits") != "causal_logits":
+        raise ModelLoadError(f"{path} scores something else than the last token's logits.")
+    if not isinstance(tokens[0], int) or not isinstance(tokens[1], int | None):
+        raise ModelLoadError(f"{path} needs true_token_id, and false_token_id if there is one.")
+    return tokens[0], tokens[1]
 
 
 def _types(fields: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,0 +1,61 @@
+"""``--hf-overrides``: how a decoder that generates is to score pairs of texts, in V1's fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engine.errors import ConfigError
+from engine.json_options import read_fields
+
+FIELDS = ("architectures", "classifier_from_token", "is_original_qwen3_reranker", "method")
+TWO_WAY, PLAIN = "from_2_way_softmax", "no_post_processing"
+_EXAMPLE = (
+    '{"architectures": ["Qwen3ForSequenceClassification"], "classifier_from_token": ["no", "yes"], '
+    '"is_original_qwen3_reranker": true}'
+)
+_CLASSIFIER = "ForSequenceClassification"
+
+
+@dataclass(frozen=True, slots=True)
+class ClassTokens:
+    """Tokens whose logits behind a prompt are its classes."""
+
+    tokens: tuple[str, ...]
+    is_two_way: bool = False
+    """Whether there is one class: how much more probable the second token is than the first."""
+
+
+def read_hf_overrides(given: str | Mapping[str, Any] | None) -> ClassTokens | None:
+    """Raises ConfigError for what does not say how to classify by tokens: a folder's config is read as it
+    is."""
+    if given is None or given == {}:
+        return None
+    fields = read_fields("hf_overrides", given, _EXAMPLE)
+    for name in fields:
+        if name not in FIELDS:
+            raise ConfigError(
+                f"hf_overrides must not set {name!r}; it takes {', '.join(FIELDS)}: other fields are read "
+                "from the folder's config.json."
+            )
+    tokens = fields.get("classifier_from_token")
+    if not isinstance(tokens, list | tuple) or not tokens or not all(isinstance(t, str) for t in tokens):
+        raise ConfigError(f"hf_overrides needs classifier_from_token, a list of tokens, as in {_EXAMPLE}.")
+    _check_architectures(fields.get("architectures"))
+    method = TWO_WAY if fields.get("is_original_qwen3_reranker") else fields.get("method")
+    if method not in (TWO_WAY, PLAIN):
+        raise ConfigError(f"hf_overrides.method must be one of {TWO_WAY}, {PLAIN}, got {method!r}.")
+    if method == TWO_WAY and len(tokens) != 2:
+        raise ConfigError(
+            f"hf_overrides.classifier_from_token must be two tokens for {TWO_WAY}, got {len(tokens)}."
+        )
+    return ClassTokens(tuple(tokens), is_two_way=method == TWO_WAY)
+
+
+def _check_architectures(names: object) -> None:
+    """V1 picks its classes by it; here it can only agree with the other fields."""
+    if names is None:
+        return
+    if not isinstance(names, list | tuple) or len(names) != 1 or not str(names[0]).endswith(_CLASSIFIER):
+        raise ConfigError(f"hf_overrides.architectures must be one name that ends in {_CLASSIFIER}.")
