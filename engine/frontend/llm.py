@@ -153,7 +153,7 @@ class LLM(PoolingMethods):
         priorities = _one_each("priority", priority, count)
         read = self.engine.kv_transfer.read
         transfers = [read(each) for each in _one_each("kv_transfer_params", kv_transfer_params, count)]
-        adapters = [self._adapter(each) for each in _one_each("lora_request", lora_request, count)]
+        adapters = self._adapters_for(lora_request, count)
         contexts = [
             RequestContext(job=job, priority=p, kv_transfer=transfer, adapter=adapter)
             for job, p, transfer, adapter in zip(all_jobs, priorities, transfers, adapters, strict=True)
@@ -245,6 +245,12 @@ class LLM(PoolingMethods):
         for sequence in itertools.chain.from_iterable(found):
             sequence.text = tokenizer.decode(sequence.tokens)
         return [BeamSearchOutput(sequences) for sequences in found]
+
+    def _adapters_for(
+        self, asked: LoRARequest | Sequence[LoRARequest | None] | None, count: int
+    ) -> list[Adapter | None]:
+        """The adapter of each of so many prompts."""
+        return [self._adapter(each) for each in _one_each("lora_request", asked, count)]
 
     def _adapter(self, asked: LoRARequest | None) -> Adapter | None:
         """The adapter of a request, whose folder is read once."""

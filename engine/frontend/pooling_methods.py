@@ -15,10 +15,13 @@ from engine.frontend.llm_engine import LLMEngine
 from engine.frontend.pooling_inputs import PLACEHOLDER_PARAMS, PoolingInputs, model_that_pools
 from engine.frontend.prompts import Prompt, as_prompts
 from engine.frontend.request_output import RequestOutput
+from engine.lora import Adapter, LoRARequest
 from engine.messages import EngineCoreRequest, RequestContext
 from engine.pooling.params import PoolingParams, PoolingTask
 
 Array = npt.NDArray[np.float32]
+AskedAdapters = LoRARequest | Sequence[LoRARequest | None] | None
+"""One adapter for all prompts, or one or none for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +103,12 @@ class PoolingMethods:
         pooling_task: PoolingTask | None = None,
         truncate_prompt_tokens: int | None = None,
         prompt_name: str | None = None,
+        lora_request: AskedAdapters = None,
         use_tqdm: bool = True,
     ) -> list[PoolingRequestOutput]:
         """The answers in the order of the prompts. ``prompt_name``: the text of the model's folder that goes
-        before each. ``truncate_prompt_tokens``: how many tokens are left of a longer one; -1: as fit."""
+        before each. ``truncate_prompt_tokens``: how many tokens are left of a longer one; -1: as fit.
+        ``lora_request``: the adapter of each prompt; needs ``enable_lora``."""
         inputs = self._pooling_inputs
         limit, prefix = inputs.limit(truncate_prompt_tokens), inputs.prefix(prompt_name)
         token_ids = [
@@ -115,7 +120,7 @@ class PoolingMethods:
         params = pooling_params or PoolingParams()
         if pooling_task is not None:
             params = msgspec.structs.replace(params, task=pooling_task)
-        return self._pooled([(ids, params) for ids in token_ids], use_tqdm)
+        return self._pooled([(ids, params) for ids in token_ids], use_tqdm, lora_request)
 
     def embed(
         self,
@@ -124,6 +129,7 @@ class PoolingMethods:
         pooling_params: PoolingParams | None = None,
         truncate_prompt_tokens: int | None = None,
         prompt_name: str | None = None,
+        lora_request: AskedAdapters = None,
         use_tqdm: bool = True,
     ) -> list[EmbeddingRequestOutput]:
         """One embedding for each prompt."""
@@ -133,6 +139,7 @@ class PoolingMethods:
             pooling_task="embed",
             truncate_prompt_tokens=truncate_prompt_tokens,
             prompt_name=prompt_name,
+            lora_request=lora_request,
             use_tqdm=use_tqdm,
         )
         return [
@@ -148,6 +155,7 @@ class PoolingMethods:
         *,
         pooling_params: PoolingParams | None = None,
         truncate_prompt_tokens: int | None = None,
+        lora_request: AskedAdapters = None,
         use_tqdm: bool = True,
     ) -> list[ClassificationRequestOutput]:
         """The probabilities of the model's classes for each prompt."""
@@ -156,6 +164,7 @@ class PoolingMethods:
             pooling_params,
             pooling_task="classify",
             truncate_prompt_tokens=truncate_prompt_tokens,
+            lora_request=lora_request,
             use_tqdm=use_tqdm,
         )
         return [
@@ -173,6 +182,7 @@ class PoolingMethods:
         pooling_params: PoolingParams | None = None,
         truncate_prompt_tokens: int | None = None,
         chat_template: str | None = None,
+        lora_request: LoRARequest | None = None,
         use_tqdm: bool = True,
     ) -> list[ScoringRequestOutput]:
         """How well each text of ``data_2`` fits to the one of ``data_1``, or to that at the same place: a
@@ -184,14 +194,15 @@ class PoolingMethods:
             raise RequestError("chat_template is for a cross-encoder's pairs.", "chat_template")
         template = None if chat_template is None else inputs.pair_template(chat_template)
         if "embed" in model.tasks:
-            return self._cosines(firsts, seconds, pooling_params, truncate_prompt_tokens, use_tqdm)
+            asked = pooling_params, truncate_prompt_tokens, lora_request, use_tqdm
+            return self._cosines(firsts, seconds, *asked)
         check_scores(model.is_cross_encoder, model.size)
         limit, params = inputs.limit(truncate_prompt_tokens), pooling_params or PoolingParams()
         pairs = []
         for first, second in zip(firsts, seconds, strict=True):
             ids, first_segment = inputs.encode_pair(first, second, limit, "data_2", template=template)
             pairs.append((ids, msgspec.structs.replace(params, first_segment=first_segment)))
-        found = self._pooled(pairs, use_tqdm)
+        found = self._pooled(pairs, use_tqdm, lora_request)
         return [_scored(one, float(one.outputs.data[0])) for one in found]
 
     def _cosines(
@@ -200,11 +211,17 @@ class PoolingMethods:
         seconds: list[str],
         params: PoolingParams | None,
         truncate: int | None,
+        lora_request: LoRARequest | None,
         use_tqdm: bool,
     ) -> list[ScoringRequestOutput]:
         texts: list[Prompt] = list(dict.fromkeys([*firsts, *seconds]))
         found = self.encode(
-            texts, params, pooling_task="embed", truncate_prompt_tokens=truncate, use_tqdm=use_tqdm
+            texts,
+            params,
+            pooling_task="embed",
+            truncate_prompt_tokens=truncate,
+            lora_request=lora_request,
+            use_tqdm=use_tqdm,
         )
         by_text = dict(zip(texts, found, strict=True))
         return [
@@ -213,18 +230,25 @@ class PoolingMethods:
         ]
 
     def _pooled(
-        self, asked: Sequence[tuple[list[int], PoolingParams]], use_tqdm: bool
+        self,
+        asked: Sequence[tuple[list[int], PoolingParams]],
+        use_tqdm: bool,
+        lora_request: AskedAdapters = None,
     ) -> list[PoolingRequestOutput]:
+        adapters = self._adapters_for(lora_request, len(asked))
         requests = [
             self.engine.check_request(
-                f"pool-{number}", ids, PLACEHOLDER_PARAMS, RequestContext(pooling=params)
+                f"pool-{number}", ids, PLACEHOLDER_PARAMS, RequestContext(pooling=params, adapter=adapter)
             )
-            for number, (ids, params) in enumerate(asked)
+            for number, ((ids, params), adapter) in enumerate(zip(asked, adapters, strict=True))
         ]
         outputs = {
             output.request_id: output for output in self._run(requests, [None] * len(requests), use_tqdm)
         }
         return [_answer(outputs[f"pool-{number}"]) for number in range(len(requests))]
+
+    def _adapters_for(self, asked: AskedAdapters, count: int) -> list[Adapter | None]:
+        raise NotImplementedError
 
     def _run(
         self, requests: Sequence[EngineCoreRequest], prompts: Sequence[str | None], use_tqdm: bool

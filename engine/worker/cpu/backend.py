@@ -48,7 +48,7 @@ class CPUBackend:
         ``drafter``: one with weights, if there is any."""
         self._drafter = drafter
         self._adapters = adapters
-        self._resting = Resting(config.model, loaded, pool, group)
+        self._resting = Resting(config, loaded, pool, group)
         self._model_runner: ModelRunner | None = None
         self._states = states
         self._num_groups = num_groups(places)
@@ -115,7 +115,6 @@ class CPUBackend:
             "states of linear attention": self._states is not None,
             "returned experts": config.model.enable_return_routed_experts,
             "experts shared by cores": self._group.peers.num_cores > 1,
-            "a pooler": self._loaded is not None and self._loaded.pooler is not None,
         }
         for what, is_there in others.items():
             if is_there:
@@ -130,6 +129,8 @@ class CPUBackend:
         if loaded is not None:
             if self._adapters is not None:
                 self._adapters.attach(loaded.model)
+            if isinstance(self._model_runner, PoolingRunner):
+                self._model_runner.use_pooler(loaded.pooler)
             self._model_runner.use_model(self._model(with_routing=False))
 
     def _model(self, *, with_routing: bool) -> CausalModel:

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
-from engine.config import ModelConfig
+from engine.config import EngineConfig, ModelConfig
 from engine.errors import EngineError, RequestError
 from engine.process.trim import give_back_freed
-from engine.worker.loading.loader import LoadedModel, load_model
+from engine.worker.loading.loader import LoadedModel
 from engine.worker.loading.model_folder import raw_config, resolve_folder
 from engine.worker.memory import release_pages
 from engine.worker.parallel.group import TensorParallelGroup
+from engine.worker.pooling.loading import load
 
 KV_ONLY, WEIGHTS_TOO = 1, 2
 """Levels of sleep. On a GPU the first would keep the weights in host memory, where they are here."""
@@ -30,9 +31,10 @@ class Resting:
     """A model that can be dropped and loaded again. Called while no step runs."""
 
     def __init__(
-        self, options: ModelConfig, loaded: LoadedModel, pool: torch.Tensor, group: TensorParallelGroup
+        self, config: EngineConfig, loaded: LoadedModel, pool: torch.Tensor, group: TensorParallelGroup
     ) -> None:
-        self._options = options
+        self._config, self._options = config, config.model
+        self._pooling = loaded.pooling
         self._max_model_len, self._vocab_size = loaded.max_model_len, loaded.vocab_size
         self._num_layers, self._dtype = loaded.model.num_layers, loaded.dtype
         self._pool = pool
@@ -82,10 +84,12 @@ class Resting:
 
     def _load(self, options: ModelConfig, take: TakeModel) -> None:
         options = replace(options, max_model_len=self._max_model_len)
-        loaded = load_model(options, self._group)
+        loaded = load(replace(self._config, model=options), self._group)
         sizes = loaded.vocab_size, loaded.model.num_layers, loaded.dtype
         if sizes != (self._vocab_size, self._num_layers, self._dtype):
             raise RequestError(f"{options.model} has other sizes than the model that is served.", "path")
+        if loaded.pooling != self._pooling:  # which API servers have been told
+            raise RequestError(f"{options.model} pools in another way than the model that is served.", "path")
         take(loaded)
         self._options, self._has_weights = options, True
 

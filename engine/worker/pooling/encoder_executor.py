@@ -36,6 +36,8 @@ class EncoderExecutor:
     def __init__(self, config: EngineConfig, folder: PoolingFolder) -> None:
         """Load the model. Raises ModelLoadError or ConfigError with one sentence."""
         check_beside(config)
+        if config.lora is not None:
+            raise ConfigError("enable_lora is not for an encoder: adapters need native code of the model.")
         if folder.head_rows:
             raise ConfigError(f"{folder.folder} scores by tokens, which needs native code of its model.")
         if config.cache.has_host_tier:

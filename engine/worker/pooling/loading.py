@@ -77,7 +77,6 @@ def check_beside(config: EngineConfig) -> None:
         "speculative_config": config.speculative is not None,
         "enable_return_routed_experts": config.model.enable_return_routed_experts,
         "kv_transfer_config": config.kv_transfer is not None,
-        "enable_lora": config.lora is not None,
         "load_format dummy": config.model.load_format == "dummy",
     }
     for name, is_set in others.items():

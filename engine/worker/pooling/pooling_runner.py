@@ -30,6 +30,11 @@ class PoolingRunner(ModelRunner):
         self._rows: dict[str, list[torch.Tensor]] = {}
         """Hidden states of prompts that are computed in several steps, if all are needed."""
 
+    def use_pooler(self, pooler: Pooler | None) -> None:
+        """Pool with this one from now on."""
+        assert pooler is not None, "the model pools"
+        self._pooler = pooler
+
     def _run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         for req_id in plan.finished_req_ids:
             self._asked.pop(req_id, None)

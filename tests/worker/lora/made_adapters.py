@@ -10,9 +10,11 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 
-def save_adapter(model: Path, folder: Path, seed: int, **config: Any) -> Path:
-    """An adapter of random weights in the folder, as peft saves it."""
-    base = AutoModelForCausalLM.from_pretrained(model)
+def save_adapter(
+    model: Path, folder: Path, seed: int, *, kind: Any = AutoModelForCausalLM, **config: Any
+) -> Path:
+    """An adapter of random weights in the folder, as peft saves it. ``kind``: the class of the base model."""
+    base = kind.from_pretrained(model)
     adapted = get_peft_model(base, LoraConfig(**{"target_modules": "all-linear", "r": 4, **config}))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
