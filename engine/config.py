@@ -57,6 +57,8 @@ class ModelConfig:
     """A Hugging Face model folder, or a hub name."""
     tokenizer: str | None = None
     """Tokenizer folder or name; the model's own by default."""
+    skip_tokenizer_init: bool = False
+    """Load no tokenizer: prompts and answers are token ids."""
     dtype: str = "auto"
     """Data type of weights and activations; ``auto`` takes the checkpoint's, float32 included."""
     device: str = "auto"

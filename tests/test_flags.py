@@ -42,6 +42,7 @@ REASONS: dict[str, str] = {
     "--max-cpu-loras": "V1's; how much memory adapters may take.",
     "--runner": "V1's; a folder of a generating model does not say that it is to pool.",
     "--pooler-config": "V1's; folders without sentence-transformers' files say nothing of pooling.",
+    "--skip-tokenizer-init": "V1's; whether its clients send texts only the operator knows.",
     "--hf-overrides": "V1's; what operators type for rerankers whose folders do not say that they are.",
     "--allowed-media-domains": "V1's; which hosts a server may ask only its operator knows.",
     "--mm-processor-cache-gb": "V1's; how much memory pixels may take depends on machine and load.",

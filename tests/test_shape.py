@@ -51,7 +51,7 @@ LONGER_FUNCTIONS = {
     "engine/core_process/engine_core.py:__init__": (65, "Puts the core together, part by part."),
     "engine/worker/gpu/triton_ops.py:_rope_and_write": (60, "A kernel: one launch instead of three."),
     "engine/worker/loading/tiny_models.py:make_model_folder": (60, "A config, field by field."),
-    "eval/cli/serve_flags.py:_add_model_flags": (55, "Flags, one after another."),
+    "eval/cli/serve_flags.py:_add_model_flags": (60, "Flags, one after another."),
     "eval/demo/command.py:add_arguments": (85, "Flags, one after another."),
     "eval/report/metrics.py:summarize": (65, "Each figure of a report, by its name."),
     "tests/api/test_responses_reply.py:test_items_of_every_kind_are_understood": (

@@ -68,7 +68,7 @@ class ServedModel:
         self._board = SharedLoad(siblings)
         owners = ApiKeys(config.access.api_keys).names
         self.admission = Admission(config.limits, self._board, self.metrics.record_rejection, owners)
-        self.pictures = _picture_reader(engine.ready.pictures, config)
+        self.pictures = _picture_reader(engine.ready.pictures if engine.tokenizer.has_texts else None, config)
         """Reads the pictures of requests; None if the model is shown none."""
         if self.pictures is not None:
             self.pictures.store.on_lookup = lambda found: self.metrics.record_picture(is_known=found)

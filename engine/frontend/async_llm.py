@@ -48,7 +48,8 @@ from engine.row_failures import GRAMMAR_LEFT, NOTHING_ALLOWED
 from engine.sampling_params import SamplingParams
 from engine.structured_output.backend import TokenTable
 from engine.structured_output.validator import GrammarValidator
-from engine.tokenization.tokenizer import INLINE_CHARS, Tokenizer
+from engine.tokenization.no_tokenizer import load_tokenizer
+from engine.tokenization.tokenizer import INLINE_CHARS
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class AsyncLLM(EngineOperations):
         self._clock = MonotonicClock()
         self._client = client
         try:  # while the core loads the model
-            self.tokenizer = Tokenizer.load(config.model)
+            self.tokenizer = load_tokenizer(config.model)
             self.generation_defaults = GenerationDefaults.load(config.model)
             self.ready: EngineReady = self._client.await_ready()
         except BaseException:
@@ -84,10 +85,8 @@ class AsyncLLM(EngineOperations):
             raise
         self._validator = GrammarValidator(lambda: TokenTable.of(self.tokenizer, self.ready.vocab_size))
         self._inputs = InputProcessor(self.tokenizer, self.ready, self.generation_defaults, self._validator)
-        interval = config.scheduler.stream_interval
-        self._outputs = OutputProcessor(
-            self.tokenizer, self._clock, log_stats=log_stats, stream_interval=interval
-        )
+        clock, interval = self._clock, config.scheduler.stream_interval
+        self._outputs = OutputProcessor(self.tokenizer, clock, log_stats=log_stats, stream_interval=interval)
         self._outputs.kv_transfer = self.kv_transfer = KVTransferDoor(config)
         self._listeners: list[StatsListener] = []
         self._turns: OrderedDict[str, str] = OrderedDict()

@@ -118,10 +118,25 @@ class StreamTokenDecoder(TokenDecoder):
         return DecodeStream(ids=self._context, skip_special_tokens=self._skip_special_tokens)
 
 
+class NoTextDecoder(TokenDecoder):
+    """Of an engine without a tokenizer: there is never any text."""
+
+    def __init__(self) -> None:
+        pass
+
+    def step(self, token_id: int) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
 def token_decoder(
     tokenizer: Tokenizer, params: SamplingParams, prompt_token_ids: Sequence[int]
 ) -> TokenDecoder:
     """The faster decoder that the tokenizer supports."""
+    if not tokenizer.has_texts:
+        return NoTextDecoder()
     kind = StreamTokenDecoder if tokenizer.backend is not None else TokenDecoder
     return kind(tokenizer, params, prompt_token_ids)
 

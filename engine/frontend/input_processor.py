@@ -21,6 +21,7 @@ from engine.sampling_params import MAX_LOGIT_BIAS, SamplingParams, check_vocabul
 from engine.structured_output.backend import TokenTable
 from engine.structured_output.compiler import GrammarCheck, GrammarCompiler
 from engine.structured_output.params import StructuredOutputsParams, ThinkingLimit
+from engine.tokenization.no_tokenizer import needs_tokenizer
 from engine.tokenization.prompt_encoder import extreme_tokens
 from engine.tokenization.tokenizer import Tokenizer
 
@@ -229,6 +230,8 @@ class InputProcessor:
         """The enforceable part of a grammar; RequestError, now or in the future, if it is invalid.
         ``process`` calls this too and blocks, so call it before."""
         wanted.verify()
+        if not self._tokenizer.has_texts:
+            raise needs_tokenizer("structured_outputs", "use logit_bias or allowed_token_ids")
         return self._grammars.check(wanted.in_texts())
 
     def _check_prompt(self, token_ids: list[int]) -> None:
@@ -242,6 +245,8 @@ class InputProcessor:
             raise RequestError(f"The prompt must hold token ids: {error}.", "prompt") from error
 
     def _complete(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
+        if params.stop and not self._tokenizer.has_texts:
+            raise needs_tokenizer("stop", "use stop_token_ids")
         stop_token_ids = params.stop_token_ids
         if self._other_eos_ids and not params.ignore_eos:
             stop_token_ids = sorted({*stop_token_ids, *self._other_eos_ids})

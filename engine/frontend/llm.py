@@ -41,6 +41,7 @@ from engine.pooling.config import read_pooling_config
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.speculative_config import read_speculative_config
 from engine.tokenization.content_format import CONTENT_FORMATS, ContentFormat
+from engine.tokenization.tokenization_options import TokenizationOptions, read_tokenization_kwargs
 from engine.tokenization.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -133,6 +134,7 @@ class LLM(PoolingMethods):
         priority: int | Sequence[int] = 0,
         kv_transfer_params: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Finished outputs in the order of the prompts, each a text or token ids, or a mapping with
         pictures: ``{"prompt": ..., "multi_modal_data": {"image": ...}}``. Without parameters the model's
@@ -144,7 +146,9 @@ class LLM(PoolingMethods):
         ``kv_transfer_params``: where the KV of each prompt lies, or ``{"do_remote_decode": True}``
         to lease it out; the outputs then have the params for the engine that goes on.
         ``lora_request``: the adapter of each prompt, in V1's words; needs ``enable_lora``.
+        ``tokenization_kwargs``: see ``TokenizationOptions``.
         """
+        options = None if tokenization_kwargs is None else read_tokenization_kwargs(tokenization_kwargs)
         all_prompts = as_inputs(prompts)
         count = len(all_prompts)
         given_params = self.get_default_sampling_params() if sampling_params is None else sampling_params
@@ -160,7 +164,7 @@ class LLM(PoolingMethods):
         ]
         with self._pictures.lease() as lease:
             requests = [
-                self._request(given, own, context, lease, fits_context=sampling_params is None)
+                self._request(given, own, context, lease, options, fits_context=sampling_params is None)
                 for given, own, context in zip(all_prompts, params, contexts, strict=True)
             ]
             outputs = self._run(requests, [given.text for given in all_prompts], use_tqdm)
@@ -173,10 +177,18 @@ class LLM(PoolingMethods):
         params: SamplingParams,
         context: RequestContext,
         lease: PictureLease | None,
+        options: TokenizationOptions | None,
         *,
         fits_context: bool,
     ) -> EngineCoreRequest:
         prompt, media = self._pictures.expanded(given, lease)
+        if options is not None:
+            if media:
+                raise RequestError(
+                    "tokenization_kwargs is not for a prompt with pictures.", "tokenization_kwargs"
+                )
+            most = self.engine.ready.max_model_len - (params.max_tokens or 1)
+            prompt = options.tokens(self.engine.tokenizer, prompt, most)
         context = msgspec.structs.replace(context, media=media)
         request_id, params = str(next(self._request_ids)), _final_only(params)
         return self.engine.check_request(request_id, prompt, params, context, fits_context=fits_context)
@@ -242,7 +254,7 @@ class LLM(PoolingMethods):
         found = search_beams(
             lambda beams, step: self.generate(beams, step, use_tqdm=False), token_ids, params, eos_token_ids
         )
-        for sequence in itertools.chain.from_iterable(found):
+        for sequence in itertools.chain.from_iterable(found) if tokenizer.has_texts else ():
             sequence.text = tokenizer.decode(sequence.tokens)
         return [BeamSearchOutput(sequences) for sequences in found]
 

@@ -25,7 +25,7 @@ from engine.lora import Adapter
 from engine.messages import NO_CONTEXT, EngineCoreRequest, RequestContext
 from engine.reported_stats import SchedulerStats
 from engine.sampling_params import SamplingParams
-from engine.tokenization.tokenizer import Tokenizer
+from engine.tokenization.no_tokenizer import load_tokenizer
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class LLMEngine:
 
             self._client = InprocClient(config, executor_factory, policy_factory, self._clock)
         try:  # while a core in another process loads the model
-            self.tokenizer = Tokenizer.load(config.model)
+            self.tokenizer = load_tokenizer(config.model)
             self.generation_defaults = GenerationDefaults.load(config.model)
             self.ready = self._client.await_ready()
         except BaseException:

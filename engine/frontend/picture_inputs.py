@@ -41,7 +41,7 @@ class PictureInputs:
         self._tokenizer = tokenizer
         self._reader: PictureReader | None = None
         self._placeholders: Placeholders | None = None
-        if model is not None:
+        if model is not None and tokenizer.has_texts:
             self._placeholders = Placeholders(tokenizer, model)
             self._reader = PictureReader(model, config, UNLIMITED) if can_decode() else None
 

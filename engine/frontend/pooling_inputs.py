@@ -11,6 +11,7 @@ from engine.errors import ConfigError, ContextLengthError, RequestError
 from engine.messages import EngineReady, RequestContext
 from engine.pooling.params import WHOLE_PROMPT_TASKS, PoolingModel
 from engine.sampling_params import RequestOutputKind, SamplingParams
+from engine.tokenization.no_tokenizer import needs_tokenizer
 from engine.tokenization.pair_template import PairTemplate
 from engine.tokenization.tokenizer import Tokenizer
 from engine.tokenization.unicode_text import readable
@@ -65,7 +66,8 @@ class PoolingInputs:
         )
         self._max_model_len = ready.max_model_len
         self._pair_template: PairTemplate | None = None
-        if self._model.is_cross_encoder and (chat_template is not None or self._model.in_chat):
+        in_chat = chat_template is not None or self._model.in_chat
+        if self._model.is_cross_encoder and in_chat and tokenizer.has_texts:
             try:
                 self._pair_template = self.pair_template(chat_template)
             except RequestError as error:
@@ -156,6 +158,8 @@ class PoolingInputs:
             )
 
     def _read(self, text: str, limit: int | None, field: str) -> str:
+        if not self._tokenizer.has_texts:
+            raise needs_tokenizer(field, "give inputs as token ids")
         text = readable(text)
         if self._model.lowercases:
             text = text.lower()

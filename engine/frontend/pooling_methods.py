@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,6 +19,7 @@ from engine.frontend.request_output import RequestOutput
 from engine.lora import Adapter, LoRARequest
 from engine.messages import EngineCoreRequest, RequestContext
 from engine.pooling.params import PoolingParams, PoolingTask
+from engine.tokenization.tokenization_options import read_tokenization_kwargs
 
 Array = npt.NDArray[np.float32]
 AskedAdapters = LoRARequest | Sequence[LoRARequest | None] | None
@@ -104,15 +106,25 @@ class PoolingMethods:
         truncate_prompt_tokens: int | None = None,
         prompt_name: str | None = None,
         lora_request: AskedAdapters = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = True,
     ) -> list[PoolingRequestOutput]:
         """The answers in the order of the prompts. ``prompt_name``: the text of the model's folder that goes
         before each. ``truncate_prompt_tokens``: how many tokens are left of a longer one; -1: as fit.
-        ``lora_request``: the adapter of each prompt; needs ``enable_lora``."""
-        inputs = self._pooling_inputs
+        ``lora_request``: the adapter of each prompt; needs ``enable_lora``. ``tokenization_kwargs``: V1's
+        place for ``truncate_prompt_tokens`` and ``add_special_tokens``."""
+        inputs, options = self._pooling_inputs, read_tokenization_kwargs(tokenization_kwargs, "right")
+        if options.truncation_side != "right":
+            raise RequestError(
+                "tokenization_kwargs.truncation_side must be right for a model that pools.",
+                "tokenization_kwargs",
+            )
+        if truncate_prompt_tokens is None:
+            truncate_prompt_tokens = options.truncate_prompt_tokens
         limit, prefix = inputs.limit(truncate_prompt_tokens), inputs.prefix(prompt_name)
+        adds = options.add_special_tokens
         token_ids = [
-            inputs.encode(prompt, limit, prefix=prefix, field="prompts")
+            inputs.encode(prompt, limit, prefix=prefix, add_special_tokens=adds, field="prompts")
             if isinstance(prompt, str)
             else prompt[:limit]
             for prompt in as_prompts(prompts)
@@ -130,6 +142,7 @@ class PoolingMethods:
         truncate_prompt_tokens: int | None = None,
         prompt_name: str | None = None,
         lora_request: AskedAdapters = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = True,
     ) -> list[EmbeddingRequestOutput]:
         """One embedding for each prompt."""
@@ -140,6 +153,7 @@ class PoolingMethods:
             truncate_prompt_tokens=truncate_prompt_tokens,
             prompt_name=prompt_name,
             lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
             use_tqdm=use_tqdm,
         )
         return [

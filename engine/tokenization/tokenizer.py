@@ -54,6 +54,9 @@ _NOT_FOR_TEMPLATES = frozenset(
 class Tokenizer:
     """A Hugging Face tokenizer as the engine uses it. ``hf`` is the tokenizer itself."""
 
+    has_texts = True
+    """False for what stands in for it in an engine that knows token ids only."""
+
     def __init__(self, hf: PreTrainedTokenizerBase, *, sorts_tools: bool = False) -> None:
         """``sorts_tools``: templates get tools with their keys in order."""
         self.hf = hf

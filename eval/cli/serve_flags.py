@@ -101,6 +101,7 @@ def _add_model_flags(group: FlagGroup) -> None:
         help="Names that requests may use for the model; responses carry the first (default: MODEL)",
     )
     group.add("tokenizer", "Tokenizer folder or hub name (default: MODEL)", metavar="NAME")
+    group.add_switch("skip_tokenizer_init", "Load no tokenizer: prompts and answers are token ids")
     group.add("dtype", "Data type of weights and activations; auto: the checkpoint's", choices=DTYPES)
     group.add("device", "Device that runs the model; auto: cuda if available, else cpu", choices=DEVICES)
     group.add(

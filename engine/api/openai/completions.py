@@ -35,6 +35,7 @@ from engine.frontend.detokenizer import token_decoder
 from engine.frontend.request_output import CompletionOutput, RequestOutput, TokenLogprob
 from engine.messages import RequestContext, ToolCall, TurnReceipt
 from engine.sampling_params import RequestOutputKind, SamplingParams
+from engine.tokenization.no_tokenizer import needs_tokenizer
 from engine.tool_parsers import read_fenced_command
 
 DEFAULT_MAX_TOKENS = 16
@@ -138,7 +139,10 @@ class CompletionTurn:
         return await self._model.prompts.encode(prompt, add_special_tokens=adds, owner=owner, is_prompt=True)
 
     def _echo(self, prompt: str | list[int], token_ids: list[int]) -> str:
-        return prompt if isinstance(prompt, str) else self._model.engine.tokenizer.decode(token_ids)
+        tokenizer = self._model.engine.tokenizer
+        if not tokenizer.has_texts:
+            raise needs_tokenizer("echo", "its client has the prompt")
+        return prompt if isinstance(prompt, str) else tokenizer.decode(token_ids)
 
     def _max_tokens(self, num_prompt_tokens: int) -> int | None:
         """OpenAI's short default, clamped to the rest of the context."""
