@@ -20,6 +20,8 @@ PLACEHOLDER_PARAMS = SamplingParams(
     max_tokens=1, eos_token_id=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
 )
 """A request that pools ends like one that samples: with a token, which is its end of sequence."""
+MAX_CUTS = 8
+"""How often a document is cut until it fits: what is left of it may be other tokens, by one or two."""
 MAX_TOKEN_CHARS = 256
 """Characters that are read for each token of a text that is cut."""
 
@@ -127,22 +129,48 @@ class PoolingInputs:
         template: PairTemplate | None = None,
     ) -> tuple[list[int], int | None]:
         """Tokens of two texts as the model reads them together, and how many are of the first if it is told
-        so. If they are cut, the longer one is cut first; in a chat template they are not."""
+        so. If they are cut, the longer one is cut first; in a chat template the second one."""
         texts = self._read(first, limit, field), self._read(second, limit, field)
         template = template or self._pair_template
         if template is not None:
-            whole, adds = template.text(*texts), template.adds_special_tokens
-        else:
-            whole, adds = "".join(texts), True
-        if template is not None or self._model.joins_pairs:
+            return self._in_template(template, *texts, limit, field), None
+        if self._model.joins_pairs:
             self._refuse_limit(limit)
-            ids, sequences, _ = self._encoded(whole, None, add_special_tokens=adds)
-            return self._cut(ids, sequences, None, field)[0], None
+            return self.encode("".join(texts), None, field=field), None
         ids, sequences, types = self._encoded(*texts, add_special_tokens=True)
         ids, kept = self._cut(ids, sequences, limit, field)
         if not self._tells_segments:
             return ids, None
         return ids, sum(1 for place in kept if types[place] == 0)
+
+    def _in_template(
+        self, template: PairTemplate, query: str, document: str, limit: int | None, field: str
+    ) -> list[int]:
+        """The tokens of a pair in a chat, of which the document's last are left out beyond ``limit``."""
+        for _ in range(MAX_CUTS):
+            whole, adds = template.text(query, document), template.adds_special_tokens
+            ids, sequences, _ = self._encoded(whole, None, add_special_tokens=adds)
+            if limit is None or len(ids) <= limit:
+                break
+            document = self._without_last(document, len(ids) - limit, limit)
+        return self._cut(ids, sequences, None, field)[0]
+
+    def _without_last(self, document: str, num_tokens: int, limit: int) -> str:
+        """A text without so many of its tokens. RequestError if it has no more."""
+        if self._backend is None:
+            raise RequestError(
+                "truncate_prompt_tokens is not for this model: its tokenizer does not tell where tokens are.",
+                "truncate_prompt_tokens",
+            )
+        begins = [begin for begin, _ in self._backend.encode(document, add_special_tokens=False).offsets]
+        if len(begins) <= num_tokens:
+            around = limit + num_tokens - len(begins)
+            raise RequestError(
+                f"truncate_prompt_tokens must be more than the {around} tokens around a document, "
+                f"got {limit}.",
+                "truncate_prompt_tokens",
+            )
+        return document[: begins[-num_tokens]]
 
     def _in_chat(self, text: str, prefix: str, limit: int | None) -> str:
         self._refuse_limit(limit)
@@ -153,7 +181,7 @@ class PoolingInputs:
     def _refuse_limit(self, limit: int | None) -> None:
         if limit is not None:
             raise RequestError(
-                "truncate_prompt_tokens is not for this model: its inputs end with its chat template.",
+                "truncate_prompt_tokens is not for this model: what its inputs end with must stay.",
                 "truncate_prompt_tokens",
             )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -104,6 +105,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     """The parsed command line. SystemExit after ``--help`` and for wrong options, ConfigError for V1's."""
+    arguments = [_with_dashes(word) for word in arguments]
     parser = _parser(arguments)
     try:
         args, unknown = parser.parse_known_args(arguments, argparse.Namespace(given=arguments))
@@ -117,6 +119,12 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
             sys.stdout.flush()
         raise
     return args
+
+
+def _with_dashes(word: str) -> str:
+    """``--a-b`` for ``--a_b``, as V1 reads flags."""
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if re.fullmatch(r"--\w[\w-]*", name) else word
 
 
 def _require_output(args: argparse.Namespace) -> None:

@@ -96,6 +96,8 @@ def test_a_score_is_that_of_the_model_card(tmp_path: Path, tied: bool) -> None:
         whole = [formatted(text).split("\n<Document>") for text in SHORT]
         firsts, seconds = whole[0][0], ["\n<Document>" + second for _, second in whole]
         assert scores_of(llm, firsts, seconds) == pytest.approx(expected, abs=ROUNDING)
+        with pytest.raises(RequestError, match="truncate_prompt_tokens is not for this model: what its"):
+            llm.score(QUERY, SHORT, truncate_prompt_tokens=20, use_tqdm=False)
     assert max(expected) - min(expected) > 1e-3, "the texts differ"
 
 
@@ -140,12 +142,30 @@ def test_a_folder_of_sentence_transformers_says_so_itself(
     )
     with small(tmp_path / "saved", hf_overrides=None) as llm:
         found = scores_of(llm, QUERY, SHORT)
-        with pytest.raises(RequestError, match="truncate_prompt_tokens is not for this model"):
-            llm.score(QUERY, SHORT, truncate_prompt_tokens=20)
     assert found == pytest.approx(expected.tolist(), abs=ROUNDING)
     if not one_token and activation == "Sigmoid":
         texts = [formatted(text, "Find what the agent needs") for text in SHORT]
         assert found == pytest.approx(cards_scores(folder, texts), abs=ROUNDING)
+
+
+@pytest.mark.parametrize("limit", [125, 141, 170])
+def test_a_long_document_is_cut_in_its_template(folder: Path, tmp_path: Path, limit: int) -> None:
+    """As sentence-transformers does: the template's end stays, which the score is read behind."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    no, yes = (tokenizer.get_vocab()[word] for word in (NO, YES))
+    transformer = Transformer(str(folder), transformer_task="text-generation")
+    transformer.processor.chat_template = TEMPLATE
+    CrossEncoder(modules=[transformer, LogitScore(yes, no)], device="cpu").save(str(tmp_path / "saved"))
+    model = CrossEncoder(str(tmp_path / "saved"), device="cpu", max_length=limit)
+    expected = model.predict([(QUERY, text) for text in TEXTS], batch_size=1)
+    with small(tmp_path / "saved", hf_overrides=None) as llm:
+        found = llm.score(QUERY, list(TEXTS), truncate_prompt_tokens=limit, use_tqdm=False)
+        lengths = [len(one.prompt_token_ids) for one in found]
+        assert max(lengths) == limit
+        assert lengths[3] < limit, "the short one is whole"
+        assert [one.outputs.score for one in found] == pytest.approx(expected.tolist(), abs=ROUNDING)
+        with pytest.raises(RequestError, match=r"must be more than the \d+ tokens around a document, got 20"):
+            llm.score(QUERY, list(TEXTS), truncate_prompt_tokens=20, use_tqdm=False)
 
 
 def test_a_classifier_may_take_pairs_in_its_template(tmp_path: Path) -> None:
@@ -187,9 +207,12 @@ def test_documents_are_ranked_over_http(server: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_cut_is_refused_by_name(server: str) -> None:
-    body = {"query": QUERY, "documents": SHORT, "truncate_prompt_tokens": 20}
+def test_long_documents_are_cut_over_http(server: str) -> None:
+    body = {"query": QUERY, "documents": list(TEXTS), "truncate_prompt_tokens": 150}
     answer = httpx.post(f"{server}/rerank", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["prompt_tokens"] <= 5 * 150
+    answer = httpx.post(f"{server}/rerank", json={**body, "truncate_prompt_tokens": 20}, timeout=60)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "truncate_prompt_tokens"
 

@@ -137,6 +137,16 @@ def test_a_value_out_of_range_exits_with_2(
     assert told in line
 
 
+@pytest.mark.parametrize("flags", [["--max_num_seqs", "0"], ["--max_num-seqs=0"]])
+def test_a_flag_may_be_written_with_underscores(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """As in many commands for V1; a value keeps its own."""
+    assert main(["serve", "a_model", *flags, "--served_model_name", "x_y"]) == 2
+    assert "argument --max-num-seqs: max_num_seqs must be at least 1" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["serve", "m", "--no_such_flag=a_b"])
+    assert "unrecognized arguments: --no-such-flag=a_b" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
