@@ -79,6 +79,8 @@ class ModelConfig:
 
     enforce_eager: bool = False
     """Disable CUDA graphs: less memory and a faster start, slower steps."""
+    disable_cascade_attn: bool = True
+    """Decodes that share a prefix read it one by one; if not, in one pass (attention_backend triton only)."""
     quantization: str | None = None
     """Weight-only quantization at load time: ``int8`` | ``int4`` (the head keeps 8 bits); CPUs only."""
     tensor_parallel_size: int = 1

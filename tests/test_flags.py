@@ -50,6 +50,7 @@ REASONS: dict[str, str] = {
     "--mm-processor-kwargs": "V1's; how fine pictures are read is a matter of tokens, thus of money.",
     "--language-model-only": "V1's; what operators type who serve such a model as text.",
     "--disable-chunked-mm-input": "V1's; whether pictures are cut between steps changes who waits for whom.",
+    "--disable-cascade-attn": "V1's; whether many share a long prefix depends on the load.",
     "--router": "Whoever compares with V1's balancer needs both in one server.",
 }
 """Flags beyond the cap, each with why no config record's default, nor an existing flag, would do."""

@@ -64,7 +64,7 @@ LONGER_FUNCTIONS = {
 LARGER_ROOMS = {
     "engine/api": (30, "What several of the protocols share."),
     "engine/frontend": (26, "What lies between the APIs and the core."),
-    "engine/worker/gpu": (36, "A kernel or a runner a file."),
+    "engine/worker/gpu": (37, "A kernel or a runner a file."),
 }
 
 

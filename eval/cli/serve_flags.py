@@ -64,7 +64,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     add_pooling_flags(parser)
     add_picture_flags(parser)
     add_parallelism_flags(FlagGroup(parser, "parallelism", ModelConfig, ParallelConfig, ServerConfig))
-    _add_cache_flags(FlagGroup(parser, "memory and KV cache", CacheConfig))
+    _add_cache_flags(FlagGroup(parser, "memory and KV cache", CacheConfig, ModelConfig))
     _add_offloading_flags(FlagGroup(parser, "KV offloading", CacheConfig))
     _add_scheduler_flags(FlagGroup(parser, "scheduling", SchedulerConfig))
     _add_pin_flags(
@@ -116,9 +116,7 @@ def _add_model_flags(group: FlagGroup) -> None:
         "(default: off)",
         choices=QUANTIZATIONS,
     )
-    group.add(
-        "load_format", "Source of the weights; dummy: random weights, for benchmarks", choices=LOAD_FORMATS
-    )
+    group.add("load_format", "Source of the weights; dummy: random ones, for tests", choices=LOAD_FORMATS)
     group.add(
         "model_impl",
         "Model code to run; auto: native where the architecture is supported, else transformers",
@@ -167,6 +165,7 @@ def _add_cache_flags(group: FlagGroup) -> None:
     states = "Number of states of linear attention and Mamba layers (default: two fifths of the memory)"
     group.add("num_state_slots", states, int, "STATES")
     group.add_switch("enable_prefix_caching", "Reuse the KV blocks of prompts that begin with equal tokens")
+    group.add_switch("disable_cascade_attn", "Attend to shared prefixes once for each decode (triton only)")
     group.add_switch("disable_hybrid_kv_cache_manager", "Keep the KV of all tokens in layers with a window")
     group.add("block_size", "KV cache block size in tokens", int, "TOKENS")
     group.add("kv_cache_dtype", "Data type of the KV cache; auto: the model's", choices=KV_CACHE_DTYPES)

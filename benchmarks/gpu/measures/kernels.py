@@ -10,11 +10,22 @@ from benchmarks.gpu.measures import (
     latents,
     paged_attention,
     rows,
+    shared_prefix,
     states,
 )
 from benchmarks.gpu.measures.bench import Bench
 
 
 def run(bench: Bench) -> None:
-    for part in (paged_attention, latents, experts, rows, fused_ops, states, draws, host_copies):
+    for part in (
+        paged_attention,
+        shared_prefix,
+        latents,
+        experts,
+        rows,
+        fused_ops,
+        states,
+        draws,
+        host_copies,
+    ):
         part.check(bench)

@@ -15,7 +15,7 @@ from engine.worker.gpu.prompt_attention import PromptAttention, select_prompt_at
 from engine.worker.gpu.step_batch import PromptChunk, StepBatch
 from engine.worker.gpu.triton_paged import TritonPagedAttention
 
-_NUM_LAYERS, _LAYER = 2, 1
+_NUM_LAYERS, LAYER = 2, 1
 _KV_SCALE = 0.04
 """Scale of fp8 pages: 448 times that is more than any of the noise."""
 _VERIFIED = 4
@@ -59,7 +59,7 @@ def check(bench: Bench) -> None:
     """Batches of each kind; the last two with other heads, too, and with all that a layer may ask for."""
     sizes = bench.sizes
     batches = list(_batches(bench))
-    plain, *others = _variants(sizes)
+    plain, *others = variants_of(sizes)
     for batch in batches:
         _check_case(bench, sizes.large, *batch, plain)
     for batch in batches[-2:]:
@@ -68,7 +68,7 @@ def check(bench: Bench) -> None:
             _check_case(bench, sizes.large, *batch, variant)
 
 
-def _variants(sizes: Sizes) -> tuple[Variant, ...]:
+def variants_of(sizes: Sizes) -> tuple[Variant, ...]:
     """The plain one first."""
     # Triton's interpreter multiplies no bf16.
     half, fp8, window = torch.float16 if sizes.toy else torch.bfloat16, torch.float8_e4m3fn, sizes.window
@@ -93,18 +93,18 @@ def _batches(bench: Bench) -> Iterator[tuple[str, Lengths, int]]:
     sizes = bench.sizes
     longest = sizes.decode_context
     for batch in sizes.decode_batches:
-        yield f"decode, B={batch}", _uniform(batch, 1, longest), batch
+        yield f"decode, B={batch}", uniform_lengths(batch, 1, longest), batch
     cached = max(cached for _, cached in sizes.prompt_lengths)
     yield f"decode, B=1 at {cached:,}", [(1, cached)], 1
     for prompt in sizes.prompt_lengths:
         yield f"prompt, {prompt[0]:,} new on {prompt[1]:,}", [prompt], 0
     few = sizes.decode_batches[1]
-    yield f"verification, {few} times {_VERIFIED}", _uniform(few, _VERIFIED, longest), few
-    mixed = [*_uniform(few, 1, longest), *sizes.prompt_lengths[:2]]
+    yield f"verification, {few} times {_VERIFIED}", uniform_lengths(few, _VERIFIED, longest), few
+    mixed = [*uniform_lengths(few, 1, longest), *sizes.prompt_lengths[:2]]
     yield f"{few} decodes and {len(mixed) - few} prompts", mixed, few
 
 
-def _uniform(count: int, new: int, longest: int) -> Lengths:
+def uniform_lengths(count: int, new: int, longest: int) -> Lengths:
     """Of all lengths up to the longest, which comes first."""
     return [(new, max(0, longest * (count - index) // count - new)) for index in range(count)]
 
@@ -114,13 +114,13 @@ def _check_case(
 ) -> None:
     name = f"{shape.name}, {variant.name}: {batch_name}"
     with bench.case(name):
-        step = _make_step(bench, shape, lengths, num_uniform, variant)
+        step = make_step(bench, shape, lengths, num_uniform, variant)
         attention = TritonPagedAttention(step.pool, variant.kv_scale)
         _check_write(bench, step, attention, variant, name)
-        _check_attention(bench, step, attention, shape, variant, f"{name}: attention")
+        check_attention(bench, step, attention, shape, variant, f"{name}: attention")
         if step.batch.prompts:
             chosen = TritonPagedAttention(step.pool, variant.kv_scale, _installed_kernels(step, variant))
-            _check_attention(bench, step, chosen, shape, variant, f"{name}: by the kernels installed")
+            check_attention(bench, step, chosen, shape, variant, f"{name}: by the kernels installed")
 
 
 def _installed_kernels(step: Step, variant: Variant) -> Callable[[PromptAttention], PromptAttention]:
@@ -131,7 +131,7 @@ def _installed_kernels(step: Step, variant: Variant) -> Callable[[PromptAttentio
     )
 
 
-def _check_attention(
+def check_attention(
     bench: Bench,
     step: Step,
     attention: TritonPagedAttention,
@@ -141,7 +141,7 @@ def _check_attention(
 ) -> None:
     attention.begin_device_step(step.batch)
     found = attention.attend_written(
-        _LAYER,
+        LAYER,
         step.query,
         scale=shape.head_dim**-0.5,
         window=variant.window,
@@ -158,7 +158,7 @@ def _sinks(shape: TimedModel, query: torch.Tensor) -> torch.Tensor:
     return torch.linspace(-2.0, 10.0, shape.num_heads, device=query.device)
 
 
-def _make_step(bench: Bench, shape: TimedModel, lengths: Lengths, num_uniform: int, variant: Variant) -> Step:
+def make_step(bench: Bench, shape: TimedModel, lengths: Lengths, num_uniform: int, variant: Variant) -> Step:
     """Contexts are random, in shuffled blocks; query, key and value are views of one GEMM's output."""
     where, block_size = bench.device.where, bench.sizes.block_size
     generator = torch.Generator(where).manual_seed(len(lengths) + sum(lengths[0]))
@@ -213,11 +213,11 @@ def _check_write(
     """Each key and value is in its slot, as it was or, in 8 bits, rounded; the other layer is as it was."""
     untouched = step.pool[:, 0].clone()
     attention.begin_device_step(step.batch)
-    attention.write(_LAYER, step.key, step.value)
+    attention.write(LAYER, step.key, step.value)
     block_size = step.pool.shape[3]
     blocks, offsets = step.batch.slots // block_size, step.batch.slots % block_size
     errors = [
-        row_error(picked(step.pool[:, _LAYER, which], blocks, offsets) * variant.kv_scale, expected)
+        row_error(picked(step.pool[:, LAYER, which], blocks, offsets) * variant.kv_scale, expected)
         for which, expected in enumerate((step.key, step.value))
     ]
     limit = bench.sizes.slack * LIMITS[variant.stored] if variant.kv_scale != 1.0 else 0.0
@@ -238,7 +238,7 @@ def _gathered(step: Step, seq: int, seq_len: int, which: int, variant: Variant) 
     """Keys (0) or values (1) of a sequence as the pool holds them: [seq_len, num_kv_heads, head_dim]"""
     block_size = step.pool.shape[3]
     blocks = step.batch.block_tables[seq, : -(-seq_len // block_size)].long()
-    return picked(step.pool[:, _LAYER, which], blocks).flatten(0, 1)[:seq_len] * variant.kv_scale
+    return picked(step.pool[:, LAYER, which], blocks).flatten(0, 1)[:seq_len] * variant.kv_scale
 
 
 def _errors_by_head(

@@ -37,6 +37,10 @@ def resolve_attention(config: EngineConfig, device: torch.device) -> str:
             logger.warning("Using torch attention; for Triton: pip install 'continuum-engine[gpu]'.")
     if config.cache.kv_cache_dtype != "auto":
         _check_storage(config.cache.kv_cache_dtype, wanted, device)
+    if not config.model.disable_cascade_attn and wanted != "triton":
+        raise ConfigError(
+            f"disable_cascade_attn=False needs attention_backend triton, but it is {wanted} here."
+        )
     if config.model.enable_return_routed_experts and wanted == "triton":
         raise ConfigError("enable_return_routed_experts is not supported with attention_backend triton yet.")
     return wanted

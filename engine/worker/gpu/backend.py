@@ -70,6 +70,7 @@ class GPUBackend:
             self._streams,
             num_groups(places),
             samples=group.stage.is_last,
+            prefix_groups=() if config.model.disable_cascade_attn else _prefix_groups(loaded, places),
         )
         self._batch.pictures = self._pictures = open_step_pictures(loaded.tower, loaded.model)
         model = with_fused_steps(loaded.model, self.attention, ops, max_model_len)
@@ -94,8 +95,20 @@ class GPUBackend:
         self._forward.capture()
 
     def runner(self, host_pool: HostTransfers | None) -> DeviceModelRunner:
-        logger.info("Captured %d CUDA graphs.", len(self._forward.graphs))
+        num_graphs = len(self._forward.graphs) + len(self._forward.prefix_graphs)
+        logger.info("Captured %d CUDA graphs.", num_graphs)
         return DeviceModelRunner(self._forward, self._batch, self._sampler, self._streams, host_pool)
+
+
+def _prefix_groups(loaded: LoadedModel, places: LayerPlaces) -> list[int]:
+    """The KV cache groups with layers that see all tokens. Latents have no pass for a prefix."""
+    model = loaded.model
+    kinds = zip(places, model.windows, model.chunks, strict=True)
+    groups = {place.group for place, window, chunk in kinds if window is None and chunk is None}
+    if model.num_kv_vectors == 1 or not groups:
+        logger.warning("Cascade attention is off: no layer of this model attends to all keys and values.")
+        return []
+    return sorted(groups)
 
 
 def _graph_sizes(loaded: LoadedModel, config: EngineConfig) -> GraphSizes:

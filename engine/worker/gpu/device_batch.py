@@ -17,10 +17,11 @@ import torch
 from engine.config import SchedulerConfig
 from engine.core.outputs import SchedulerOutput
 from engine.worker.attention.backend import IntArray
+from engine.worker.common_prefix import CommonPrefix, PrefixFinder
 from engine.worker.gpu.device_sampler import DeviceSampler, DeviceSampling
 from engine.worker.gpu.graph_sizes import GraphShape, GraphSizes
 from engine.worker.gpu.staging import Staging, words_of
-from engine.worker.gpu.step_batch import PromptChunk, StepBatch
+from engine.worker.gpu.step_batch import PREFIX_UNIT, SharedPrefix, StepBatch, prompts_of
 from engine.worker.gpu.streams import DeviceStreams
 from engine.worker.gpu.verification_steps import (
     NOWHERE,
@@ -104,11 +105,14 @@ class DeviceBatch:
         num_groups: int = 1,
         *,
         samples: bool = True,
+        prefix_groups: Sequence[int] = (),
     ) -> None:
-        """``num_groups``: of the model's KV cache. ``samples``: see ``RequestRows``."""
+        """``num_groups``: of the model's KV cache. ``samples``: see ``RequestRows``. ``prefix_groups``: those
+        whose layers attend to prefixes that sequences share in a pass of its own."""
         max_num_seqs = limits.max_num_seqs
         sizes = max_num_seqs, max_model_len, block_size, sampler.vocab_size, num_groups
         self._rows = RequestRows(*sizes, samples=samples)
+        self._prefixes = PrefixFinder(self._rows, block_size, prefix_groups, PREFIX_UNIT)
         self._num_groups = num_groups
         self._graph_sizes = graph_sizes
         self._sampler = sampler
@@ -127,6 +131,11 @@ class DeviceBatch:
 
     pictures: StepPictures | None = None
     """Pictures of the requests, of a model that reads them; set before the first step."""
+
+    @property
+    def finds_prefixes(self) -> bool:
+        """Whether steps may have a shared prefix."""
+        return self._prefixes.is_on
 
     def __len__(self) -> int:
         """Number of requests that have a row, preempted ones included."""
@@ -162,7 +171,8 @@ class DeviceBatch:
             uniform_len = graph.uniform_len
             step = with_equal_lengths(step, uniform_len)
             positions = None if pictures is None else pictures.positions_of(step)
-        sent = self._send_step(plan, step, positions, uniform_len, graph, appended)
+        prefix = self._prefixes.find(plan, step)
+        sent = self._send_step(plan, step, positions, uniform_len, graph, prefix, appended)
         return replace(sent, prompts=prompts) if prompts else sent
 
     def _ids_of(self, row: int, start: int, count: int) -> IntArray:
@@ -171,14 +181,21 @@ class DeviceBatch:
         return ids
 
     def send_idle(
-        self, query_lens: Sequence[int], seq_lens: Sequence[int], uniform_len: int = 1
+        self,
+        query_lens: Sequence[int],
+        seq_lens: Sequence[int],
+        uniform_len: int = 1,
+        *,
+        has_prefix: bool = False,
     ) -> TokenArrays:
-        """Inputs of a warm-up step, which reads the null block only and writes nothing; uniform first."""
+        """Inputs of a warm-up step, which reads the null block only and writes nothing; uniform first.
+        ``has_prefix``: as of sequences that share one, of no tokens."""
         step = _idle_rows(np.array(query_lens), np.array(seq_lens), uniform_len, self._num_groups)
         is_uniform = step.num_uniform == len(step.rows)
         graph = self._graph_sizes.smallest(len(step.rows), uniform_len) if is_uniform else None
         self._staging.begin()
-        arrays = self._put_tokens(step, uniform_len, graph)
+        prefix = CommonPrefix(0, 0, np.zeros(step.num_uniform, dtype=np.bool_)) if has_prefix else None
+        arrays = self._put_tokens(step, uniform_len, graph, prefix)
         self._staging.send()
         return arrays
 
@@ -218,12 +235,13 @@ class DeviceBatch:
         positions: IntArray | None,
         uniform_len: int,
         graph: GraphShape | None,
+        prefix: CommonPrefix | None,
         appended: list[tuple[int, int, list[int]]],
     ) -> DeviceStep:
         staging = self._staging
         staging.begin()
         # First: CUDA graphs need fixed addresses.
-        arrays = self._put_tokens(step, uniform_len, graph, positions)
+        arrays = self._put_tokens(step, uniform_len, graph, prefix, positions)
         sample_rows, num_drafts = step.sample_rows, step.sample_drafts
         sampling = self._sampler.stage(self._rows.sampling_batch(sample_rows, num_drafts), staging)
         drafts = None
@@ -294,6 +312,7 @@ class DeviceBatch:
         step: StepRows,
         uniform_len: int,
         graph: GraphShape | None,
+        prefix: CommonPrefix | None,
         positions: IntArray | None = None,
     ) -> TokenArrays:
         """The inputs of a forward pass, padded to the size of its CUDA graph if it has one. ``positions``:
@@ -305,6 +324,7 @@ class DeviceBatch:
         num_idle_tokens = num_idle * uniform_len
         starts = np.concatenate(([0], np.cumsum(_padded(step.query_lens, num_idle, uniform_len))))
         places = self._places(step.row_of_token, step.positions)
+        longest = int(step.seq_lens[: step.num_uniform].max(initial=0))
         put = self._staging.put
         batch = StepBatch(
             rows=put(_padded(step.rows, num_idle), np.int32),
@@ -315,8 +335,9 @@ class DeviceBatch:
             slots=put(_padded(step.slots, num_idle_tokens, NOWHERE), np.int64),
             num_uniform=step.num_uniform + num_idle,
             uniform_len=uniform_len,
-            max_uniform_seq_len=_longest_uniform(step) if graph is None else self._max_model_len,
-            prompts=_prompts(step, starts),
+            max_uniform_seq_len=longest if graph is None else self._max_model_len,
+            prompts=prompts_of(step, starts),
+            prefix=None if prefix is None else self._put_prefix(prefix, num_idle),
         )
         others = tuple(
             replace(
@@ -330,23 +351,15 @@ class DeviceBatch:
             batch = replace(batch, other_groups=others)
         return TokenArrays(batch, put(_padded(places, num_idle_tokens), np.int64), graph, axes)
 
+    def _put_prefix(self, prefix: CommonPrefix, num_idle: int) -> SharedPrefix:
+        place, lens = (prefix.row, prefix.num_tokens), prefix.num_tokens * prefix.has_it
+        return SharedPrefix(
+            self._staging.put(place, np.int32), self._staging.put(_padded(lens, num_idle), np.int32)
+        )
+
 
 def _padded(values: IntArray, num_more: int, value: int = 0) -> IntArray:
     return np.pad(values, (0, num_more), constant_values=value) if num_more else values
-
-
-def _longest_uniform(step: StepRows) -> int:
-    return int(step.seq_lens[: step.num_uniform].max(initial=0))
-
-
-def _prompts(step: StepRows, starts: IntArray) -> tuple[PromptChunk, ...]:
-    """The prompts of a step: the sequences after the uniform ones."""
-    first = step.num_uniform
-    if first == len(step.rows):
-        return ()
-    places = starts[first : len(step.rows)].tolist()
-    lengths = zip(places, step.query_lens[first:].tolist(), step.seq_lens[first:].tolist(), strict=True)
-    return tuple(PromptChunk(seq, *length) for seq, length in enumerate(lengths, first))
 
 
 def _idle_rows(query_lens: IntArray, seq_lens: IntArray, uniform_len: int, num_groups: int) -> StepRows:
@@ -375,7 +388,7 @@ def _step_words(limits: SchedulerConfig, block_size: int, graph_sizes: GraphSize
     num_tokens = max(limits.max_num_batched_tokens, graph_sizes.most_tokens)
     num_samples = most_samples(limits, graph_sizes.verified_len)
     num_blocks = num_groups * (limits.max_num_batched_tokens // block_size + limits.max_num_seqs)
-    of_seqs = words_of(*[(num_seqs + 1, 4)] * 3)
+    of_seqs = words_of(*[(num_seqs + 1, 4)] * 4, (2, 4))
     of_tokens = words_of(*[(num_tokens, 8)] * (2 + num_groups))
     of_samples = words_of(*[(num_samples, 8)] * 2)
     scattered = words_of(*[(num_blocks, 8), (num_blocks, 4)], *[(num_samples, 8), (num_samples, 4)])

@@ -9,6 +9,7 @@ import torch
 
 from engine.core.outputs import PromptLogprobs
 from engine.worker.attention.backend import AttentionBackend
+from engine.worker.common_prefix import MIN_SEQS
 from engine.worker.gpu.device_batch import DeviceBatch, DeviceStep, TokenArrays
 from engine.worker.gpu.graph_sizes import GraphShape, GraphSizes
 from engine.worker.gpu.step_batch import StepBatch
@@ -47,6 +48,8 @@ class Forward:
         self._sizes = sizes
         self._streams = streams
         self.graphs: dict[GraphShape, StepGraph] = {}
+        self.prefix_graphs: dict[GraphShape, StepGraph] = {}
+        """Graphs of steps with a shared prefix."""
         self._all_tokens = torch.arange(sizes.most_tokens, device=batch.token_ids.device)
         self._logits = torch.empty(0)
         """[most tokens, vocab_size]: logits of all tokens of a graph; shared by all graphs."""
@@ -54,7 +57,8 @@ class Forward:
     def logits(self, step: DeviceStep) -> torch.Tensor:
         """Logits [num_samples, vocab_size], valid until the next call."""
         shape = step.arrays.graph
-        graph = None if shape is None else self.graphs.get(shape)
+        graphs = self.graphs if step.arrays.batch.prefix is None else self.prefix_graphs
+        graph = None if shape is None else graphs.get(shape)
         if graph is None:
             return self.run(step.arrays, step.sample_tokens)
         graph.replay()
@@ -95,10 +99,12 @@ class Forward:
         """Capture all graphs, the largest first: the others reuse its memory pool."""
         for shape in sorted(self._sizes.shapes(), key=lambda shape: shape.num_tokens, reverse=True):
             self.graphs[shape] = self._capture(shape)
+            if self._batch.finds_prefixes and shape.num_seqs >= MIN_SEQS:
+                self.prefix_graphs[shape] = self._capture(shape, has_prefix=True)
 
-    def _capture(self, shape: GraphShape) -> StepGraph:
+    def _capture(self, shape: GraphShape, *, has_prefix: bool = False) -> StepGraph:
         lengths = [shape.uniform_len] * shape.num_seqs
-        arrays = self._batch.send_idle(lengths, lengths, shape.uniform_len)
+        arrays = self._batch.send_idle(lengths, lengths, shape.uniform_len, has_prefix=has_prefix)
         tokens = self._all_tokens[: shape.num_tokens]
         if not len(self._logits):
             self._logits = torch.empty_like(self.run(arrays, tokens))

@@ -6,7 +6,7 @@ Knows no kernel.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -40,14 +40,23 @@ class Splits:
     """How one launch is split."""
 
     number: int
-    """Number of parts, a power of two; 1: not split."""
+    """Number of parts, without others a power of two; 1: not split."""
     min_part: int
     """Least tokens of KV per part, except the last: a short sequence has fewer parts."""
     scratch: SplitScratch
+    num_others: int = 0
+    """Parts of another launch, which are merged with these: one attends to a prefix, one to the rest."""
+    first: int = 0
+    """Index of the first part among all of them."""
+
+    @property
+    def total(self) -> int:
+        """Parts that are merged, a power of two."""
+        return self.number + self.num_others
 
     def target(self, output: torch.Tensor) -> torch.Tensor:
         """Where programs write their results: ``output``, or scratch memory that is merged into it."""
-        return output if self.number == 1 else self.scratch.partial
+        return output if self.total == 1 else self.scratch.partial
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +86,33 @@ class KvSplitter:
     def choose(self, *, num_programs: int, num_rows: int, longest: int) -> Splits:
         """num_programs: without splits; num_rows: (token, head) rows, each with a result per part; longest:
         most tokens of KV read for a sequence; in a CUDA graph, the most that may ever be"""
-        enough = num_programs >= self.enough_programs
+        min_part = self._min_part(num_programs)
         wanted = max(_ratio(self.enough_programs, num_programs), _ratio(longest, self.too_many))
-        # If there are enough programs, only sequences far longer than the rest are worth splitting.
-        min_part = self.too_many // 4 if enough else self.worth_it
-        possible = max(1, len(self.scratch) // num_rows)
         number = min(_power_above(wanted), _power_above(_ratio(longest, min_part)), MAX_SPLITS)
-        return Splits(min(number, 1 << possible.bit_length() - 1), min_part, self.scratch)
+        return Splits(min(number, self._possible(num_rows) or 1), min_part, self.scratch)
+
+    def choose_beside_prefix(
+        self, *, num_programs: int, num_rows: int, longest: int
+    ) -> tuple[Splits, Splits] | None:
+        """For what lies behind a shared prefix, see ``choose``; and for the prefix, whose queries are few
+        tiles: all other parts that there may be. None: scratch memory has no room for both."""
+        total = min(MAX_SPLITS, self._possible(num_rows))
+        if total < 2:
+            return None
+        chosen = self.choose(num_programs=num_programs, num_rows=num_rows, longest=longest)
+        number = min(chosen.number, total // 2)
+        others = total - number
+        of_prefix = Splits(others, self.worth_it, self.scratch, num_others=number, first=number)
+        return replace(chosen, number=number, num_others=others), of_prefix
+
+    def _min_part(self, num_programs: int) -> int:
+        """If there are enough programs, only sequences far longer than the rest are worth splitting."""
+        return self.too_many // 4 if num_programs >= self.enough_programs else self.worth_it
+
+    def _possible(self, num_rows: int) -> int:
+        """The most parts that scratch memory holds for so many rows, a power of two, or 0."""
+        possible = len(self.scratch) // num_rows
+        return 1 << possible.bit_length() - 1 if possible else 0
 
 
 def count_processors(device: torch.device) -> int:

@@ -6,6 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.worker.attention.backend import IntArray
+from engine.worker.request_rows import StepRows
+
+PREFIX_UNIT = 64
+"""Tokens that a shared prefix has a multiple of: all tiles of KV divide it, so that it ends with one."""
+
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk:
@@ -17,6 +23,17 @@ class PromptChunk:
     """Index of its first token among the tokens of the step."""
     query_len: int
     seq_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """Tokens that several uniform sequences of a step begin with, in the same blocks."""
+
+    place: torch.Tensor
+    """[2] int32: a row of ``StepBatch.block_tables`` that begins with it, and its length in tokens, a
+    multiple of ``PREFIX_UNIT``; 0: there is none."""
+    lens: torch.Tensor
+    """[num_uniform] int32: the length for sequences that begin with it, 0 for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +62,8 @@ class StepBatch:
     """Upper bound of the lengths of uniform sequences; in a CUDA graph, the longest possible."""
     prompts: tuple[PromptChunk, ...] = ()
     """The sequences that follow the uniform ones, in order."""
+    prefix: SharedPrefix | None = None
+    """Attended to in a pass of its own by layers that see all tokens; None: each sequence reads its own."""
     other_groups: tuple[StepBatch, ...] = ()
     """The same step with the block tables and slots of the KV cache groups after the first."""
 
@@ -56,3 +75,13 @@ class StepBatch:
     @property
     def num_uniform_tokens(self) -> int:
         return self.num_uniform * self.uniform_len
+
+
+def prompts_of(step: StepRows, starts: IntArray) -> tuple[PromptChunk, ...]:
+    """The prompts of a step: the sequences after the uniform ones. starts [num_seqs]: of their tokens."""
+    first = step.num_uniform
+    if first == len(step.rows):
+        return ()
+    places = starts[first : len(step.rows)].tolist()
+    lengths = zip(places, step.query_lens[first:].tolist(), step.seq_lens[first:].tolist(), strict=True)
+    return tuple(PromptChunk(seq, *length) for seq, length in enumerate(lengths, first))

@@ -5,7 +5,7 @@ Found by compiling for sm_90, where no register is spilled, and by timing them o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -49,6 +49,15 @@ def prompt_tiling(head_dim: int, dtype: torch.dtype, shared_bytes: int) -> Tilin
         return Tiling(num_rows=128, tile_size=128, num_warps=8, num_stages=3)
     tile_size = max(16, min(64, 16384 // (size * max(2, dtype.itemsize))))
     return Tiling(num_rows=128 if size <= 128 else 64, tile_size=tile_size, num_warps=8, num_stages=3)
+
+
+def prefix_tiling(num_rows: int, head_dim: int, dtype: torch.dtype) -> Tiling:
+    """For a prefix that sequences with so many rows share: as decode if they are one of its tiles, but with
+    all registers; else as prefill where shared memory is small, two programs per processor. Not timed."""
+    few = uniform_tiling(head_dim, dtype)
+    if num_rows <= few.num_rows:
+        return replace(few, max_registers=None)
+    return prompt_tiling(head_dim, dtype, shared_bytes=0)
 
 
 def latent_tiling(num_rows: int, shared_bytes: int) -> Tiling:

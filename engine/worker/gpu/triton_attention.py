@@ -9,6 +9,10 @@ and its scale is a factor of the scores and of the result.
 The KV of few sequences is split (Flash-Decoding): one program per KV head would leave most processors idle. A
 CUDA graph keeps the grid it was captured with: the number of splits is chosen for all that the graph may see,
 and a program whose part lies past the end of a shorter sequence returns at once.
+
+A prefix that many decodes share (cascade attention) is attended to by a launch of its own, whose query tiles
+have rows of many sequences: its KV is read once for each tile, not for each sequence. Its splits are merged
+with those of what lies behind it.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from typing import NamedTuple
 import torch
 
 from engine.worker.gpu.kv_splits import Splits
-from engine.worker.gpu.step_batch import StepBatch
+from engine.worker.gpu.step_batch import PREFIX_UNIT, StepBatch
 from engine.worker.gpu.tiling import Tiling, padded
 from engine.worker.gpu.triton_attention_kernels import (
     latent_kernel,
@@ -29,6 +33,7 @@ from engine.worker.gpu.triton_attention_kernels import (
     uniform_kernel,
     write_kernel,
 )
+from engine.worker.gpu.triton_prefix_kernel import prefix_kernel
 
 LOG2_E = math.log2(math.e)
 
@@ -48,6 +53,11 @@ class Scoring:
     """Scale of the stored K and V."""
     chunk: int | None = None
     """A token attends to itself and the tokens before it in its chunk of so many."""
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether a token attends to all tokens before it."""
+        return self.window is None and self.chunk is None
 
     @property
     def factor(self) -> float:
@@ -82,7 +92,8 @@ def attend_uniform(
     tiling: Tiling,
     splits: Splits,
 ) -> None:
-    """Attention of the first ``batch.num_uniform`` sequences.
+    """Attention of the first ``batch.num_uniform`` sequences; if ``splits`` have others beside them, to
+    what lies behind the shared prefix, merged with what ``attend_prefix`` has left in scratch memory.
 
     output, contiguous, and query [batch.num_uniform_tokens, num_heads, head_dim]
     """
@@ -98,6 +109,7 @@ def attend_uniform(
         pages.values,
         batch.rows,
         batch.seq_lens,
+        batch.seq_lens if batch.prefix is None else batch.prefix.lens,
         batch.block_tables,
         batch.uniform_len,
         -(-splits.min_part // tiling.tile_size),
@@ -108,9 +120,52 @@ def attend_uniform(
         scoring.factor,
         scoring.kv_scale,
         ROWS=rows_each,
+        ALL_SPLITS=splits.total if splits.num_others else 0,
         **_constants(query, pages, scoring, tiling, splits),
     )
     _merge(output, splits, scoring)
+
+
+def attend_prefix(
+    query: torch.Tensor, pages: Pages, batch: StepBatch, scoring: Scoring, tiling: Tiling, splits: Splits
+) -> None:
+    """Attention of the uniform sequences to their shared prefix, left in scratch memory for
+    ``attend_uniform``. It knows neither windows nor chunks.
+
+    query [batch.num_uniform_tokens, num_heads, head_dim]
+    """
+    assert batch.prefix is not None
+    assert scoring.sees_all
+    assert PREFIX_UNIT % tiling.tile_size == 0, "a prefix ends with a tile"
+    num_kv_heads = pages.keys.shape[2]
+    num_rows = len(query) * (query.shape[1] // num_kv_heads)
+    rows_each = min(padded(num_rows), tiling.num_rows)
+    constants = _constants(query, pages, scoring, tiling, splits)
+    for name in ("SPLIT", "SINKS", "WINDOW", "CHUNK"):  # it is a split, and nothing is masked
+        del constants[name]
+    prefix_kernel[num_kv_heads * -(-num_rows // rows_each), 1, splits.number](
+        splits.scratch.partial,
+        splits.scratch.log_sums,
+        query,
+        pages.keys,
+        pages.values,
+        batch.prefix.place,
+        batch.prefix.lens,
+        batch.block_tables,
+        len(query),
+        batch.uniform_len,
+        splits.first,
+        -(-splits.min_part // tiling.tile_size),
+        batch.block_tables.stride(0),
+        query.stride(0),
+        query.stride(1),
+        pages.keys.stride(0),
+        scoring.factor,
+        scoring.kv_scale,
+        ROWS=rows_each,
+        ALL_SPLITS=splits.total,
+        **constants,
+    )
 
 
 def attend_latents(
@@ -239,7 +294,7 @@ def _constants(
     page, num_kv_heads, head_dim = pages.keys.shape[1:]
     assert query.stride(2) == 1
     return {
-        "SPLIT": splits.number > 1,
+        "SPLIT": splits.total > 1,
         "SINKS": scoring.sinks is not None,
         "GROUP": query.shape[1] // num_kv_heads,
         "NUM_KV_HEADS": num_kv_heads,
@@ -259,7 +314,7 @@ def _constants(
 
 def _merge(output: torch.Tensor, splits: Splits, scoring: Scoring) -> None:
     """Merge the partial results into output [num_tokens, num_heads, head_dim]."""
-    if splits.number == 1:
+    if splits.total == 1:
         return
     num_tokens, num_heads, head_dim = output.shape
     merge_kernel[(num_tokens * num_heads,)](
@@ -269,7 +324,7 @@ def _merge(output: torch.Tensor, splits: Splits, scoring: Scoring) -> None:
         splits.scratch.log_sums if scoring.sinks is None else scoring.sinks,
         NUM_HEADS=num_heads,
         SINKS=scoring.sinks is not None,
-        NUM_SPLITS=splits.number,
+        NUM_SPLITS=splits.total,
         HEAD_DIM=head_dim,
         PADDED_DIM=padded(head_dim),
         enable_fp_fusion=True,

@@ -20,9 +20,17 @@ tokens so far vanish with its first unmasked score."""
 _NO_WEIGHT = tl.constexpr(1.0e-30)
 """Weight used instead of an empty sum of weights."""
 _LOG2_E = tl.constexpr(1.4426950408889634)
-_STEP_TENSORS = ["rows", "query_starts", "seq_lens", "block_tables", "slots"]
+STEP_TENSORS = ["rows", "query_starts", "seq_lens", "block_tables", "slots", "prefix", "prefix_lens"]
 """Slices of larger tensors: their alignment must not specialize a kernel."""
-_STEP_NUMBERS = ["uniform_len", "first_seq", "num_seqs", "min_tiles", "max_blocks"]
+STEP_NUMBERS = [
+    "uniform_len",
+    "num_tokens",
+    "first_seq",
+    "num_seqs",
+    "min_tiles",
+    "max_blocks",
+    "first_split",
+]
 """Arguments that must not specialize a kernel when they are 1 or a multiple of 16."""
 
 
@@ -46,14 +54,14 @@ def _page_offsets(
 
 
 @triton.jit
-def _no_sums(ROWS: tl.constexpr, PADDED_DIM: tl.constexpr):
+def no_sums(ROWS: tl.constexpr, PADDED_DIM: tl.constexpr):
     """Initial state of the online softmax: weighted sums, maximum and sum of weights."""
     row_max = tl.full((ROWS,), _HIDDEN, tl.float32)
     return tl.zeros((ROWS, PADDED_DIM), tl.float32), row_max, tl.zeros((ROWS,), tl.float32)
 
 
 @triton.jit
-def _attend_tiles(
+def attend_tiles(
     sums, row_max, row_sum, query, query_positions,
     keys, values, table, block_stride, first_tile, last_tile, begin, end, factor,
     MASKED: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAP: tl.constexpr,
@@ -99,7 +107,7 @@ def _attend_tiles(
 
 
 @triton.jit
-def _load_query(
+def load_query(
     query, tokens, heads, is_row, token_stride, head_stride,
     HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
 ):  # fmt: skip
@@ -123,7 +131,7 @@ def _first_seen(first_query_position, WINDOW: tl.constexpr, CHUNK: tl.constexpr)
 
 
 @triton.jit
-def _tiles_of_split(first, end, min_tiles):
+def tiles_of_split(first, end, min_tiles):
     """This program's split of the tiles from ``first`` to ``end``: its first, and one past its last."""
     size = tl.maximum(tl.cdiv(end - first, tl.num_programs(2)), min_tiles)
     begin = first + tl.program_id(2) * size
@@ -138,8 +146,14 @@ def _sink_weight(sink, maximum):
 
 
 @triton.jit
-def _store_rows(
-    output, log_sums, sinks, rows, heads, is_row, sums, row_max, row_sum, kv_scale,
+def places_of_split(rows, num_splits, first_split):
+    """Where this program's split of rows is stored, of ``num_splits``; this launch's begin with the first."""
+    return rows.to(tl.int64) * num_splits + first_split + tl.program_id(2)
+
+
+@triton.jit
+def store_rows(
+    output, log_sums, sinks, rows, num_splits, first_split, heads, is_row, sums, row_max, row_sum, kv_scale,
     SPLIT: tl.constexpr, SINKS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
 ):  # fmt: skip
     """Normalize and store the sums of rows; of a split, also their log-sum-exp, in base 2.
@@ -151,22 +165,23 @@ def _store_rows(
     if SINKS and not SPLIT:
         row_sum += _sink_weight(tl.load(sinks + heads, mask=is_row, other=0.0), row_max)
     means = sums * (kv_scale / tl.maximum(row_sum, _NO_WEIGHT))[:, None]
-    places = rows.to(tl.int64) * tl.num_programs(2) + tl.program_id(2)
+    places = places_of_split(rows, num_splits, first_split)
     inside = is_row[:, None] & (dims < HEAD_DIM)[None, :]
     tl.store(output + places[:, None] * HEAD_DIM + dims[None, :], means, mask=inside)
     if SPLIT:
         tl.store(log_sums + places, row_max + tl.log2(row_sum), mask=is_row)
 
 
-@triton.jit(do_not_specialize=_STEP_NUMBERS, do_not_specialize_on_alignment=_STEP_TENSORS)
+@triton.jit(do_not_specialize=STEP_NUMBERS, do_not_specialize_on_alignment=STEP_TENSORS)
 def uniform_kernel(
-    output, log_sums, sinks, query, keys, values, rows, seq_lens, block_tables,
+    output, log_sums, sinks, query, keys, values, rows, seq_lens, prefix_lens, block_tables,
     uniform_len, min_tiles, max_blocks, token_stride, head_stride, block_stride, factor, kv_scale,
     SPLIT: tl.constexpr, GROUP: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     PAGE: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
-    ROWS: tl.constexpr, PADDED_DIM: tl.constexpr, TILE: tl.constexpr,
+    ROWS: tl.constexpr, PADDED_DIM: tl.constexpr, TILE: tl.constexpr, ALL_SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """One program: the query rows of one KV head of one sequence, for one split of the KV.
+    """One program: the query rows of one KV head of one sequence, for one split of the KV. With ALL_SPLITS
+    (otherwise 0), those of a prefix included, the KV begins behind the prefix if the sequence shares it.
 
     The KV heads of a sequence, adjacent in memory, are read by programs that run at the same time. A sequence
     without tokens, the padding of a CUDA graph, has no tiles: its result is zeros.
@@ -180,26 +195,31 @@ def uniform_kernel(
     seq_len = tl.load(seq_lens + seq)
     context = seq_len - uniform_len
     seen = _first_seen(context, WINDOW, CHUNK)
-    first, end = _tiles_of_split(seen // TILE, tl.cdiv(seq_len, TILE), min_tiles)
+    first_tile = seen // TILE
+    num_splits = tl.num_programs(2)
+    if ALL_SPLITS > 0:
+        first_tile = tl.load(prefix_lens + seq) // TILE
+        num_splits = ALL_SPLITS
+    first, end = tiles_of_split(first_tile, tl.cdiv(seq_len, TILE), min_tiles)
     if SPLIT and first >= end:
-        _store_nothing(log_sums, output_rows, is_row)
+        store_nothing(log_sums, output_rows, num_splits, 0, is_row)
         return
-    loaded = _load_query(query, tokens, heads, is_row, token_stride, head_stride, HEAD_DIM, PADDED_DIM)
+    loaded = load_query(query, tokens, heads, is_row, token_stride, head_stride, HEAD_DIM, PADDED_DIM)
     table = block_tables + tl.load(rows + seq).to(tl.int64) * max_blocks
-    sums, row_max, row_sum = _no_sums(ROWS, PADDED_DIM)
-    sums, row_max, row_sum = _attend_tiles(
+    sums, row_max, row_sum = no_sums(ROWS, PADDED_DIM)
+    sums, row_max, row_sum = attend_tiles(
         sums, row_max, row_sum, loaded, context + row // GROUP,
         keys + kv_head * HEAD_DIM, values + kv_head * HEAD_DIM, table, block_stride,
         first, end, seen, seq_len, factor,
         True, WINDOW, CHUNK, CAP, PAGE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PADDED_DIM, TILE,
     )  # fmt: skip
-    _store_rows(
-        output, log_sums, sinks, output_rows, heads, is_row, sums, row_max, row_sum, kv_scale,
+    store_rows(
+        output, log_sums, sinks, output_rows, num_splits, 0, heads, is_row, sums, row_max, row_sum, kv_scale,
         SPLIT, SINKS, HEAD_DIM, PADDED_DIM,
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=_STEP_NUMBERS, do_not_specialize_on_alignment=_STEP_TENSORS)
+@triton.jit(do_not_specialize=STEP_NUMBERS, do_not_specialize_on_alignment=STEP_TENSORS)
 def latent_kernel(
     output, log_sums, query, latents, rows, seq_lens, block_tables,
     uniform_len, min_tiles, max_blocks, token_stride, head_stride, block_stride, factor, kv_scale,
@@ -215,18 +235,18 @@ def latent_kernel(
     tokens, heads = seq * uniform_len + row // NUM_HEADS, row % NUM_HEADS
     output_rows = tokens * NUM_HEADS + heads
     seq_len = tl.load(seq_lens + seq)
-    first, end = _tiles_of_split(0, tl.cdiv(seq_len, TILE), min_tiles)
+    first, end = tiles_of_split(0, tl.cdiv(seq_len, TILE), min_tiles)
     if SPLIT and first >= end:
-        _store_nothing(log_sums, output_rows, is_row)
+        store_nothing(log_sums, output_rows, tl.num_programs(2), 0, is_row)
         return
     query_positions = seq_len - uniform_len + row // NUM_HEADS
-    main = _load_query(query, tokens, heads, is_row, token_stride, head_stride, VALUE_DIM, PADDED_DIM)
-    rest = _load_query(
+    main = load_query(query, tokens, heads, is_row, token_stride, head_stride, VALUE_DIM, PADDED_DIM)
+    rest = load_query(
         query + VALUE_DIM, tokens, heads, is_row, token_stride, head_stride, HEAD_DIM - VALUE_DIM, PADDED_REST
     )
     table = block_tables + tl.load(rows + seq).to(tl.int64) * max_blocks
     dims, rest_dims = tl.arange(0, PADDED_DIM), tl.arange(0, PADDED_REST)
-    sums, row_max, row_sum = _no_sums(ROWS, PADDED_DIM)
+    sums, row_max, row_sum = no_sums(ROWS, PADDED_DIM)
     for tile in range(first, end):
         positions = tile * TILE + tl.arange(0, TILE)
         offsets = _page_offsets(
@@ -246,16 +266,16 @@ def latent_kernel(
         row_sum = row_sum * shrink + tl.sum(weights, 1)
         sums = dot(weights.to(main.dtype), value, sums * shrink[:, None])
         row_max = new_max
-    _store_rows(
-        output, log_sums, log_sums, output_rows, heads, is_row, sums, row_max, row_sum, kv_scale,
-        SPLIT, False, VALUE_DIM, PADDED_DIM,
+    store_rows(
+        output, log_sums, log_sums, output_rows, tl.num_programs(2), 0, heads, is_row,
+        sums, row_max, row_sum, kv_scale, SPLIT, False, VALUE_DIM, PADDED_DIM,
     )  # fmt: skip
 
 
 @triton.jit
-def _store_nothing(log_sums, rows, is_row):
+def store_nothing(log_sums, rows, num_splits, first_split, is_row):
     """Store a log-sum-exp of no weight for a split without tiles, so that the merge ignores it."""
-    places = rows.to(tl.int64) * tl.num_programs(2) + tl.program_id(2)
+    places = places_of_split(rows, num_splits, first_split)
     tl.store(log_sums + places, tl.full(rows.shape, _HIDDEN, tl.float32), mask=is_row)
 
 
@@ -265,7 +285,7 @@ def merge_kernel(
     NUM_HEADS: tl.constexpr, SINKS: tl.constexpr,
     NUM_SPLITS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
 ):  # fmt: skip
-    """One program merges the splits of one row by their log-sum-exp. See _store_rows for the shapes."""
+    """One program merges the splits of one row by their log-sum-exp. See store_rows for the shapes."""
     row = tl.program_id(0).to(tl.int64)
     places, dims = row * NUM_SPLITS + tl.arange(0, NUM_SPLITS), tl.arange(0, PADDED_DIM)
     logs = tl.load(log_sums + places)
@@ -300,7 +320,7 @@ def _queries_of_tile(tile, query_starts, num_seqs, QUERIES: tl.constexpr):
     return seq, start + (tile - start // QUERIES - seq) * QUERIES, end
 
 
-@triton.jit(do_not_specialize=_STEP_NUMBERS, do_not_specialize_on_alignment=_STEP_TENSORS)
+@triton.jit(do_not_specialize=STEP_NUMBERS, do_not_specialize_on_alignment=STEP_TENSORS)
 def prompt_kernel(
     output, log_sums, sinks, query, keys, values, rows, query_starts, seq_lens, block_tables,
     first_seq, num_seqs, min_tiles, max_blocks, token_stride, head_stride, block_stride, factor, kv_scale,
@@ -323,36 +343,36 @@ def prompt_kernel(
     context = tl.load(seq_lens + seq) - end  # from the index of a token to its position
     first_position, last_seen = context + first_token, context + tl.minimum(first_token + queries, end)
     seen = _first_seen(first_position, WINDOW, CHUNK)
-    first, stop = _tiles_of_split(seen // TILE, tl.cdiv(last_seen, TILE), min_tiles)
+    first, stop = tiles_of_split(seen // TILE, tl.cdiv(last_seen, TILE), min_tiles)
     if SPLIT and first >= stop:
-        _store_nothing(log_sums, output_rows, is_row)
+        store_nothing(log_sums, output_rows, tl.num_programs(2), 0, is_row)
         return
     # Before this tile no token is masked for any row.
     clear = first
     if WINDOW == 0 and CHUNK == 0:
         clear = tl.minimum(tl.maximum((first_position + 1) // TILE, first), stop)
-    loaded = _load_query(query, tokens, heads, is_row, token_stride, head_stride, HEAD_DIM, PADDED_DIM)
+    loaded = load_query(query, tokens, heads, is_row, token_stride, head_stride, HEAD_DIM, PADDED_DIM)
     table = block_tables + tl.load(rows + seq).to(tl.int64) * max_blocks
     keys += kv_head * HEAD_DIM
     values += kv_head * HEAD_DIM
-    sums, row_max, row_sum = _no_sums(ROWS, PADDED_DIM)
-    sums, row_max, row_sum = _attend_tiles(
+    sums, row_max, row_sum = no_sums(ROWS, PADDED_DIM)
+    sums, row_max, row_sum = attend_tiles(
         sums, row_max, row_sum, loaded, context + tokens,
         keys, values, table, block_stride, first, clear, seen, last_seen, factor,
         False, WINDOW, CHUNK, CAP, PAGE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PADDED_DIM, TILE,
     )  # fmt: skip
-    sums, row_max, row_sum = _attend_tiles(
+    sums, row_max, row_sum = attend_tiles(
         sums, row_max, row_sum, loaded, context + tokens,
         keys, values, table, block_stride, clear, stop, seen, last_seen, factor,
         True, WINDOW, CHUNK, CAP, PAGE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PADDED_DIM, TILE,
     )  # fmt: skip
-    _store_rows(
-        output, log_sums, sinks, output_rows, heads, is_row, sums, row_max, row_sum, kv_scale,
-        SPLIT, SINKS, HEAD_DIM, PADDED_DIM,
+    store_rows(
+        output, log_sums, sinks, output_rows, tl.num_programs(2), 0, heads, is_row,
+        sums, row_max, row_sum, kv_scale, SPLIT, SINKS, HEAD_DIM, PADDED_DIM,
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize_on_alignment=_STEP_TENSORS)
+@triton.jit(do_not_specialize_on_alignment=STEP_TENSORS)
 def write_kernel(
     keys, values, key, value, slots, block_stride,
     key_token_stride, key_head_stride, value_token_stride, value_head_stride, kv_scale, limit,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,8 +16,21 @@ from engine.worker.gpu.kv_splits import SCRATCH_BYTES, KvSplitter, SplitScratch,
 from engine.worker.gpu.prompt_attention import PromptAttention
 from engine.worker.gpu.prompt_paths.latents import attend_latent_prompts
 from engine.worker.gpu.step_batch import PromptChunk, StepBatch
-from engine.worker.gpu.tiling import latent_tiling, prompt_tiling, shared_bytes_of, uniform_tiling
-from engine.worker.gpu.triton_attention import Pages, Scoring, attend_latents, attend_uniform, write_kv
+from engine.worker.gpu.tiling import (
+    latent_tiling,
+    prefix_tiling,
+    prompt_tiling,
+    shared_bytes_of,
+    uniform_tiling,
+)
+from engine.worker.gpu.triton_attention import (
+    Pages,
+    Scoring,
+    attend_latents,
+    attend_prefix,
+    attend_uniform,
+    write_kv,
+)
 from engine.worker.gpu.triton_prompt import TritonPromptAttention
 
 
@@ -47,6 +61,7 @@ class TritonPagedAttention:
         scratch, num_processors = SplitScratch.allocate(head_dim, pool.device), count_processors(pool.device)
         self._splitter = KvSplitter.for_few_queries(scratch, num_processors)
         self._shared_bytes = shared_bytes_of(pool.device)
+        self._prefix_tiling = partial(prefix_tiling, head_dim=head_dim, dtype=pool.dtype)
         floor = TritonPromptAttention(
             prompt_tiling(head_dim, pool.dtype, self._shared_bytes),
             KvSplitter.for_prompts(scratch, num_processors),
@@ -153,11 +168,20 @@ class TritonPagedAttention:
         self, layer: int, query: torch.Tensor, scoring: Scoring, output: torch.Tensor
     ) -> None:
         batch, pages = self._batch_of(layer), self._pages[layer]
-        splits = self._splitter.choose(
-            num_programs=batch.num_uniform * pages.keys.shape[2],
-            num_rows=query.shape[0] * query.shape[1],
-            longest=scoring.num_seen(batch.max_uniform_seq_len, batch.uniform_len),
-        )
+        sizes = {
+            "num_programs": batch.num_uniform * pages.keys.shape[2],
+            "num_rows": query.shape[0] * query.shape[1],
+            "longest": scoring.num_seen(batch.max_uniform_seq_len, batch.uniform_len),
+        }
+        both = None
+        if batch.prefix is not None and scoring.sees_all:
+            both = self._splitter.choose_beside_prefix(**sizes)
+        if both is None:
+            splits = self._splitter.choose(**sizes)
+        else:
+            splits, of_prefix = both
+            tiling = self._prefix_tiling(sizes["num_rows"] // pages.keys.shape[2])
+            attend_prefix(query, pages, batch, scoring, tiling, of_prefix)
         attend_uniform(output, query, pages, batch, scoring, self._tiling, splits)
 
     def _attend_prompts(self, layer: int, query: torch.Tensor, scoring: Scoring) -> torch.Tensor:

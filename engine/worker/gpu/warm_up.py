@@ -11,6 +11,7 @@ import torch
 
 from engine.config import SchedulerConfig
 from engine.sampling_params import MAX_LOGPROBS, SamplingParams
+from engine.worker.common_prefix import MIN_SEQS
 from engine.worker.gpu.device_batch import DeviceBatch, most_samples
 from engine.worker.gpu.device_sampler import DeviceSampler
 from engine.worker.gpu.forward import Forward
@@ -40,17 +41,19 @@ class StepLengths:
     query_lens: list[int]
     seq_lens: list[int]
     uniform_len: int = 1
+    has_prefix: bool = False
+    """Whether there is a prefix that they share, of no tokens."""
 
     def __add__(self, other: StepLengths) -> StepLengths:
         return StepLengths(self.query_lens + other.query_lens, self.seq_lens + other.seq_lens)
 
 
 def warm_up_steps(
-    limits: SchedulerConfig, max_model_len: int, verified_len: int = 1
+    limits: SchedulerConfig, max_model_len: int, verified_len: int = 1, *, has_prefixes: bool = False
 ) -> Iterator[StepLengths]:
     """A step of one token, whose linears have kernels of their own; decode batches and prompts, alone and
     together, in contexts from short to long; with drafts, steps that verify them, too; then prompts of more
-    and more tokens, at most twice as many as before, up to the most."""
+    and more tokens, at most twice as many as before, up to the most; then steps with a shared prefix."""
     budget = limits.max_num_batched_tokens
     short, long = min(_SHORT_PROMPT, budget, max_model_len), min(budget, max_model_len)
     num_decodes = min(limits.max_num_seqs, budget)
@@ -68,6 +71,16 @@ def warm_up_steps(
     for num_seqs in _doublings(1, num_long):
         yield _equal(num_seqs, long, long)
     yield _equal(num_long, long, max_model_len)
+    if has_prefixes and num_decodes >= MIN_SEQS:
+        yield from _with_prefixes(limits, min(verified_len, budget, max_model_len))
+
+
+def _with_prefixes(limits: SchedulerConfig, longest: int) -> Iterator[StepLengths]:
+    """Steps of more and more sequences: how the KV is split depends on their number, and on nothing else."""
+    for length in (1, *_doublings(2, longest)) if longest > 1 else (1,):
+        most = min(limits.max_num_seqs, limits.max_num_batched_tokens // length)
+        for num_seqs in _doublings(MIN_SEQS, most) if most >= MIN_SEQS else ():
+            yield StepLengths([length] * num_seqs, [length] * num_seqs, length, has_prefix=True)
 
 
 def _verifications(limits: SchedulerConfig, context: int, longest: int) -> Iterator[StepLengths]:
@@ -94,8 +107,11 @@ def run_warm_up(
     """
     num_samples = most_samples(limits, verified_len)
     first = torch.zeros(1, dtype=torch.int64, device=batch.token_ids.device)
-    for lengths in warm_up_steps(limits, max_model_len, verified_len):
-        arrays = batch.send_idle(lengths.query_lens, lengths.seq_lens, lengths.uniform_len)
+    has_prefixes = batch.finds_prefixes
+    for lengths in warm_up_steps(limits, max_model_len, verified_len, has_prefixes=has_prefixes):
+        arrays = batch.send_idle(
+            lengths.query_lens, lengths.seq_lens, lengths.uniform_len, has_prefix=lengths.has_prefix
+        )
         forward.run(arrays, first)
     ones = [1] * min(limits.max_num_seqs, limits.max_num_batched_tokens)
     tokens = torch.arange(num_samples, device=batch.token_ids.device) % len(ones)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +57,7 @@ class DeviceEngine:
         kernels: bool = False,
         pool_filled_with: float = 0.0,
         draft: Callable[[Request], list[int]] | None = None,
+        prefix_groups: Sequence[int] = (),
     ) -> None:
         """``kernels``: those of Triton, in its interpreter, instead of plain torch. ``draft``: proposes how a
         request goes on, in at most ``graph_sizes.verified_len`` - 1 tokens."""
@@ -73,7 +74,10 @@ class DeviceEngine:
             async_scheduling=steps_in_flight > 1,
         )
         sizes = max_model_len, block_size, graph_sizes
-        self.batch = DeviceBatch(limits, *sizes, sampler, DEVICE, streams, len(spec.groups))
+        num_groups = len(spec.groups)
+        self.batch = DeviceBatch(
+            limits, *sizes, sampler, DEVICE, streams, num_groups, prefix_groups=prefix_groups
+        )
         self.forward = Forward(model, attention, self.batch, graph_sizes, streams)
         self.forward.capture()
         self.runner = DeviceModelRunner(self.forward, self.batch, sampler, streams)
@@ -203,9 +207,18 @@ def _scheduler(
 
 def count_replays(engine: DeviceEngine) -> list[GraphShape]:
     """The shapes of the graphs that are replayed from now on."""
+    return _counted(engine.forward.graphs)
+
+
+def count_prefix_replays(engine: DeviceEngine) -> list[GraphShape]:
+    """As ``count_replays``, of steps with a shared prefix."""
+    return _counted(engine.forward.prefix_graphs)
+
+
+def _counted(graphs: dict[GraphShape, StepGraph]) -> list[GraphShape]:
     replayed: list[GraphShape] = []
-    for shape, graph in engine.forward.graphs.items():
-        engine.forward.graphs[shape] = CountedGraph(graph, shape, replayed)
+    for shape, graph in graphs.items():
+        graphs[shape] = CountedGraph(graph, shape, replayed)
     return replayed
 
 

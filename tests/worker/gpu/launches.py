@@ -79,10 +79,14 @@ def warm_up(options: dict[str, Any]) -> None:
 
 def serve(options: dict[str, Any]) -> None:
     numbers, num_tokens = random.Random(0), 20 if "speculative_config" in options else 4
+    beginning = [] if options.get("disable_cascade_attn", True) else [7] * 300
     with LLM(**options, num_gpu_blocks_override=3000, multiprocess=False) as llm:
         for count, shortest, longest in LENGTHS:
             for params in PARAMS:
-                prompts = list(_prompts(numbers, count, shortest, longest))
+                prompts = [
+                    beginning[: 2000 - num_tokens - len(prompt)] + prompt
+                    for prompt in _prompts(numbers, count, shortest, longest)
+                ]
                 said = SamplingParams(max_tokens=num_tokens, ignore_eos=True, **params)
                 llm.generate(prompts, said, use_tqdm=False)
 
@@ -92,13 +96,13 @@ def _prompts(numbers: random.Random, count: int, shortest: int, longest: int) ->
         yield numbers.choices(range(1000), k=numbers.randint(shortest, longest))
 
 
-def main(folder: str, drafts: dict[str, Any] | None) -> None:
+def main(folder: str, features: dict[str, Any]) -> None:
     for module in KERNELS:
         import_module(f"engine.worker.gpu.{module}")
     os.environ["TRITON_INTERPRET"] = "1"  # kernels are chosen; they are interpreted no more
     torch.backends.mkldnn.enabled = False  # type: ignore[assignment]  # linears stay as on a GPU
     options: dict[str, Any] = {"model": folder, "device": "cpu", "attention_backend": "triton"}
-    options |= {"load_format": "dummy"} | ({} if drafts is None else {"speculative_config": drafts})
+    options |= {"load_format": "dummy"} | features
     limits = {"max_model_len": 2000, "max_num_seqs": 37, "max_num_batched_tokens": 512}
     kinds = record_launches()
     warm_up(options | limits)

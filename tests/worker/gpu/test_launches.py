@@ -22,22 +22,26 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-DRAFTS = {"method": "suffix", "num_speculative_tokens": 16, "weigh_costs": False}
+DRAFTS = {"speculative_config": {"method": "suffix", "num_speculative_tokens": 16, "weigh_costs": False}}
+CASCADE = {"disable_cascade_attn": False}
 
 
 @pytest.mark.parametrize(
-    ("family", "drafts"),
+    ("family", "features"),
     [
-        pytest.param("qwen3", None, id="qwen3-plain", marks=pytest.mark.long),
+        pytest.param("qwen3", {}, id="qwen3-plain", marks=pytest.mark.long),
         pytest.param("qwen3", DRAFTS, id="qwen3-drafts", marks=pytest.mark.long),
-        pytest.param("qwen3_moe", None, id="qwen3_moe-plain"),
+        pytest.param("qwen3", CASCADE, id="qwen3-cascade", marks=pytest.mark.long),
+        pytest.param("qwen3", CASCADE | DRAFTS, id="qwen3-cascade-drafts", marks=pytest.mark.long),
+        pytest.param("qwen3_moe", {}, id="qwen3_moe-plain"),
         pytest.param("qwen3_moe", DRAFTS, id="qwen3_moe-drafts", marks=pytest.mark.long),
     ],
 )
 def test_serving_launches_no_kernel_that_was_not_warmed_up(
-    family: str, drafts: dict[str, Any] | None, tmp_path: Path
+    family: str, features: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Whatever numbers of requests and tokens come, whatever they ask for, and with drafts of any length."""
+    """Whatever numbers of requests and tokens come, whatever they ask for, with drafts of any length,
+    and behind a prefix."""
     folder = make_model_folder(
         tmp_path / "model",
         family,
@@ -54,7 +58,7 @@ def test_serving_launches_no_kernel_that_was_not_warmed_up(
     )
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.worker.gpu.launches", str(folder), json.dumps(drafts)],
+        [sys.executable, "-m", "tests.worker.gpu.launches", str(folder), json.dumps(features)],
         stdout=subprocess.PIPE,
         env=environment,
         text=True,

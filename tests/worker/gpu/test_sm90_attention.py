@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from engine.worker.gpu import triton_attention
-from engine.worker.gpu.kv_splits import Splits, SplitScratch
-from engine.worker.gpu.step_batch import PromptChunk, StepBatch
-from engine.worker.gpu.tiling import prompt_tiling, uniform_tiling
-from engine.worker.gpu.triton_attention import Pages, Scoring, attend_prompts, attend_uniform, write_kv
+from engine.worker.gpu.kv_splits import KvSplitter, Splits, SplitScratch
+from engine.worker.gpu.step_batch import PromptChunk, SharedPrefix, StepBatch
+from engine.worker.gpu.tiling import prefix_tiling, prompt_tiling, uniform_tiling
+from engine.worker.gpu.triton_attention import (
+    Pages,
+    Scoring,
+    attend_prefix,
+    attend_prompts,
+    attend_uniform,
+    write_kv,
+)
 from tests.worker.gpu.sm90 import MAX_SHARED_BYTES, LaunchRecorder, compile_all_for_sm90
 
 pytestmark = pytest.mark.slow
@@ -25,7 +34,7 @@ POOLS = ((BF16, 16, 128), (BF16, 64, 128), (FP8, 16, 128), (BF16, 16, 256))
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> dict[str, LaunchRecorder]:
     """Of each kernel, none of which runs."""
-    names = ("uniform_kernel", "prompt_kernel", "merge_kernel", "write_kernel")
+    names = ("uniform_kernel", "prefix_kernel", "prompt_kernel", "merge_kernel", "write_kernel")
     recorders = {name: LaunchRecorder(getattr(triton_attention, name)) for name in names}
     for name, recorder in recorders.items():
         monkeypatch.setattr(triton_attention, name, recorder)
@@ -57,6 +66,19 @@ def test_prompts(shared_bytes: int, launches: dict[str, LaunchRecorder]) -> None
         assert used.shared_bytes <= shared_bytes
 
 
+@pytest.mark.parametrize("num_seqs", [8, 64])
+def test_prefixes(num_seqs: int, launches: dict[str, LaunchRecorder]) -> None:
+    """Few rows have the tiles of decodes, many those of prompts. Nothing is spilled, nor by what attends to
+    the rest, and the shared memory of all GPUs holds the tiles."""
+    for pool in POOLS:
+        launch_prefix(*pool, num_seqs)
+    builds = launches["prefix_kernel"].builds + launches["uniform_kernel"].builds
+    assert len(builds) == 2 * len(POOLS)
+    for used in compile_all_for_sm90(builds):
+        assert used.spill_bytes == 0
+        assert used.shared_bytes <= 99 * 1024
+
+
 def test_merging_and_writing(launches: dict[str, LaunchRecorder]) -> None:
     """Nothing is spilled by the small kernels either."""
     launch_uniform(BF16, 16, 128, uniform_len=1)
@@ -79,6 +101,25 @@ def launch_uniform(dtype: torch.dtype, page: int, head_dim: int, uniform_len: in
         uniform_tiling(head_dim, dtype),
         Splits(8, 128, SplitScratch.allocate(head_dim, torch.device("meta"))),
     )
+
+
+def launch_prefix(dtype: torch.dtype, page: int, head_dim: int, num_seqs: int) -> None:
+    query, pages = queries(num_seqs, head_dim), pages_of(dtype, page, head_dim)
+    numbers = torch.empty(num_seqs, dtype=torch.int32, device="meta")
+    batch = replace(step(num_seqs, 1), prefix=SharedPrefix(numbers, numbers))
+    splitter = KvSplitter.for_few_queries(SplitScratch.allocate(head_dim, torch.device("meta")), 132)
+    both = splitter.choose_beside_prefix(
+        num_programs=num_seqs * NUM_KV_HEADS, num_rows=num_seqs * GROUP * NUM_KV_HEADS, longest=131_072
+    )
+    assert both is not None
+    splits, of_prefix = both
+    scoring, tiling = (
+        Scoring(head_dim**-0.5),
+        prefix_tiling(num_seqs * GROUP, head_dim, dtype),
+    )
+    attend_prefix(query, pages, batch, scoring, tiling, of_prefix)
+    uniform = uniform_tiling(head_dim, dtype)
+    attend_uniform(torch.empty_like(query), query, pages, batch, scoring, uniform, splits)
 
 
 def launch_prompts(dtype: torch.dtype, page: int, head_dim: int, shared_bytes: int) -> None:
