@@ -58,6 +58,33 @@ def test_graphs_change_no_token(tmp_path: Path) -> None:
     assert outputs[0] == outputs[1]
 
 
+def test_a_prefix_that_decodes_share_changes_no_token(tmp_path: Path) -> None:
+    """Read in one pass, as graphs and without, in fp32; also of one that begins otherwise."""
+    folder = make_model_folder(tmp_path / "qwen3", "qwen3", max_position_embeddings=1024)
+    shared = random_tokens(400, seed=1)
+    prompts = {f"r{i}": shared + random_tokens(5 + i, seed=10 + i) for i in range(12)}
+    prompts["other"] = random_tokens(30, seed=2)
+    reference = Reference(folder, device="cuda")
+    for enforce_eager in (False, True):
+        engine = SmallEngine(
+            folder,
+            num_blocks=200,
+            max_model_len=512,
+            max_num_seqs=16,
+            max_num_batched_tokens=512,
+            device="cuda",
+            enforce_eager=enforce_eager,
+            disable_cascade_attn=False,
+        )
+        for request_id, prompt in prompts.items():
+            engine.add(request_id, prompt, greedy(16))
+            engine.step()
+        outputs = engine.run()
+        assert engine.num_cached_tokens > 0
+        for request_id, prompt in prompts.items():
+            assert outputs[request_id] == reference.greedy(prompt, 16), request_id
+
+
 @pytest.mark.parametrize("window", [None, 7])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_attention_error_is_that_of_its_type(dtype: torch.dtype, window: int | None) -> None:

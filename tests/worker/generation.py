@@ -101,6 +101,7 @@ class SmallEngine:
         dtype: str = "auto",
         model_impl: str = "auto",
         enforce_eager: bool = False,
+        disable_cascade_attn: bool = True,
         tensor_parallel_size: int = 1,
         enable_expert_parallel: bool = False,
     ) -> None:
@@ -115,6 +116,7 @@ class SmallEngine:
                     max_model_len=max_model_len,
                     model_impl=model_impl,
                     enforce_eager=enforce_eager,
+                    disable_cascade_attn=disable_cascade_attn,
                     tensor_parallel_size=tensor_parallel_size,
                     enable_expert_parallel=enable_expert_parallel,
                 ),

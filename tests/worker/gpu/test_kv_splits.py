@@ -60,3 +60,29 @@ def test_results_of_parts_fit_into_the_scratch(
     assert 1 <= number <= MAX_SPLITS
     assert number & (number - 1) == 0
     assert number == 1 or number * num_rows <= num_places
+
+
+@given(
+    num_seqs=st.integers(8, 1024),
+    num_heads=st.integers(1, 128),
+    longest=st.integers(1, 2**20),
+    num_places=st.integers(1, 200_000),
+)
+def test_a_prefix_takes_the_parts_that_are_left(
+    num_seqs: int, num_heads: int, longest: int, num_places: int
+) -> None:
+    """All are merged at once: a power of two in all, which the scratch has room for, and each part is one
+    pass's. Where there is no room for two, there is no pass."""
+    num_rows = num_seqs * num_heads
+    sizes = {"num_programs": num_seqs, "num_rows": num_rows, "longest": longest}
+    both = splitter(num_places).choose_beside_prefix(**sizes)
+    assert (both is None) == (num_places < 2 * num_rows)
+    if both is None:
+        return
+    own, prefix = both
+    assert own.total == prefix.total in (2, 4, 8, 16, 32)
+    assert own.total * num_rows <= num_places
+    assert (own.first, prefix.first) == (0, own.number)
+    assert own.number + prefix.number == own.total
+    assert own.number <= prefix.number
+    assert own.min_part == splitter(num_places).choose(**sizes).min_part
