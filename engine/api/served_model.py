@@ -163,7 +163,7 @@ class ServedModel:
     @property
     def enforces_texts(self) -> bool:
         """Whether a tool's text is kept to its grammar where the model may choose."""
-        return self.reply_format.enforces_texts(self.engine.tokenizer.added_tokens)
+        return self.reply_format.enforces_texts
 
     def _reply_format(self, config: ServerConfig) -> ReplyFormat:
         tokenizer = self.engine.tokenizer

@@ -108,16 +108,20 @@ def _as_lark(grammar: str, field: str) -> str:
 def _reasoning(reasoning: ReasoningSpan, token_id: TokenId) -> tuple[str, str]:
     """How reasoning appears in a rule, and the rules it needs. A tag that is a token of its own can
     only come as that token."""
-    end = token_id(reasoning.end)
+    end, without = token_id(reasoning.end), ""
+    optional = "?" if reasoning.may_be_left else ""
+    if reasoning.without:
+        without = f" & ~/(?s:.*)({'|'.join(reasoning.without)})(?s:.*)/"
     if end is not None:
-        rules = f"reasoning: /(?s:.*)/ <[{end}]> {_AFTER_REASONING}\n"
+        rules = f"reasoning: THOUGHTS? <[{end}]> {_AFTER_REASONING}\nTHOUGHTS: /(?s:.+)/{without}\n"
     else:
-        rules = f"reasoning: rest {_AFTER_REASONING}\nrest[lazy]: /(?s:.*){_escaped(reasoning.end)}/\n"
+        thoughts = f"/(?s:.*){_escaped(reasoning.end)}/{without}"
+        rules = f"reasoning: thoughts {_AFTER_REASONING}\nthoughts[lazy]: {thoughts}\n"
     if reasoning.start is None:
-        return "reasoning", rules
+        return f"reasoning{optional}", rules
     start = token_id(reasoning.start)
     opening = quoted(reasoning.start) if start is None else f"<[{start}]>"
-    return f"({opening} reasoning)?", rules
+    return f"({opening} reasoning{optional})?", rules
 
 
 def _escaped(text: str) -> str:

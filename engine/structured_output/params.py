@@ -23,6 +23,10 @@ class ReasoningSpan(msgspec.Struct, array_like=True, omit_defaults=True, frozen=
     end: str
     start: str | None = None
     """Opens the reasoning, which may then also be left out; None if the prompt has opened it already."""
+    without: tuple[str, ...] = ()
+    """Expressions: the text matches none of them anywhere."""
+    may_be_left: bool = False
+    """Whether the constrained part may also begin without ``end``."""
 
 
 class ThinkingLimit(msgspec.Struct, array_like=True, frozen=True):

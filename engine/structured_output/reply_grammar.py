@@ -5,7 +5,7 @@ It knows no API, and not how a grammar is enforced.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -76,10 +76,10 @@ def free_calls(tools: Sequence[Tool], parallel: bool, start: ReplyStart) -> Repl
     grammar = in_tokens.free_call_grammar(tools, parallel)
     if grammar is None:
         return None
-    reasoning, arguments = reasoning_before(start), _schemas(grammar)
+    reasoning = _reasoning_before_calls(start)
     return ReplyGrammar(
         StructuredOutputsParams(
-            grammar=grammar.rules, arguments=arguments, reasoning=reasoning, asked_in="tools"
+            grammar=grammar.rules, arguments=_schemas(grammar), reasoning=reasoning, asked_in="tools"
         )
     )
 
@@ -96,7 +96,7 @@ def free_texts(
         return None
     asked_in = next(iter(texts.values())).asked_in if len(texts) == 1 else "tools"
     grammars = [text.grammar for text in texts.values()]
-    reasoning = reasoning_before(start)
+    reasoning = _reasoning_before_calls(start, parameters)
     return ReplyGrammar(
         StructuredOutputsParams(grammar=rules, texts=grammars, reasoning=reasoning, asked_in=asked_in)
     )
@@ -146,6 +146,18 @@ def reasoning_before(start: ReplyStart) -> ReasoningSpan | None:
     if begun is False:
         return None
     return ReasoningSpan(tags.end, None if begun or tags.assumed else tags.begin)
+
+
+def _reasoning_before_calls(start: ReplyStart, texts: Collection[str] = ()) -> ReasoningSpan | None:
+    """The same, but for what would be read in it as a call that follows nothing. ``texts``: functions whose
+    argument follows a grammar."""
+    reasoning, reply_format = reasoning_before(start), start.reply_format
+    if reasoning is None:
+        return None
+    left = bool(reply_format.ends_thinking)
+    return msgspec.structs.replace(
+        reasoning, without=reply_format.calls_in_reasoning(texts), may_be_left=left
+    )
 
 
 def text_before_stops(start: ReplyStart) -> ReasoningSpan | None:

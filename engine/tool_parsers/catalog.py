@@ -14,7 +14,7 @@ from engine.tool_parsers.deepseek import (
     KimiToolParser,
 )
 from engine.tool_parsers.dsml import INVOKE, MARK, SECTIONS, DsmlToolParser
-from engine.tool_parsers.forced import JSON_CALLS, CallSyntax, TextSyntax
+from engine.tool_parsers.forced import JSON_CALLS, CallSyntax
 from engine.tool_parsers.glm import GlmToolParser, HyToolParser
 from engine.tool_parsers.harmony import CHANNEL, MESSAGE, START, HarmonyParser
 from engine.tool_parsers.hermes import HermesToolParser
@@ -51,6 +51,7 @@ from engine.tool_parsers.tagged.json_between import (
 )
 from engine.tool_parsers.tagged.kimi_k3 import KimiK3ToolParser, ResponseChannel
 from engine.tool_parsers.tagged.minimax_m3 import MiniMaxM3ToolParser
+from engine.tool_parsers.text_syntax import CODER, DSML, GLM, MINIMAX, SEED, STEP, TextSyntax
 
 ToolParserFactory = Callable[[Sequence[Tool]], ReplyParser]
 """Makes the parser of one response that may call these tools."""
@@ -83,14 +84,6 @@ class ToolFormat:
 
 _XML_CALL = ("<tool_call>", "</tool_call>")
 _HERMES_CALL = CallSyntax('<tool_call>\n{"name": "{name}", "arguments": ', "}\n</tool_call>", between="\n")
-_CODER_TEXT = TextSyntax(
-    begin="<tool_call>",
-    head="\n<function={name}>",
-    before="\n<parameter={parameter}>\n",
-    after="\n</parameter>\n</function>\n",
-    end="</tool_call>",
-    other_begins=("<function=",),
-)
 _DEEPSEEK_TAGS = (
     DEEPSEEK_SECTION,
     "<｜tool▁calls▁end｜>",
@@ -134,12 +127,14 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         ("<minimax:tool_call>",),
         ("<minimax:tool_call>", "</minimax:tool_call>"),
         ("<minimax:tool_call>",),
+        text_syntax=MINIMAX,
     ),
     "step3": ToolFormat(
         StepToolParser,
         ("<steptml:invoke",),
         (*StepToolParser.tags.sections, "<｜tool_call_end｜>", "<｜tool_sep｜>", "<｜tool_calls_end｜>"),
         StepToolParser.tags.sections,
+        text_syntax=STEP,
     ),
     "apertus": ToolFormat(
         lambda tools: ApertusToolParser(),
@@ -219,13 +214,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         ("<seed:tool_call>",),
         ("<seed:tool_call>", "</seed:tool_call>"),
         ("<seed:tool_call>",),
-        text_syntax=replace(
-            _CODER_TEXT,
-            begin="<seed:tool_call>",
-            before="\n<parameter={parameter}>",
-            after="</parameter>\n</function>\n",
-            end="</seed:tool_call>",
-        ),
+        text_syntax=SEED,
     ),
     "hy_v3": ToolFormat(
         HyToolParser,
@@ -240,7 +229,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         begins_call=("<tool_calls>",),
         syntax=_listed("<tool_calls>[", "]</tool_calls>"),
     ),
-    "deepseek_v32": ToolFormat(DsmlToolParser, (MARK,), (MARK,), (*SECTIONS, INVOKE)),
+    "deepseek_v32": ToolFormat(DsmlToolParser, (MARK,), (MARK,), (*SECTIONS, INVOKE), text_syntax=DSML),
     "deepseek_v3": ToolFormat(
         DeepSeekToolParser,
         (DEEPSEEK_SECTION, "```json"),
@@ -311,13 +300,14 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         ("<arg_key>",),
         (*_XML_CALL, "<arg_key>", "<arg_value>"),
         begins_call=GlmToolParser.opening.texts,
+        text_syntax=GLM,
     ),
     "qwen3_coder": ToolFormat(
         Qwen3CoderToolParser,
         ("<tool_call>", "<function=", "<parameter="),
         _XML_CALL,
         begins_call=Qwen3CoderToolParser.opening.texts,
-        text_syntax=_CODER_TEXT,
+        text_syntax=CODER,
     ),
     "hermes": ToolFormat(
         lambda tools: HermesToolParser(),

@@ -30,22 +30,6 @@ class CallSyntax:
     end: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TextSyntax:
-    """How a format writes a call whose one argument is text: as it is, between tags."""
-
-    begin: str
-    """Begins every call; a token."""
-    head: str
-    """``{name}`` is the function's."""
-    before: str
-    """``{parameter}`` is the parameter's name."""
-    after: str
-    end: str
-    other_begins: tuple[str, ...] = ()
-    """What else the parser takes for a call: no other text may contain it."""
-
-
 JSON_CALLS = CallSyntax('{"name": "{name}", "arguments": ', "}", begin="[", between=", ", end="]")
 """No model's own syntax: for responses that are forced to call where the format has no grammar."""
 
@@ -93,7 +77,7 @@ def call_grammar(
 
     ``spelled``: special tokens may also be written in letters.
     """
-    literal = _Literals(special_tokens, spelled)
+    literal = Literals(special_tokens, spelled)
     functions = [tool.get("function", tool) for tool in tools]
     between = literal(syntax.between)
     several = f"({between} call)* " if parallel else ""
@@ -127,62 +111,17 @@ def free_call_grammar(
         syntax, before=syntax.before.removeprefix(opening), begin=syntax.begin.removeprefix(opening)
     )
     calls = call_grammar(inside, tools, parallel and not several, None, special_tokens, spelled=True)
-    rules = _between_texts(opening, special_tokens, several=several)
-    return replace(calls, rules="\n".join([*rules, *calls.rules.splitlines()[1:]]) + "\n")
-
-
-def _between_texts(
-    opening: str, special_tokens: Mapping[str, int], *, several: bool, other_begins: tuple[str, ...] = ()
-) -> list[str]:
-    """Rules of text in which what ``calls`` describes comes behind this token, which may be spelled."""
-    begins = "|".join(map(_escaped, (opening, *other_begins)))
-    others = "".join(f" & ~/(?s:.*){_escaped(other)}(?s:.*)/" for other in other_begins)
-    return [
+    rules = [
         f"start: opened{'*' if several else '?'} TEXT?",
         f"opened: (TEXT? <[{special_tokens[opening]}]> | spelled) calls",
-        f"TEXT: /(?s:.+)/ & ~/(?s:.*)({begins})(?s:.*)/",
-        f"spelled[lazy]: /(?s:.*){_escaped(opening)}/{others}",
+        f"TEXT: /(?s:.+)/ & ~/(?s:.*){escaped(opening)}(?s:.*)/",
+        f"spelled[lazy]: /(?s:.*){escaped(opening)}/",
+        *calls.rules.splitlines()[1:],
     ]
+    return replace(calls, rules="\n".join(rules) + "\n")
 
 
-def free_text_grammar(
-    syntax: TextSyntax,
-    tools: Sequence[Tool],
-    parameters: Mapping[str, str],
-    parallel: bool,
-    special_tokens: Mapping[str, int],
-) -> str | None:
-    """Text that may contain calls, of which some have one argument that follows a grammar: that of the
-    function ``i`` of ``parameters``, which has this parameter, is ``@text_i``. None if calls begin with no
-    token of their own."""
-    if syntax.begin not in special_tokens:
-        return None
-    literal, texts = _Literals(special_tokens, spelled=True), list(parameters)
-    end = _escaped(syntax.end)
-    lines = _between_texts(syntax.begin, special_tokens, several=parallel, other_begins=syntax.other_begins)
-    names = [str(tool.get("function", tool)["name"]) for tool in tools]
-    lines.append("calls: " + " | ".join(f"call_{index}" for index in range(len(names))))
-    for index, name in enumerate(names):
-        head = literal(syntax.head.replace("{name}", name))
-        if name in parameters:
-            before = literal(syntax.before.replace("{parameter}", parameters[name]))
-            rest = f"{before} @text_{texts.index(name)} {literal(syntax.after)} {literal(syntax.end)}"
-        else:
-            rest = "rest"
-        lines.append(f"call_{index}: {head} {rest}")
-    ended = f"REST? <[{special_tokens[syntax.end]}]> | " if syntax.end in special_tokens else ""
-    return "\n".join(
-        [
-            *lines,
-            f"rest: {ended}ended",
-            f"REST: /(?s:.+)/ & ~/(?s:.*){end}(?s:.*)/",
-            f"ended[lazy]: /(?s:.*){end}/",
-            "",
-        ]
-    )
-
-
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """As part of an expression between slashes."""
     return "".join(char if char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)
 
@@ -206,7 +145,7 @@ def _reasoning_start(reasoning: ReasoningSection | None) -> str:
     return "reasoning" if reasoning.begun else "(think_begin reasoning)?"
 
 
-def _reasoning_rules(reasoning: ReasoningSection | None, literal: _Literals) -> list[str]:
+def _reasoning_rules(reasoning: ReasoningSection | None, literal: Literals) -> list[str]:
     if reasoning is None:
         return []
     rules = [] if reasoning.begun else [f"think_begin: {literal(reasoning.begin)}"]
@@ -219,7 +158,7 @@ def _reasoning_rules(reasoning: ReasoningSection | None, literal: _Literals) -> 
     ]
 
 
-class _Literals:
+class Literals:
     """Texts as grammar terms: special tokens by their number, since no text can spell them."""
 
     def __init__(self, special_tokens: Mapping[str, int], spelled: bool) -> None:
@@ -232,6 +171,12 @@ class _Literals:
     def __call__(self, text: str) -> str:
         pieces = self._pattern.split(text) if self._pattern else [text]
         return " ".join(self._term(piece) for piece in pieces if piece)
+
+    def at_token(self, text: str) -> tuple[str, str, str]:
+        """The text before its first special token, the term of that token alone, and the text behind it; the
+        last two are empty if there is none."""
+        before, token, after = (*(self._pattern.split(text, 1) if self._pattern else [text]), "", "")[:3]
+        return before, f"<[{self.special_tokens[token]}]>" if token else "", after
 
     def _term(self, piece: str) -> str:
         text = json.dumps(piece, ensure_ascii=False)

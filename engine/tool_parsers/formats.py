@@ -6,7 +6,7 @@ It does not know how responses are generated, nor how they are sent on.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,10 +31,11 @@ from engine.tool_parsers.forced import (
     CallSyntax,
     ReasoningSection,
     call_grammar,
+    escaped,
     free_call_grammar,
-    free_text_grammar,
 )
 from engine.tool_parsers.free_input import FreeInputParser
+from engine.tool_parsers.free_texts import calls_of_texts, free_text_grammar
 from engine.tool_parsers.harmony import HarmonyParser
 from engine.tool_parsers.json_calls import JsonToolParser
 from engine.tool_parsers.parameters import Tool
@@ -158,10 +159,10 @@ class ReplyFormat:
             return None
         return free_call_grammar(syntax, tools, parallel, self.special_tokens or {})
 
-    def enforces_texts(self, special_tokens: Mapping[str, int]) -> bool:
+    @property
+    def enforces_texts(self) -> bool:
         """Whether a tool's one argument can be kept to a grammar where the model may also not call it."""
-        syntax = self.tool_format.text_syntax if self.tool_format else None
-        return syntax is not None and syntax.begin in special_tokens
+        return self.tool_format is not None and self.tool_format.text_syntax is not None
 
     def free_text_grammar(
         self, tools: Sequence[Tool], parameters: Mapping[str, str], parallel: bool
@@ -172,6 +173,18 @@ class ReplyFormat:
         if syntax is None:
             return None
         return free_text_grammar(syntax, tools, parameters, parallel, self.special_tokens or {})
+
+    @property
+    def ends_thinking(self) -> tuple[str, ...]:
+        """Tags that only calls have: they end a section of reasoning, too."""
+        return self.tool_format.ends_thinking if self.tool_format else ()
+
+    def calls_in_reasoning(self, texts: Collection[str] = ()) -> tuple[str, ...]:
+        """Expressions of what ends a section of reasoning as a call, or could be read there as a call of
+        these functions, whose one argument is text."""
+        syntax = self.tool_format.text_syntax if self.tool_format else None
+        spelled = calls_of_texts(syntax, texts) if syntax and texts else ()
+        return (*map(escaped, self.ends_thinking), *spelled)
 
     def json_call_grammar(self, tools: Sequence[Tool], parallel: bool, prompt_tail: str) -> CallGrammar:
         """The same as a JSON list of ``{"name": ..., "arguments": ...}``."""

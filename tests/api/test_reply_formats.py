@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -200,37 +199,3 @@ STRICT = {
         },
     },
 }
-
-
-def test_a_custom_tools_text_follows_its_grammar_where_the_model_may_choose(coder: Server) -> None:
-    """The model is made to begin a call, and is asked for nothing: what it writes follows the grammar all the
-    same, whole and streamed. A grammar that is none is refused by its field."""
-    patch = {"type": "grammar", "syntax": "lark", "definition": 'start: ("add" | "remove") " " /[0-9]{2}/'}
-    opening = httpx.post(
-        f"{coder.url}/tokenize", json={"prompt": "<tool_call>", "add_special_tokens": False}, timeout=60
-    ).json()["tokens"]
-    body = {
-        "input": "hello",
-        "tools": [{"type": "custom", "name": "patch", "format": patch}],
-        "logit_bias": {str(opening[0]): 100},
-        "parallel_tool_calls": False,
-        "max_output_tokens": 60,
-    }
-    answer = httpx.post(f"{coder.url}/v1/responses", json=body, timeout=60).json()
-    assert "warnings" not in answer, answer
-    assert re.fullmatch("(add|remove) [0-9]{2}", custom_input(answer["output"]))
-    with httpx.stream(
-        "POST", f"{coder.url}/v1/responses", json={**body, "stream": True}, timeout=60
-    ) as lines:
-        told = [json.loads(line[6:]) for line in lines.iter_lines() if line.startswith("data: {")]
-    assert re.fullmatch("(add|remove) [0-9]{2}", custom_input(told[-1]["response"]["output"]))
-    wrong = {"type": "custom", "name": "patch", "format": {**patch, "definition": "start: nothing"}}
-    refused = httpx.post(f"{coder.url}/v1/responses", json={**body, "tools": [wrong]}, timeout=60)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools[0].format")
-
-
-def custom_input(output: list[dict[str, Any]]) -> str:
-    """Of the one call of a custom tool."""
-    [text] = [item["input"] for item in output if item["type"] == "custom_tool_call"]
-    assert isinstance(text, str)
-    return text

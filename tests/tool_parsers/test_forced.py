@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from engine.config import ModelConfig
@@ -32,12 +30,10 @@ class Follower:
         self.tokenizer = tokenizer
         self._backend = GrammarBackend(TokenTable.of(tokenizer, len(tokenizer.hf)))
 
-    def accepts(self, grammar: CallGrammar, text: str, texts: list[str] | None = None) -> bool:
-        """Whether the whole text is one that the grammar allows; ``texts``: those that it refers to."""
+    def accepts(self, grammar: CallGrammar, text: str) -> bool:
+        """Whether the whole text is one that the grammar allows."""
         arguments = [ToolArguments(each.function, each.schema, each.strict) for each in grammar.arguments]
-        compiled = self._backend.compile(
-            StructuredOutputsParams(grammar=grammar.rules, arguments=arguments, texts=texts)
-        )
+        compiled = self._backend.compile(StructuredOutputsParams(grammar=grammar.rules, arguments=arguments))
         follower = compiled.start(SamplingParams())
         token_ids = self.tokenizer.encode(text, add_special_tokens=False)
         return all(follower.accept(token_id) for token_id in token_ids) and follower.matcher.is_accepting()
@@ -73,48 +69,3 @@ def test_what_the_template_writes_is_what_is_forced(follower: Follower, family: 
     assert not follower.accepts(single, two)
     assert not follower.accepts(several, "Let me look. " + one)
     assert not follower.accepts(several, family.render("", [("other", {})]))
-
-
-PATCH = 'start: "*** Begin" LF line+ "*** End" LF?\nline: "+" /(.*)/ LF\nLF: /\\n/\n'
-GOOD, BAD = '*** Begin\n+say("é")</parameter>\n*** End', "*** Begin\n-a\n*** End"
-
-
-def a_call(name: str, text: str) -> str:
-    return (
-        f"<tool_call>\n<function={name}>\n<parameter=input>\n{text}\n</parameter>\n</function>\n</tool_call>"
-    )
-
-
-@pytest.mark.parametrize(
-    ("reply", "follows"),
-    [
-        ("Only text, of a <b> and so on.", True),
-        (a_call("patch", GOOD), True),
-        (f"Look:\n\n{a_call('patch', GOOD)}\n", True),
-        (a_call("patch", GOOD + "\n"), True),
-        (f"{a_call('shell', BAD)}\n{a_call('patch', GOOD)}", True),
-        (a_call("patch", BAD), False),
-        (f"{a_call('shell', 'x')}\n{a_call('patch', BAD)}", False),
-        (a_call("another", GOOD), False),
-        (a_call("patch", BAD).removeprefix("<tool_call>\n"), False),
-        (a_call("patch", GOOD).replace("=input", "=text"), False),
-    ],
-)
-def test_a_text_follows_its_grammar_where_the_model_may_choose(
-    follower: Follower, reply: str, follows: bool
-) -> None:
-    """Qwen3-Coder writes it as it is; what else it says, and other calls, follow none."""
-    tools = [{"type": "function", "function": {"name": name}} for name in ("patch", "shell")]
-    added = follower.tokenizer.added_tokens
-    in_tokens = replace(ReplyFormat.choose("qwen3_coder", "none", None), special_tokens=added)
-    rules = in_tokens.free_text_grammar(tools, {"patch": "input"}, parallel=True)
-    assert rules is not None
-    assert follower.accepts(CallGrammar(rules, []), reply, [PATCH]) is follows
-
-
-def test_it_does_not_where_text_is_quoted_or_no_token_begins_a_call(follower: Follower) -> None:
-    tools = [{"type": "function", "function": {"name": "patch"}}]
-    for name, added in (("hermes", follower.tokenizer.added_tokens), ("qwen3_coder", {}), ("seed_oss", {})):
-        in_tokens = replace(ReplyFormat.choose(name, "none", None), special_tokens=added)
-        assert in_tokens.free_text_grammar(tools, {"patch": "input"}, parallel=True) is None
-        assert not in_tokens.enforces_texts(added)
