@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from tracing.tracer import Tracer
 
 WaitingKey = tuple[float | int | str, ...]
+CachedTokens = Callable[[Request], tuple[int, int]]
+"""Tokens of a waiting request that need not be computed: those that the device has cached now, and how many
+more are worth loading from another tier."""
 
 
 class PinEnd(StrEnum):
@@ -166,6 +169,9 @@ class QueuePolicy:
 
     lets_pass: bool = False
     """Whether ``may_pass`` is asked; if not, the queue stops at the first request that does not fit."""
+
+    def see_cache(self, cached_tokens: CachedTokens) -> None:
+        """The scheduler is made: how to look a prompt up in its cache. That takes as long as a hit is."""
 
     def on_arrival(self, request: Request, now: float) -> None:
         """A request came in."""

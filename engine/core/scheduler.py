@@ -100,8 +100,7 @@ class Scheduler:
         self.waiting = FairQueue(self.slots, policy.is_overdue)
         self.compiling: dict[str, Request] = {}
         """Requests that wait for their grammar to be compiled; those behind them go first."""
-        self.running: list[Request] = []
-        self.pause_state = PauseState.UNPAUSED
+        self.running, self.pause_state = list[Request](), PauseState.UNPAUSED
         self.replan_at_once = False
         """Whether the last plan took blocks or a slot away and may not have handed them on.
 
@@ -111,6 +110,7 @@ class Scheduler:
         """Requests that follow a grammar."""
         self._finished_req_ids: set[str] = set()
         self._counts, self._on_request_ended = StepCounts(), on_request_ended
+        policy.see_cache(self._cached_tokens)
 
     # ---- what comes in ----
 
@@ -357,6 +357,13 @@ class Scheduler:
         self._start(request, num_new, blocks, step)
         self._record_admission(request, num_hit_tokens, step.now)
         return True
+
+    def _cached_tokens(self, request: Request) -> tuple[int, int]:
+        """What a policy may ask: how many tokens of a waiting request the device has, how many more another
+        tier."""
+        _, num_hit_tokens = self.kv.get_computed_blocks(request)
+        prefix = self.loads.find_loadable(request, num_hit_tokens)
+        return num_hit_tokens, 0 if prefix is None else prefix.num_tokens - num_hit_tokens
 
     def _cannot_fit_yet(self, request: Request, now: float) -> bool:
         """Whether the request surely does not fit yet: to look a long prompt up costs as much as a step."""

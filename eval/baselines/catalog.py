@@ -19,6 +19,7 @@ from estimator.state import EstimatorStateError, load_learned, snapshot
 from eval.baselines.fixed_ttl import FixedTtlPolicy
 from eval.baselines.fork import ForkPolicy
 from eval.baselines.gate import GatePolicy
+from eval.baselines.hrrn import HrrnPolicy
 from eval.baselines.infercept import InferceptPolicy
 from eval.baselines.knowledge import Knowledge, MakePolicy, NamedPolicy
 from eval.baselines.known_work import KnownWorkPolicy
@@ -27,6 +28,7 @@ from eval.baselines.paper import PaperPolicy
 from eval.baselines.plas import PlasPolicy
 from eval.baselines.program_fcfs import ProgramFcfsPolicy
 from eval.baselines.without import WITHOUT, LessenedFactory
+from eval.baselines.wspt import WsptPolicy
 from eval.errors import PolicyError
 
 
@@ -241,6 +243,8 @@ _KINDS: Sequence[_Kind] = (
         lambda _: ForkPolicy,
     ),
     _Kind("plas", "Autellix PLAS: least attained service of the job first; no pins", lambda _: PlasPolicy),
+    _Kind("hrrn", "SGLang: wait over prompt tokens to compute, most first; no pins", lambda _: HrrnPolicy),
+    _Kind("wspt", "Dynamo: weight over prompt tokens to compute, most first; no pins", lambda _: WsptPolicy),
     _Kind(
         "gate[:FRACTION]",
         "admits no new job while contexts of open jobs exceed this fraction of the KV pool (0.9)",

@@ -208,7 +208,7 @@ def _add_scheduler_flags(group: FlagGroup) -> None:
         default="continuum",
         metavar="NAME",
         help="Scheduling policy: continuum keeps a job's KV cache across its tool calls; fcfs and priority "
-        "are vLLM's; program-fcfs, fixed-ttl[:SECONDS], fork, plas, gate[:FRACTION] are published; "
+        "are vLLM's; to compare with, published ones serve too (docs/policy.md): fork, plas, hrrn, ...; "
         "MODULE:ATTRIBUTE is your own",
     )
     group.add("max_num_seqs", "Maximum number of running requests", int, "REQUESTS")

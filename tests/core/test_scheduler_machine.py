@@ -89,6 +89,8 @@ POLICIES = (
     "fixed-ttl:1000",
     "fork",
     "plas",
+    "hrrn",
+    "wspt",
     "gate",
     "paper",
     "infercept",

@@ -15,9 +15,11 @@ from estimator.state import EstimatorStateError
 from eval.baselines.fixed_ttl import FixedTtlPolicy
 from eval.baselines.fork import ForkPolicy
 from eval.baselines.gate import GatePolicy
+from eval.baselines.hrrn import HrrnPolicy
 from eval.baselines.plas import PlasPolicy
 from eval.baselines.program_fcfs import ProgramFcfsPolicy
 from eval.baselines.without import WITHOUT
+from eval.baselines.wspt import WsptPolicy
 from eval.trace.replay.errors import NotReplayableError
 from tracing.events import TraceHeader
 
@@ -34,6 +36,8 @@ _PLAIN: dict[str, Callable[..., SchedulingPolicy]] = {
     "fixed-ttl": FixedTtlPolicy,
     "fork": ForkPolicy,
     "plas": PlasPolicy,
+    "hrrn": HrrnPolicy,
+    "wspt": WsptPolicy,
     "gate": GatePolicy,
 }
 

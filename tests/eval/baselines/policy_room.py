@@ -47,15 +47,18 @@ class PolicyRoom(EngineRoom):
         *,
         num_blocks: int = 64,
         max_num_seqs: int = 4,
+        num_host_blocks: int = 0,
     ) -> None:
         """``num_blocks``: usable ones, of 4 tokens."""
         self.knowledge = knowledge or PlainKnowledge()
+        context = PolicyContext(BLOCK, num_blocks, num_host_blocks=num_host_blocks)
         super().__init__(
-            parse_policy(policy).make(PolicyContext(BLOCK, num_blocks), self.knowledge),
+            parse_policy(policy).make(context, self.knowledge),
             block_size=BLOCK,
             num_blocks=num_blocks + 1,
             max_model_len=256,
             max_num_seqs=max_num_seqs,
+            num_host_blocks=num_host_blocks,
         )
         self._num_turns: dict[str, int] = {}
         self._last: dict[str, str] = {}

@@ -23,6 +23,11 @@ RULES = (
 )
 """Retention rules under one order and one admission."""
 GOOD_RULES = RULES[:2]
+PUBLISHED = (
+    "fcfs,priority,program-fcfs,fixed-ttl,fork,plas,gate,paper,infercept,continuum,"
+    "continuum:ttl_rule=price,known-work:work_weight=1,oracle"
+)
+RIVALS = "fcfs,hrrn,wspt"
 AGENT_JOBS = Path(__file__).resolve().parents[3].parent / "shared" / "workloads" / "agentcgroup-claude.jsonl"
 
 
@@ -36,14 +41,11 @@ def _mean_completion_s(out: Path, *flags: str) -> dict[str, list[float]]:
     return means
 
 
+@pytest.mark.parametrize("policies", [PUBLISHED, RIVALS])
 @pytest.mark.parametrize("workload", ["swe-bench", "bfcl"])
-def test_at_low_load_all_policies_coincide(tmp_path: Path, workload: str) -> None:
+def test_at_low_load_all_policies_coincide(tmp_path: Path, workload: str, policies: str) -> None:
     """One job after the other: whatever is held, and for whom, nobody is waiting for it. Only a policy that
     tells programs apart by name may differ by the milliseconds of a step."""
-    policies = (
-        "fcfs,priority,program-fcfs,fixed-ttl,fork,plas,gate,paper,infercept,continuum,"
-        "continuum:ttl_rule=price,known-work:work_weight=1,oracle"
-    )
     flags = ["--workload", workload, "--jobs", "6", "--rate", "0.002", "--policies", policies]
     means = _mean_completion_s(tmp_path / "out.json", *flags)
     assert len(means) == policies.count(",") + 1

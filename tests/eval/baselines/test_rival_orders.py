@@ -1,0 +1,142 @@
+"""The orders of other servers: numbers worked out by hand from their formulas, on the real scheduler.
+
+Blocks are of 4 tokens, a step takes 10 ms and 32 tokens.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.core.request import RequestStatus
+from eval.baselines.hrrn import MAX_COMPARED
+from tests.core.engine_room import EngineRoom
+from tests.eval.baselines.policy_room import PolicyRoom
+
+
+def keep_busy(room: EngineRoom, max_tokens: int = 2) -> None:
+    room.add("busy", [900] * 4, max_tokens=max_tokens)
+    room.step()
+
+
+def with_host_memory(policy: str, num_blocks: int) -> PolicyRoom:
+    """What the pool of so many blocks evicts is in host memory."""
+    return PolicyRoom(policy, num_blocks=num_blocks, max_num_seqs=1, num_host_blocks=64)
+
+
+# ---- hrrn ----
+
+
+def test_hrrn_lets_go_first_who_waited_longest_for_its_size() -> None:
+    """Tokens computed since they came, over their own: 20/12 of the middle one against 20/40 of the large
+    one, then 12/4 of the small one against 32/40, then 36/40 against 0/4 of the last."""
+    room = PolicyRoom("hrrn", max_num_seqs=1)
+    keep_busy(room)
+    for job, num_tokens in (("first", 20), ("large", 40), ("middle", 12)):
+        room.send(job, num_tokens)
+    assert room.starts(1) == ["first1"]
+    room.send("small", 4)
+    assert room.starts(2) == ["middle1", "small1"]
+    room.send("last", 4)
+    assert room.starts(2) == ["large1", "last1"]
+
+
+def test_hrrn_does_not_starve_the_long() -> None:
+    """Beside a stream of short ones, each of a quarter of its size, it goes when they have had as much."""
+    room = PolicyRoom("hrrn", max_num_seqs=1)
+    keep_busy(room)
+    room.send("long", 32)
+    order = []
+    for number in range(12):
+        room.send(f"short{number}", 8)
+        room.send(f"other{number}", 8)
+        order += room.starts(1)
+    assert "long1" in order
+    assert order.index("long1") <= 4
+
+
+def test_hrrn_counts_what_is_not_cached() -> None:
+    """Of a prompt of 44 tokens 40 are cached: it has 4 to compute, a new one of 8 more."""
+    room = PolicyRoom("hrrn", max_num_seqs=1)
+    room.play("cached", 40, "ls")
+    keep_busy(room)
+    room.send("before", 4)
+    room.send("new", 8)
+    room.send("cached", 3)
+    assert room.starts(3) == ["before1", "cached2", "new1"]
+
+
+def test_hrrn_looks_prompts_up_again() -> None:
+    """What was cached when it came has been evicted since: it has 44 tokens to compute, a new one 8."""
+    room = PolicyRoom("hrrn", num_blocks=20, max_num_seqs=1)
+    room.play("evicted", 40, "ls")
+    keep_busy(room)
+    room.send("large", 72)
+    room.send("evicted", 3)
+    room.send("new", 8)
+    assert room.starts(3) == ["large1", "new1", "evicted2"]
+
+
+def test_hrrn_serves_long_queues_in_order_of_arrival() -> None:
+    """Nothing is compared beyond 128 requests: the large one came first. Of 128 a small one goes first."""
+    for num_waiting, first in ((MAX_COMPARED + 2, "large1"), (MAX_COMPARED, "small1")):
+        room = PolicyRoom("hrrn", max_num_seqs=1)
+        keep_busy(room)
+        room.send("before", 4)
+        room.send("large", 40)
+        room.send("small", 4)
+        for number in range(num_waiting - 2):
+            room.send(f"other{number}", 40)
+        assert room.starts(2) == ["before1", first]
+
+
+# ---- wspt ----
+
+
+def test_wspt_lets_the_shortest_prefill_go_first() -> None:
+    """Whatever came first; what is cached, 40 tokens of 43, counts nothing."""
+    room = PolicyRoom("wspt", max_num_seqs=1)
+    room.play("cached", 40, "ls")
+    keep_busy(room)
+    room.send("long", 40)
+    room.send("short", 8)
+    room.send("cached", 3)
+    assert room.starts(3) == ["cached2", "short1", "long1"]
+
+
+def test_wspt_weighs_by_priority() -> None:
+    """40 tokens at priority -9 weigh as 4 at 0: 10/40 against 1/8. A priority above 0 is none."""
+    room = PolicyRoom("wspt", max_num_seqs=1)
+    keep_busy(room)
+    room.add("low", [1] * 4, priority=5)
+    room.add("plain", [2] * 8)
+    room.add("urgent", [3] * 40, priority=-9)
+    assert room.starts(3) == ["low", "urgent", "plain"]
+
+
+@pytest.mark.parametrize(("num_new", "order"), [(8, ["new1", "hosted2"]), (16, ["hosted2", "new1"])])
+def test_wspt_credits_host_memory_with_three_quarters(num_new: int, order: list[str]) -> None:
+    """40 tokens in host memory count as 10: with 3 new ones 13."""
+    room = with_host_memory("wspt", num_blocks=20)
+    room.play("hosted", 40, "ls")
+    room.play("fills", 76, "ls")
+    keep_busy(room)
+    room.send("new", num_new)
+    room.send("hosted", 3)
+    assert room.starts(2) == order
+
+
+def test_wspt_lets_the_preempted_go_on_first() -> None:
+    """It was admitted by the router: a shorter one that came since waits behind it."""
+    room = PolicyRoom("wspt", num_blocks=12, max_num_seqs=2)
+    room.send("grows", 16, max_tokens=20)
+    room.send("gives way", 20, max_tokens=20)
+    request = room.scheduler.requests["gives way1"]
+    room.run_for(14)
+    assert request.status is RequestStatus.PREEMPTED
+    room.send("short", 4)
+    started: list[str] = []
+    for _ in range(30):
+        plan = room.step()
+        started += [*plan.scheduled_cached_reqs.resumed_req_ids]
+        started += [new.req_id for new in plan.scheduled_new_reqs]
+    assert started == ["gives way1", "short1"]
