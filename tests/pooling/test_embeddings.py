@@ -146,6 +146,17 @@ def test_two_ranks_and_a_host_tier_change_nothing(folders: Any) -> None:
             assert embeddings(llm) == pytest.approx(expected, abs=ROUNDING)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3-lasttoken", "llama-mean"])
+def test_two_stages_change_nothing(folders: Any, name: str) -> None:
+    """In chunks, several steps at once: the last stage answers."""
+    stages = {"pipeline_parallel_size": 2, "multiprocess": True, "max_num_batched_tokens": 48}
+    expected = own(folders(name))
+    with embedder(folders(name), **stages) as llm:
+        for _ in range(2):
+            assert embeddings(llm) == pytest.approx(expected, abs=ROUNDING)
+
+
 def test_embeddings_are_cut_and_normalized_again(folders: Any) -> None:
     folder = folders("qwen3-lasttoken")
     expected = own(folder)[:, :16]

@@ -30,8 +30,6 @@ def load(config: EngineConfig, group: TensorParallelGroup = ALONE) -> LoadedMode
     check_beside(config)
     if not is_causal(config, folder):
         raise ConfigError("A model whose tokens attend to all others runs on one rank.")
-    if group.stage.size > 1:
-        raise ConfigError("pipeline_parallel_size > 1 is not for models that pool.")
     loaded = load_model(_shortened(config.model, folder), group, headless=True)
     assert isinstance(loaded.model, Decoder), "it is native"
     classifier = classifier_of(folder, config.model) if folder.classifies else None

@@ -13,10 +13,14 @@ from engine.row_failures import NOT_NUMBERS, processing_failed
 from engine.worker.attention.backend import IntArray
 from engine.worker.cpu.input_batch import StepInputs
 from engine.worker.cpu.model_runner import ModelRunner
+from engine.worker.models.decoder import Decoder
 from engine.worker.pooling.pooler import Pooler
 
 PLACEHOLDER = 0
 """The token that a request ends with in the scheduler's books: an answer is no token."""
+
+_NO_ROWS: IntArray = np.zeros(0, dtype=np.int64)
+"""What an earlier stage of a pipeline returns: the last one answers."""
 
 
 class PoolingRunner(ModelRunner):
@@ -44,6 +48,9 @@ class PoolingRunner(ModelRunner):
         if plan.total_num_scheduled_tokens == 0:
             return EMPTY_MODEL_RUNNER_OUTPUT
         step = self._batch.step_inputs(plan)
+        if isinstance(self._model, Decoder) and not self._model.is_last:
+            self._forward(plan, step, _NO_ROWS)
+            return ModelRunnerOutput(step.req_ids, [[] for _ in step.req_ids])
         wanted = self._wanted(step)
         hidden = self._forward(plan, step, np.concatenate(wanted))
         result = ModelRunnerOutput(step.req_ids, [[] for _ in step.req_ids])
