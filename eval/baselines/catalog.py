@@ -19,6 +19,7 @@ from estimator.state import EstimatorStateError, load_learned, snapshot
 from eval.baselines.fixed_ttl import FixedTtlPolicy
 from eval.baselines.fork import ForkPolicy
 from eval.baselines.gate import GatePolicy
+from eval.baselines.gittins import GittinsPolicy
 from eval.baselines.hrrn import HrrnPolicy
 from eval.baselines.infercept import InferceptPolicy
 from eval.baselines.knowledge import Knowledge, MakePolicy, NamedPolicy
@@ -245,6 +246,11 @@ _KINDS: Sequence[_Kind] = (
     _Kind("plas", "Autellix PLAS: least attained service of the job first; no pins", lambda _: PlasPolicy),
     _Kind("hrrn", "SGLang: wait over prompt tokens to compute, most first; no pins", lambda _: HrrnPolicy),
     _Kind("wspt", "Dynamo: weight over prompt tokens to compute, most first; no pins", lambda _: WsptPolicy),
+    _Kind(
+        "gittins",
+        "multistage Gittins index of the job, by its turns and those of ended jobs; no pins",
+        lambda _: GittinsPolicy,
+    ),
     _Kind(
         "gate[:FRACTION]",
         "admits no new job while contexts of open jobs exceed this fraction of the KV pool (0.9)",

@@ -15,6 +15,7 @@ from estimator.state import EstimatorStateError
 from eval.baselines.fixed_ttl import FixedTtlPolicy
 from eval.baselines.fork import ForkPolicy
 from eval.baselines.gate import GatePolicy
+from eval.baselines.gittins import GittinsPolicy
 from eval.baselines.hrrn import HrrnPolicy
 from eval.baselines.plas import PlasPolicy
 from eval.baselines.program_fcfs import ProgramFcfsPolicy
@@ -38,6 +39,7 @@ _PLAIN: dict[str, Callable[..., SchedulingPolicy]] = {
     "plas": PlasPolicy,
     "hrrn": HrrnPolicy,
     "wspt": WsptPolicy,
+    "gittins": GittinsPolicy,
     "gate": GatePolicy,
 }
 

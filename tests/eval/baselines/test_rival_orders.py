@@ -5,16 +5,24 @@ Blocks are of 4 tokens, a step takes 10 ms and 32 tokens.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.core.request import RequestStatus
+from eval.baselines.gittins import REFRESH_S
+from eval.baselines.gittins_index import Stage, gittins_indices
 from eval.baselines.hrrn import MAX_COMPARED
 from tests.core.engine_room import EngineRoom
 from tests.eval.baselines.policy_room import PolicyRoom
 
 
 def keep_busy(room: EngineRoom, max_tokens: int = 2) -> None:
-    room.add("busy", [900] * 4, max_tokens=max_tokens)
+    """A job whose first turn runs for so many tokens."""
+    room.add("busy", [900] * 4, max_tokens=max_tokens, job_id="busy")
     room.step()
 
 
@@ -140,3 +148,99 @@ def test_wspt_lets_the_preempted_go_on_first() -> None:
         started += [*plan.scheduled_cached_reqs.resumed_req_ids]
         started += [new.req_id for new in plan.scheduled_new_reqs]
     assert started == ["gives way1", "short1"]
+
+
+# ---- gittins ----
+
+
+def index_after(stages: Sequence[Stage], num_served: int) -> float:
+    """By the definition: the best number of turns to serve on, up to a hundred times as many as were seen."""
+    num_turns = sum(stage.num_turns for stage in stages)
+    ends = sum(stage.num_last for stage in stages) / num_turns
+    mean_s = sum(stage.served_s for stage in stages) / num_turns
+    best, stays, seconds = 0.0, 1.0, 0.0
+    for number in range(num_served, 100 * len(stages)):
+        stage = stages[number] if number < len(stages) else Stage()
+        seconds += stays * (stage.served_s + mean_s) / (stage.num_turns + 1)
+        stays *= 1 - (stage.num_last + ends) / (stage.num_turns + 1)
+        best = max(best, (1 - stays) / seconds)
+    return best
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9), st.floats(0.1, 9)), min_size=1, max_size=7))
+def test_gittins_finds_the_greatest_chance_to_end_per_second(turns: list[tuple[int, int, float]]) -> None:
+    """Whatever the turns were, after each of them and beyond the last."""
+    stages = [Stage(served, min(served, last), served * mean_s) for served, last, mean_s in turns]
+    indices = gittins_indices(stages)
+    assert len(indices) == (len(stages) + 1 if any(stage.num_last for stage in stages) else 0)
+    for num_served, index in enumerate(indices):
+        assert math.isclose(index, index_after(stages, num_served), rel_tol=1e-6)
+
+
+def play_jobs(room: PolicyRoom, *lengths: int) -> None:
+    """Whole jobs of so many turns, one after another."""
+    for number, num_turns in enumerate(lengths):
+        for turn in range(1, num_turns + 1):
+            room.play(f"job {number}", 4, "ls", is_last_step=turn == num_turns)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "order"),
+    [
+        ((), ["older2", "younger3"]),  # nothing is known: by age
+        ((3, 3, 3), ["younger3", "older2"]),  # jobs end after three turns: one more, or two
+        ((2, 9, 2, 9), ["older2", "younger3"]),  # after two turns half of them end, later ones do not soon
+    ],
+)
+def test_gittins_prefers_who_may_end_soon(lengths: Sequence[int], order: list[str]) -> None:
+    """Of two jobs the younger one has come further."""
+    room = PolicyRoom("gittins", max_num_seqs=1)
+    play_jobs(room, *lengths)
+    for job in ("older", "younger", "younger"):
+        room.play(job, 4, "ls")
+    keep_busy(room)
+    room.wait(REFRESH_S)
+    room.send("younger", 4)
+    room.send("older", 4)
+    assert room.starts(2) == order
+
+
+def test_gittins_learns_of_ends_while_others_wait() -> None:
+    """When the first job ends, after its third turn, those that wait are sorted again."""
+    room = PolicyRoom("gittins", max_num_seqs=1)
+    for job in ("first", "first", "older", "younger", "younger"):
+        room.play(job, 4, "ls")
+    room.send("first", 4, is_last_step=True)
+    room.send("older", 4)
+    room.send("younger", 4)
+    room.step(REFRESH_S)
+    assert room.starts(2) == ["younger3", "older2"]
+
+
+@pytest.mark.parametrize(("goes_on", "order"), [(False, ["new1", "older2"]), (True, ["older2", "new1"])])
+def test_gittins_takes_an_end_back_that_was_none(goes_on: bool, order: list[str]) -> None:
+    """A job called no tool, so a first turn may be the last, others not; its next turn says it was not."""
+    room = PolicyRoom("gittins", max_num_seqs=1)
+    for job in ("ends", "older", "long", "long", "long", "long"):
+        room.play(job, 4, *(() if job == "ends" else ("ls",)))
+    if goes_on:
+        room.play("ends", 4, "ls")
+    keep_busy(room)
+    room.wait(REFRESH_S)
+    room.send("older", 4)
+    room.send("new", 4)
+    assert room.starts(2) == order
+
+
+def test_gittins_preempts_who_is_last_in_the_queue() -> None:
+    """Jobs end after two turns: of two that run the one in its first gives way, though it began earlier."""
+    room = PolicyRoom("gittins", num_blocks=14)
+    play_jobs(room, 2, 2, 2)
+    room.play("second", 4, "ls")
+    room.wait(REFRESH_S)
+    room.add("first", [1] * 12, max_tokens=24, job_id="first")
+    room.step()
+    room.send("second", 8, max_tokens=24)
+    room.run()
+    assert room.finished["first"].num_preemptions == 1
+    assert room.finished["second2"].num_preemptions == 0
