@@ -5,6 +5,7 @@ This module is independent of the API that the client uses.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -97,6 +98,7 @@ class ConversationTurn:
             self.num_prompt_tokens = len(prompt)
             prompt_tail = self._model.engine.tokenizer.decode(prompt[-TAIL_TOKENS:])
             grammar = self._grammar(prompt_tail)
+            await self._tell_of_texts(grammar)
             outputs = self._model.generation.generate(
                 prompt,
                 self._params(kind, len(prompt), prompt_tail, grammar),
@@ -172,6 +174,17 @@ class ConversationTurn:
                 f"tools: strict ({names}) is not enforced in this model's format unless a call is required"
             ]
         return grammar
+
+    async def _tell_of_texts(self, grammar: ReplyGrammar | None) -> None:
+        """Note for the receipt which texts of tools cannot follow their grammar between the tags."""
+        if grammar is None or grammar.params.texts is None:
+            return
+        kept = await asyncio.wrap_future(self._model.engine.check_grammar(grammar.params))
+        self._not_enforced += [
+            f"{where}: the model sees it; it is not enforced, as it goes on over what ends a call's text"
+            for where, text in zip(grammar.texts_asked_in, kept.texts or (), strict=True)
+            if text is None
+        ]
 
     def _start(self, prompt_tail: str) -> ReplyStart:
         return ReplyStart(self._model.reply_format, self._model.engine.tokenizer.added_tokens, prompt_tail)

@@ -1,5 +1,4 @@
-"""The engine for an asyncio server: outputs of the core are delivered to the streams that await
-them."""
+"""The engine for an asyncio server: outputs of the core are delivered to the streams that await them."""
 
 from __future__ import annotations
 
@@ -85,6 +84,7 @@ class AsyncLLM(EngineOperations):
             raise
         self._validator = GrammarValidator(lambda: TokenTable.of(self.tokenizer, self.ready.vocab_size))
         self._inputs = InputProcessor(self.tokenizer, self.ready, self.generation_defaults, self._validator)
+        self.check_grammar = self._inputs.check_grammar
         clock, interval = self._clock, config.scheduler.stream_interval
         self._outputs = OutputProcessor(self.tokenizer, clock, log_stats=log_stats, stream_interval=interval)
         self._outputs.kv_transfer = self.kv_transfer = KVTransferDoor(config)

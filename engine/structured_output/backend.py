@@ -23,6 +23,7 @@ from engine.errors import RequestError
 from engine.sampling_params import SamplingParams
 from engine.structured_output.grammar_text import grammar_text
 from engine.structured_output.params import StructuredOutputsParams
+from engine.structured_output.text_ends import can_end
 
 if TYPE_CHECKING:
     from engine.tokenization.tokenizer import Tokenizer
@@ -85,6 +86,41 @@ class GrammarBackend:
         """The compiled grammar; RequestError if it is invalid, too large, or beyond what the
         library supports."""
         params.verify()
+        matcher = self._matcher(params)
+        for number, text in enumerate(params.texts or ()):
+            if text is not None and not self._can_end(params, number, text):
+                raise RequestError(f"{params.field} goes on over the tag that ends its text.", params.field)
+        return CompiledGrammar(matcher, self._tokens, self._eos_token_id)
+
+    def _can_end(self, params: StructuredOutputsParams, number: int, text: str) -> bool:
+        """Whether a text between tags can end."""
+        assert params.grammar is not None
+        assert params.text_end is not None
+        rules = params.grammar.partition("\n")[2]
+        ended = msgspec.structs.replace(
+            params, reasoning=None, grammar=f"start: @text_{number} text_end\n{rules}"
+        )
+        alone = StructuredOutputsParams(grammar=text, asked_in=params.asked_in)
+        ends = [self._tokens.tokenize_str(params.text_end), self._with_tokens(params.text_end)]
+        not_text = [*self._added_tokens.values()]
+        not_text += [] if self._eos_token_id is None else [self._eos_token_id]
+        return can_end(self._matcher(alone), self._matcher(ended), ends, not_text)
+
+    def _with_tokens(self, text: str) -> list[int]:
+        """The tokens of a text, of which parts may be added tokens."""
+        added = "|".join(map(re.escape, self._added_tokens))
+        pieces = filter(None, re.split(f"({added})", text))
+        return [
+            token_id
+            for piece in pieces
+            for token_id in (
+                [self._added_tokens[piece]]
+                if piece in self._added_tokens
+                else self._tokens.tokenize_str(piece)
+            )
+        ]
+
+    def _matcher(self, params: StructuredOutputsParams) -> LLMatcher:
         text = grammar_text(params, self._added_tokens.get)
         try:
             matcher = LLMatcher(self._tokens, text, log_level=0, limits=_LIMITS)
@@ -95,7 +131,7 @@ class GrammarBackend:
             _take_a_step(probe)
         if probe.is_error():
             raise RequestError(f"{params.field} is wrong: {_short(probe.get_error())}", params.field)
-        return CompiledGrammar(matcher, self._tokens, self._eos_token_id)
+        return matcher
 
     def forbidden(self, grammars: Sequence[MatcherGrammar]) -> npt.NDArray[np.bool_]:
         """The tokens that may not come next: [num_grammars, vocab_size]."""

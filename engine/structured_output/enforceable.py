@@ -55,6 +55,8 @@ def without_lenient_schemas(params: StructuredOutputsParams) -> StructuredOutput
 def _loosened(params: StructuredOutputsParams, compiles: Compile) -> StructuredOutputsParams:
     arguments = [_loosened_arguments(each, compiles) for each in params.arguments or ()]
     loosened = msgspec.structs.replace(params, arguments=arguments or None)
+    if params.texts is not None:
+        return msgspec.structs.replace(loosened, texts=_loosened_texts(params, params.texts, compiles))
     if params.json is None or not params.lenient:
         return loosened
     try:
@@ -93,6 +95,20 @@ def _loosened_arguments(arguments: ToolArguments, compiles: Compile) -> ToolArgu
         return _any_object(arguments)
     kept = {**loosened, "type": "object", _OPTIONS: schema[_OPTIONS]}
     return ToolArguments(arguments.tool, json.dumps(kept))
+
+
+def _loosened_texts(
+    params: StructuredOutputsParams, texts: list[str | None], compiles: Compile
+) -> list[str | None]:
+    """Without those that cannot stand between tags; RequestError for one that is no grammar at all."""
+    kept: list[str | None] = []
+    for number, text in enumerate(texts):
+        if text is not None:
+            compiles(StructuredOutputsParams(grammar=text, asked_in=params.asked_in))
+        others = [each if index == number else None for index, each in enumerate(texts)]
+        fails = _compiles(msgspec.structs.replace(params, texts=others), compiles) is not None
+        kept.append(None if fails else text)
+    return kept
 
 
 def _any_object(arguments: ToolArguments) -> ToolArguments:

@@ -33,7 +33,8 @@ def grammar_text(params: StructuredOutputsParams, token_id: TokenId) -> str:
     if params.calls is not None:
         grammars.append({"name": "calls", "lark_grammar": params.calls + _arguments(params)})
     for number, text in enumerate(params.texts or ()):
-        grammars.append({"name": f"text_{number}", "lark_grammar": _as_lark(text, params.field)})
+        if text is not None:
+            grammars.append({"name": f"text_{number}", "lark_grammar": _as_lark(text, params.field)})
     return json.dumps({"grammars": [{"name": "reply", "lark_grammar": _reply(params, token_id)}, *grammars]})
 
 
@@ -94,8 +95,11 @@ def _only_part(grammar: str) -> dict[str, Any]:
 def _lark(params: StructuredOutputsParams) -> str:
     assert params.grammar is not None
     # Calls get a grammar of their own where they are an alternative to something else.
-    arguments = _arguments(params) if params.calls is None else ""
-    return _as_lark(params.grammar + arguments, params.field)
+    rules = params.grammar + (_arguments(params) if params.calls is None else "")
+    for number, text in enumerate(params.texts or ()):
+        if text is None:
+            rules = rules.replace(f"@text_{number} text_end", "value")
+    return _as_lark(rules, params.field)
 
 
 def _as_lark(grammar: str, field: str) -> str:

@@ -75,8 +75,11 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, kw_only=True, 
     """A Lark grammar of tool calls, which may come in place of the constrained part."""
     arguments: list[ToolArguments] | None = None
     """The rules ``arguments_0`` and so on that the grammar of tool calls refers to."""
-    texts: list[str] | None = None
-    """Grammars in Lark that ``grammar`` refers to as ``@text_0`` and so on."""
+    texts: list[str | None] | None = None
+    """Grammars in Lark that ``grammar`` refers to as ``@text_0 text_end`` and so on. None: any text up to
+    its end, which is ``grammar``'s rule ``value``."""
+    text_end: str | None = None
+    """What stands behind each of the texts."""
     asked_in: str | None = None
     """The client's name of the field that holds the constraint, for errors."""
 
@@ -135,7 +138,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, kw_only=True, 
         if self.json is not None:
             schemas.append(self.schema_text())
         texts = [self.regex, self.grammar, self.calls, self.whitespace_pattern]
-        texts += [*(self.choice or ()), *schemas, *(self.texts or ())]
+        texts += [*(self.choice or ()), *schemas, *filter(None, self.texts or ())]
         return [text for text in texts if text is not None]
 
     def in_texts(self) -> StructuredOutputsParams:

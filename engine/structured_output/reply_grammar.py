@@ -26,6 +26,8 @@ class ReplyGrammar:
     params: StructuredOutputsParams
     calls_as_json: bool = False
     """Whether its calls are a JSON list, because the model's own syntax for them cannot be forced."""
+    texts_asked_in: tuple[str, ...] = ()
+    """The request's field of each of ``params.texts``."""
 
 
 class TextArgument(Protocol):
@@ -96,10 +98,14 @@ def free_texts(
         return None
     asked_in = next(iter(texts.values())).asked_in if len(texts) == 1 else "tools"
     grammars = [text.grammar for text in texts.values()]
-    reasoning = _reasoning_before_calls(start, parameters)
-    return ReplyGrammar(
-        StructuredOutputsParams(grammar=rules, texts=grammars, reasoning=reasoning, asked_in=asked_in)
+    params = StructuredOutputsParams(
+        grammar=rules,
+        texts=[*grammars],
+        text_end=in_tokens.text_end,
+        reasoning=_reasoning_before_calls(start, parameters),
+        asked_in=asked_in,
     )
+    return ReplyGrammar(params, texts_asked_in=tuple(text.asked_in for text in texts.values()))
 
 
 def forced_input(grammar: str, asked_in: str, start: ReplyStart) -> ReplyGrammar:

@@ -164,6 +164,12 @@ class ReplyFormat:
         """Whether a tool's one argument can be kept to a grammar where the model may also not call it."""
         return self.tool_format is not None and self.tool_format.text_syntax is not None
 
+    @property
+    def text_end(self) -> str | None:
+        """What stands behind such an argument."""
+        syntax = self.tool_format.text_syntax if self.tool_format else None
+        return syntax.line + syntax.value_end if syntax else None
+
     def free_text_grammar(
         self, tools: Sequence[Tool], parameters: Mapping[str, str], parallel: bool
     ) -> str | None:

@@ -34,6 +34,7 @@ FOLLOWS = re.compile("(add|remove) [0-9]{2}")
 class Asked:
     """A request for a response."""
 
+    parser: str
     url: str
     body: dict[str, Any]
 
@@ -58,7 +59,7 @@ def asked(request: pytest.FixtureRequest, folder: Path) -> Iterator[Asked]:
     """A request to a server whose model calls like this; its reply begins a call."""
     flags = ("--num-gpu-blocks-override", "400", "--tool-call-parser", request.param)
     with running_server(folder, *flags) as server:
-        yield Asked(server.url, begun(server, BEGINS[request.param]))
+        yield Asked(request.param, server.url, begun(server, BEGINS[request.param]))
 
 
 def begun(server: Server, texts: Sequence[str]) -> dict[str, Any]:
@@ -94,6 +95,16 @@ def test_a_custom_tools_text_follows_its_grammar_where_the_model_may_choose(aske
     deltas = [each["delta"] for each in told if each["type"] == "response.custom_tool_call_input.delta"]
     assert FOLLOWS.fullmatch("".join(deltas))
     assert custom_input(told[-1]["response"]["output"]) == "".join(deltas)
+
+
+@pytest.mark.slow
+def test_a_text_that_would_never_end_is_not_enforced_and_told(asked: Asked) -> None:
+    """The last piece of this grammar takes all text that comes, the end of the call too."""
+    endless = {"type": "custom", "name": "patch", "format": {**PATCH, "definition": r"start: /[\s\S]+/"}}
+    answer = asked.answer(tools=[endless], max_output_tokens=5).json()
+    told = answer["usage"]["receipt"].get("left_out", [])
+    ends_by_token = asked.parser == "glm45"
+    assert [note.partition(":")[0] for note in told] == ([] if ends_by_token else ["tools[0].format"])
 
 
 @pytest.mark.slow

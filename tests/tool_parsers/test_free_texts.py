@@ -17,6 +17,7 @@ from engine.config import ModelConfig
 from engine.reasoning.think import ThinkTags
 from engine.sampling_params import SamplingParams
 from engine.structured_output.backend import CompiledGrammar, GrammarBackend, TokenTable
+from engine.structured_output.enforceable import enforceable
 from engine.structured_output.reply_grammar import ReplyStart, free_calls, free_texts
 from engine.tokenization.tokenizer import Tokenizer
 from engine.tool_parsers.base import ReasoningDelta, ToolCallDelta
@@ -152,6 +153,24 @@ def test_a_text_ends_at_its_tag_where_it_could_go_on(world: World, family: Famil
     grammar = world.grammar(family, text=LINES)
     assert world.accepts(grammar, calls(family, patch("a\n<b>\n")))
     assert not world.accepts(grammar, calls(family, patch("a\n<b>\n")).rstrip()[:-8])
+
+
+@pytest.mark.parametrize("family", RAW, ids=lambda family: family.name)
+def test_a_text_without_an_end_follows_none(world: World, family: Family) -> None:
+    """A grammar whose last piece would take the tag, too, is left out: its call ends, and others follow."""
+    start = ReplyStart(reply_format(family), world.tokenizer.added_tokens, "")
+    texts = {"patch": Text(GRAMMAR), "shell": Text("start: /[\\s\\S]/ REST\nREST: /[^\\n]+/\n")}
+    found = free_texts(TOOLS, texts, True, start)
+    assert found is not None
+    kept = enforceable(found.params, world.backend.compile)
+    ends_by_token = "</arg_value>" in world.tokenizer.added_tokens and family in (GLM45, GLM47)
+    by_line = family is QWEN3_CODER
+    assert kept.texts == [GRAMMAR, texts["shell"].grammar if ends_by_token or by_line else None]
+    grammar = world.backend.compile(kept)
+    one = ("shell", {"input": "any text"})
+    ids = world.encode(calls(family, one, patch(GOOD)))
+    assert world._accepts(grammar, ids)
+    assert not world._accepts(grammar, world.encode(calls(family, one, patch(BAD))))
 
 
 @pytest.mark.parametrize("family", RAW, ids=lambda family: family.name)
