@@ -144,6 +144,7 @@ def test_the_root_says_what_this_is(http: httpx.Client) -> None:
         ("/v1/tokenize", "/tokenize"),
         ("/embeddings", "/v1/embeddings"),
         ("/v1/audio/speech", "audio"),
+        ("/collective_rpc", "POST /update_weights takes new weights"),
         ("/nothing/like/it", None),
     ],
 )
