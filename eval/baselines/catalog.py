@@ -28,6 +28,7 @@ from eval.baselines.oracle import OraclePolicy
 from eval.baselines.paper import PaperPolicy
 from eval.baselines.plas import PlasPolicy
 from eval.baselines.program_fcfs import ProgramFcfsPolicy
+from eval.baselines.tlru import TlruPolicy
 from eval.baselines.without import WITHOUT, LessenedFactory
 from eval.baselines.wspt import WsptPolicy
 from eval.errors import PolicyError
@@ -250,6 +251,11 @@ _KINDS: Sequence[_Kind] = (
         "gittins",
         "multistage Gittins index of the job, by its turns and those of ended jobs; no pins",
         lambda _: GittinsPolicy,
+    ),
+    _Kind(
+        "tlru[:TOKENS]",
+        "SGLang: evicts first what a turn can compute again in so many tokens (8192); fcfs",
+        lambda text: partial(TlruPolicy, tokens=int(_number("tlru", "TOKENS", text, 8192, math.inf))),
     ),
     _Kind(
         "gate[:FRACTION]",

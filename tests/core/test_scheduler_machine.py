@@ -88,7 +88,7 @@ POLICIES = (
     "program-fcfs",
     "fixed-ttl:1000",
     "fork",
-    *("plas", "hrrn", "wspt", "gittins"),
+    *("plas", "hrrn", "wspt", "gittins", "tlru:4"),
     "gate",
     "paper",
     "infercept",

@@ -19,6 +19,7 @@ from eval.baselines.gittins import GittinsPolicy
 from eval.baselines.hrrn import HrrnPolicy
 from eval.baselines.plas import PlasPolicy
 from eval.baselines.program_fcfs import ProgramFcfsPolicy
+from eval.baselines.tlru import TlruPolicy
 from eval.baselines.without import WITHOUT
 from eval.baselines.wspt import WsptPolicy
 from eval.trace.replay.errors import NotReplayableError
@@ -40,6 +41,7 @@ _PLAIN: dict[str, Callable[..., SchedulingPolicy]] = {
     "hrrn": HrrnPolicy,
     "wspt": WsptPolicy,
     "gittins": GittinsPolicy,
+    "tlru": TlruPolicy,
     "gate": GatePolicy,
 }
 

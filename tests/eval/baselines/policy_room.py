@@ -48,6 +48,7 @@ class PolicyRoom(EngineRoom):
         num_blocks: int = 64,
         max_num_seqs: int = 4,
         num_host_blocks: int = 0,
+        async_scheduling: bool = False,
     ) -> None:
         """``num_blocks``: usable ones, of 4 tokens."""
         self.knowledge = knowledge or PlainKnowledge()
@@ -59,6 +60,7 @@ class PolicyRoom(EngineRoom):
             max_model_len=256,
             max_num_seqs=max_num_seqs,
             num_host_blocks=num_host_blocks,
+            async_scheduling=async_scheduling,
         )
         self._num_turns: dict[str, int] = {}
         self._last: dict[str, str] = {}
