@@ -164,7 +164,12 @@ class ConversationTurn:
         several, shown = self._conversation.max_calls is None, {tool["function"]["name"] for tool in tools}
         texts = {name: text for name, text in self._conversation.free_inputs.items() if name in shown}
         of_texts = free_texts(tools, texts, several, start) if texts else None
-        strict = [str(tool["function"]["name"]) for tool in tools if tool["function"].get("strict")]
+        kept = texts if of_texts else {}
+        strict = [
+            name
+            for tool in tools
+            if tool["function"].get("strict") and (name := tool["function"]["name"]) not in kept
+        ]
         if not strict:
             return of_texts
         grammar = of_texts or free_calls(tools, several, start)

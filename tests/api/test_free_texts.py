@@ -98,6 +98,15 @@ def test_a_custom_tools_text_follows_its_grammar_where_the_model_may_choose(aske
 
 
 @pytest.mark.slow
+def test_an_expression_is_kept_as_well(asked: Asked) -> None:
+    """Without a note that it is not."""
+    dated = {"type": "grammar", "syntax": "regex", "definition": "^(a/b|c\\/d):[0-9]{2}$"}
+    answer = asked.answer(tools=[{"type": "custom", "name": "patch", "format": dated}]).json()
+    assert re.fullmatch("(a/b|c/d):[0-9]{2}", custom_input(answer["output"]))
+    assert "left_out" not in answer["usage"]["receipt"]
+
+
+@pytest.mark.slow
 def test_a_text_that_would_never_end_is_not_enforced_and_told(asked: Asked) -> None:
     """The last piece of this grammar takes all text that comes, the end of the call too."""
     endless = {"type": "custom", "name": "patch", "format": {**PATCH, "definition": r"start: /[\s\S]+/"}}

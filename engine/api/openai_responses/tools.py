@@ -6,6 +6,7 @@ namespace under a joined name.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,6 +71,8 @@ class Tools:
     warnings: list[str] = field(default_factory=list)
     _free_inputs: dict[str, FreeInput] = field(default_factory=dict)
     """Custom tools whose text follows a Lark grammar, by the shown name."""
+    _patterns: dict[str, FreeInput] = field(default_factory=dict)
+    """Custom tools whose text follows an expression, which JSON can be kept to, too."""
 
     def find(self, shown: str) -> ToolName:
         """The tool of a call; an unknown name is treated as a function's."""
@@ -137,6 +140,7 @@ class Tools:
             return
         pattern = form["definition"].removeprefix("^")
         pattern = pattern if pattern.endswith("\\$") else pattern.removesuffix("$")
+        self._patterns[function["name"]] = FreeInput(PARAMETER, _in_lark(pattern), where)
         text = {**_CUSTOM_PARAMETERS["properties"][PARAMETER], "pattern": f"^(?:{pattern})$"}
         function["parameters"] = {**_CUSTOM_PARAMETERS, "properties": {PARAMETER: text}}
         function["strict"] = True
@@ -146,8 +150,8 @@ class Tools:
 
     @property
     def free_inputs(self) -> dict[str, FreeInput]:
-        """Custom tools whose text follows a Lark grammar, by the shown name."""
-        return self._free_inputs
+        """Custom tools whose text follows a grammar, by the shown name."""
+        return self._free_inputs | self._patterns
 
     def _tell_of_formats(self, mode: ToolChoice, enforces_texts: bool) -> None:
         """Refuses Lark grammars, or warns of them, where this mode cannot enforce them."""
@@ -226,6 +230,13 @@ _CUSTOM_PARAMETERS: Tool = {
     "required": [PARAMETER],
     "additionalProperties": False,
 }
+
+
+def _in_lark(pattern: str) -> str:
+    """An expression as a grammar."""
+    escapes = {"/": r"\/", "\n": r"\n", "\r": r"\r"}
+    text = re.sub(r"\\.|[/\n\r]", lambda found: escapes.get(found.group(), found.group()), pattern)
+    return f"start: TEXT\nTEXT: /{text}/\n"
 
 
 def _name_of(tool: Tool, where: str) -> str:
