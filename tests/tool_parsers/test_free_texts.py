@@ -285,3 +285,4 @@ def test_a_strict_call_that_ends_reasoning_keeps_its_schema(tmp_path: Path) -> N
         for arguments, follows in (({"line": 7}, True), ({"line": "seven"}, False)):
             call = DEEPSEEK_V31.render("", [("edit", arguments)]).removesuffix(DEEPSEEK_V31.stop)
             assert world.accepts(compiled, before + call) is follows, (before, arguments)
+    assert not world.accepts(compiled, f"I edit{call}</think>")
