@@ -40,7 +40,7 @@ LONGER_FILES = {
     "tests/api/test_messages.py": (760, "One protocol, a test for each of its fields."),
     "tests/api/test_responses.py": (860, "One protocol, a test for each of its fields."),
     "tests/api/test_structured_output.py": (530, "One feature through each of the protocols."),
-    "tests/core/test_scheduler_machine.py": (540, "One machine: all that may happen to a scheduler."),
+    "tests/core/test_scheduler_machine.py": (545, "One machine: all that may happen to a scheduler."),
     "tests/continuum/test_policy.py": (540, "The policy's promises, from the first turn to the last."),
     "tests/eval/trace/test_analysis.py": (540, "One table after another."),
     "tests/tool_parsers/test_slips.py": (600, "A table of slips, format by format."),

@@ -21,11 +21,13 @@ from eval.baselines.fork import ForkPolicy
 from eval.baselines.gate import GatePolicy
 from eval.baselines.gittins import GittinsPolicy
 from eval.baselines.hrrn import HrrnPolicy
+from eval.baselines.idleness import IdlenessPolicy
 from eval.baselines.infercept import InferceptPolicy
 from eval.baselines.knowledge import Knowledge, MakePolicy, NamedPolicy
 from eval.baselines.known_work import KnownWorkPolicy
 from eval.baselines.oracle import OraclePolicy
 from eval.baselines.paper import PaperPolicy
+from eval.baselines.pause import PausePolicy
 from eval.baselines.plas import PlasPolicy
 from eval.baselines.program_fcfs import ProgramFcfsPolicy
 from eval.baselines.tlru import TlruPolicy
@@ -261,6 +263,16 @@ _KINDS: Sequence[_Kind] = (
         "gate[:FRACTION]",
         "admits no new job while contexts of open jobs exceed this fraction of the KV pool (0.9)",
         lambda text: partial(GatePolicy, share=_number("gate", "FRACTION", text, 0.9, 1.0)),
+    ),
+    _Kind(
+        "pause[:FRACTION]",
+        "ThunderAgent: pauses programs above this fraction of the KV pool (0.95) until they fit in 0.8",
+        lambda text: partial(PausePolicy, share=_number("pause", "FRACTION", text, 0.95, 1.0)),
+    ),
+    _Kind(
+        "idleness",
+        "MORI: programs that are mostly in tools leave the device first and wait to come back",
+        lambda _: IdlenessPolicy,
     ),
     _Kind(
         "continuum[:OPTION=VALUE,...]",

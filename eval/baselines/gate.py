@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from continuum.jobs.job import Job
 from engine.core.policy import Pin, PolicyContext, PolicyDescription, WaitingKey
 from engine.core.request import Request
-from eval.baselines.program import ProgramPolicy
+from eval.baselines.program import ProgramPolicy, owner_of
 
 FORCED_AFTER_S = 1800.0
 """ThunderAgent's bound: a job that has waited this long starts regardless of the gate."""
@@ -44,7 +44,7 @@ class GatePolicy(ProgramPolicy):
     def may_admit(self, request: Request, num_free_blocks: int, now: float) -> bool:
         return (
             not self._contexts
-            or _owner(request) in self._contexts
+            or owner_of(request) in self._contexts
             or self._num_tokens + request.num_tokens <= self._room_tokens
             or now - request.arrival_time >= self._forced_after_s
         )
@@ -56,26 +56,21 @@ class GatePolicy(ProgramPolicy):
             self._contexts[owner] = num_tokens
 
     def on_admitted(self, request: Request, now: float) -> Iterable[Pin]:
-        self._set(_owner(request), request.num_tokens)
+        self._set(owner_of(request), request.num_tokens)
         return super().on_admitted(request, now)
 
     def on_turn_end(self, request: Request, now: float) -> Pin | None:
-        self._set(_owner(request), request.num_tokens if request.request_id in self._turns else 0)
+        self._set(owner_of(request), request.num_tokens if request.request_id in self._turns else 0)
         return super().on_turn_end(request, now)
 
     def on_request_gone(self, request: Request, now: float) -> None:
         turn = self._turns.get(request.request_id)
         super().on_request_gone(request, now)
         if turn is None or not turn.job.turns:
-            self._set(_owner(request), 0)
+            self._set(owner_of(request), 0)
 
     def program_over(self, job: Job, now: float) -> None:
         self._set(job.job_id, 0)
 
     def program_gone(self, job: Job) -> None:
         self._set(job.job_id, 0)
-
-
-def _owner(request: Request) -> str:
-    job_id = request.job.job_id if request.job is not None else None
-    return request.request_id if job_id is None else job_id

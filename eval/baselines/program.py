@@ -18,6 +18,12 @@ PROGRAM_IDLE_S = 3600.0
 """A program that is idle for this long is forgotten."""
 
 
+def owner_of(request: Request) -> str:
+    """The id of the request's job, or its own without one."""
+    job_id = request.job.job_id if request.job is not None else None
+    return request.request_id if job_id is None else job_id
+
+
 class ProgramPolicy(FcfsPolicy):
     """Orders by the first arrival of the program, preempts the youngest program, pins nothing.
 

@@ -88,12 +88,14 @@ POLICIES = (
     "program-fcfs",
     "fixed-ttl:1000",
     "fork",
-    *("plas", "hrrn", "wspt", "gittins", "tlru:4"),
+    *("plas", "hrrn", "wspt", "gittins", "tlru:4", "pause", "idleness"),
     "gate",
     "paper",
     "infercept",
     "oracle",
 )
+BOUNDED_BY_HALF_AN_HOUR = ("gate", "pause", "idleness")
+"""For so long these let a new job wait for room."""
 
 
 class ChaosPolicy(PriorityPolicy):
@@ -524,6 +526,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         room.scheduler.set_pause_state(PauseState.UNPAUSED, room.clock.now())
         for request in list(room.scheduler.compiling.values()):
             self._compile(request, CountingGrammar(2))
+        if room.scheduler.policy.name in BOUNDED_BY_HALF_AN_HOUR:
+            room.clock.advance(1800)
         room.run()
         self.all_is_accounted_for()
         assert set(room.finished) == set(self.added)

@@ -17,6 +17,8 @@ from eval.baselines.fork import ForkPolicy
 from eval.baselines.gate import GatePolicy
 from eval.baselines.gittins import GittinsPolicy
 from eval.baselines.hrrn import HrrnPolicy
+from eval.baselines.idleness import IdlenessPolicy
+from eval.baselines.pause import PausePolicy
 from eval.baselines.plas import PlasPolicy
 from eval.baselines.program_fcfs import ProgramFcfsPolicy
 from eval.baselines.tlru import TlruPolicy
@@ -42,6 +44,8 @@ _PLAIN: dict[str, Callable[..., SchedulingPolicy]] = {
     "wspt": WsptPolicy,
     "gittins": GittinsPolicy,
     "tlru": TlruPolicy,
+    "pause": PausePolicy,
+    "idleness": IdlenessPolicy,
     "gate": GatePolicy,
 }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from eval.baselines.pausing import TICK_S
 from tests.eval.baselines.policy_room import PolicyRoom
 
 # ---- tlru ----
@@ -48,3 +49,177 @@ def test_tlru_keeps_a_conversation_that_went_on() -> None:
     room.play("other", 28, "ls")
     room.play("long", 4, "ls")
     assert room.finished["long3"].num_cached_tokens == 68
+
+
+# ---- pause ----
+#
+# Of 1,024 tokens: programs are paused above 972 and resumed up to 870; each takes 100 more than it has.
+
+
+def pausing_room(policy: str, **sizes: int) -> PolicyRoom:
+    """After a turn of each job, all of which are in tools now."""
+    room = PolicyRoom(policy, num_blocks=256, num_host_blocks=256 if policy == "idleness" else 0)
+    for job, num_tokens in sizes.items():
+        room.play(job, num_tokens, "ls")
+    tick(room)
+    return room
+
+
+def tick(room: PolicyRoom) -> None:
+    room.wait(TICK_S)
+    room.run_for(2)
+
+
+def waits(room: PolicyRoom, request_id: str) -> bool:
+    """Whether the request has not been admitted in the next steps."""
+    room.run_for(5)
+    request = room.scheduler.requests.get(request_id)
+    return request is not None and request.first_scheduled_time is None
+
+
+@pytest.mark.parametrize(("smallest", "is_paused"), [(200, True), (190, False)])
+def test_pause_pauses_the_smallest_program_above_its_threshold(smallest: int, is_paused: bool) -> None:
+    """341 + 337 + 301 tokens are above 972, ten fewer are not."""
+    room = pausing_room("pause", large=240, middle=236, small=smallest)
+    room.send("small", 4)
+    assert waits(room, "small2") is is_paused
+    room.send("large", 4)
+    assert not waits(room, "large2")
+
+
+def test_pause_resumes_when_there_is_room() -> None:
+    """At a tick after another program has ended; until then the turn waits."""
+    room = pausing_room("pause", large=240, middle=236, small=200)
+    room.send("small", 4)
+    tick(room)
+    assert waits(room, "small2")
+    room.finish_job("large")
+    assert waits(room, "small2")
+    tick(room)
+    assert not waits(room, "small2")
+
+
+def test_pause_lets_a_turn_end_first() -> None:
+    """All three programs run when they exceed the threshold: the smallest one's next turn waits."""
+    room = PolicyRoom("pause", num_blocks=256)
+    for job, num_tokens in (("large", 240), ("middle", 236), ("small", 200)):
+        room.send(job, num_tokens, max_tokens=10)
+    room.run_for(25)
+    tick(room)
+    room.run()
+    assert "small1" in room.finished
+    room.send("small", 4)
+    room.send("middle", 4)
+    assert waits(room, "small2")
+    assert "middle2" in room.finished
+
+
+def test_pause_queues_new_programs_behind_paused_ones() -> None:
+    """A small one would fit: it waits for a tick all the same, and until the one before it is resumed."""
+    room = pausing_room("pause", large=240, middle=236, small=200)
+    room.send("new", 8)
+    assert waits(room, "new1")
+    tick(room)
+    assert not waits(room, "new1")  # 341 + 337 + 108 fit, 301 more do not
+
+
+def test_pause_makes_nobody_wait_longer_than_half_an_hour() -> None:
+    """ThunderAgent's bound of 1800 s."""
+    room = pausing_room("pause", large=240, middle=236, small=200)
+    room.send("small", 4)
+    room.wait(1799)
+    assert waits(room, "small2")
+    room.wait(1)
+    assert not waits(room, "small2")
+
+
+def test_pause_lets_one_program_go_on_whatever_its_size() -> None:
+    """Each exceeds 0.3 of 1,024, so that both are paused in their tools: the first one to be back goes on at
+    once, the next one when the other has been paused again."""
+    room = pausing_room("pause:0.3", large=240, small=230)
+    room.send("small", 4)
+    assert not waits(room, "small2")
+    for request_id in ("large2", "small3"):
+        room.send(request_id[:-1], 4)
+        assert waits(room, request_id)
+        tick(room)
+        assert not waits(room, request_id)
+
+
+# ---- idleness ----
+
+
+def idle_room(num_idle: int, **sizes: int) -> PolicyRoom:
+    """Jobs that are in tools: the first so many of them for 60 s at a time, the others for 0.1 s. Of 1,024
+    tokens each takes 106 more than its size; 512 more are in host memory."""
+    room = PolicyRoom("idleness", num_blocks=256, num_host_blocks=128)
+    jobs = list(sizes)
+    for job in jobs[:num_idle]:
+        room.play(job, 4, "ls")
+    room.wait(60)
+    for job in jobs[num_idle:]:
+        room.play(job, 4, "ls")
+    room.wait(0.1)
+    for job in jobs:
+        room.play(job, sizes[job], "ls")
+    return room
+
+
+def test_idleness_lets_the_idlest_leave_the_device() -> None:
+    """All three are pinned until a tick finds 342 + 342 + 346 tokens; the idle one's turn then waits."""
+    room = idle_room(1, idle=236, busy=236, calm=240)
+    assert room.pinned_jobs == ["busy", "calm", "idle"]
+    tick(room)
+    assert room.pinned_jobs == ["busy", "calm"]
+    room.send("idle", 4)
+    room.send("busy", 4)
+    assert waits(room, "idle3")
+    assert room.finished["busy3"].num_cached_tokens == 240
+    room.finish_job("calm")
+    tick(room)
+    assert not waits(room, "idle3")
+
+
+def test_idleness_keeps_all_that_fit() -> None:
+    """Ten tokens fewer: however idle, nobody leaves."""
+    room = idle_room(1, idle=236, busy=236, calm=230)
+    tick(room)
+    assert room.pinned_jobs == ["busy", "calm", "idle"]
+
+
+def test_idleness_makes_room_for_who_is_busier_now() -> None:
+    """The waiting turn's tools took 65 s; the others have been in theirs for 1,000: one leaves for it, but
+    none for a new job."""
+    room = idle_room(1, idle=236, busy=236, calm=240)
+    tick(room)
+    room.send("new", 240)
+    room.send("idle", 4)
+    tick(room)
+    assert waits(room, "idle3")
+    room.wait(1000)
+    assert not waits(room, "idle3")
+    assert waits(room, "new1")
+    assert len(room.pinned_jobs) == 2
+
+
+def test_idleness_prefers_what_is_in_host_memory() -> None:
+    """Two have left: the idler one is in host memory, which has no room for the smaller one as well. Of 346
+    tokens that become free it gets what it needs, although less would do for the other one."""
+    room = idle_room(2, first=236, second=232, busy=240, calm=240, short=100)
+    tick(room)
+    assert room.pinned_jobs == ["busy", "calm", "short"]
+    room.send("second", 4)
+    room.send("first", 4)
+    assert waits(room, "first3")
+    room.finish_job("busy")
+    tick(room)
+    assert not waits(room, "first3")
+    assert waits(room, "second3")
+
+
+def test_idleness_gives_pins_up_from_the_idlest_on() -> None:
+    """To whoever lacks blocks; the requester's own comes last."""
+    room = idle_room(1, busy=100, calm=100, idle=100)
+    request = room.scheduler.requests[room.send("busy", 4)]
+    pins = room.scheduler.policy.revocable_for(request, room.clock.now(), last_resort=False)
+    assert [pin.job_id for pin in pins] == ["calm", "idle", "busy"]

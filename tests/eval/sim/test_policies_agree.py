@@ -27,7 +27,7 @@ PUBLISHED = (
     "fcfs,priority,program-fcfs,fixed-ttl,fork,plas,gate,paper,infercept,continuum,"
     "continuum:ttl_rule=price,known-work:work_weight=1,oracle"
 )
-RIVALS = "fcfs,hrrn,wspt,gittins"
+RIVALS = "fcfs,hrrn,wspt,gittins,pause,idleness"
 """Without tlru, which evicts the end of the one job that goes on before what jobs that ended have left."""
 AGENT_JOBS = Path(__file__).resolve().parents[3].parent / "shared" / "workloads" / "agentcgroup-claude.jsonl"
 

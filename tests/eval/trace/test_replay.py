@@ -61,7 +61,7 @@ def replayed(path: Path, capsys: pytest.CaptureFixture[str], code: int = 0) -> s
         "continuum",
         "continuum:ttl_rule=price,max_ttl_s=inf",
         *("fcfs", "priority", "program-fcfs", "fixed-ttl:5", "fork", "plas", "gate:0.5", "without-order"),
-        *("hrrn", "wspt", "gittins", "tlru:1000"),
+        *("hrrn", "wspt", "gittins", "tlru:1000", "pause:0.5", "idleness"),
     ],
 )
 def test_any_servable_policy_decides_the_same_again(
