@@ -54,6 +54,8 @@ class ContinuumConfig(Tuning):
     max_return_wait_s: float = 230.0
     """Aging of the later turns of a job, in seconds; the smaller of the two counts. Both are below the 300 s
     after which coding agents drop a silent stream."""
+    learn_order: bool = True
+    """Learn, in a process of its own, how much work jobs still have, from those that ended."""
     infer_jobs: bool = True
     """Recognize the jobs of turns without an id by their prompt prefixes; otherwise these have no job."""
     release_superseded: bool = True

@@ -21,6 +21,7 @@ from continuum.learning.gap_learner import GapLearner
 from continuum.learning.job_work import JobWork
 from continuum.learning.kv_cost import KvCost
 from continuum.learning.program_stats import QueueDelay, RecomputedShare
+from continuum.learning.remaining_work import RemainingWork
 from continuum.learning.tool_gaps import PublishedGaps
 from continuum.learning.tool_stats import ToolStats
 from continuum.learning.work_forecast import WorkForecast
@@ -50,7 +51,9 @@ from engine.core.policy import (
 from engine.core.request import Request, RequestStatus
 from engine.engine_files import path_of_engine
 from engine.messages import JobFinished, JobStatus, PastTurn, Signal, ToolGapStarted, ToolSignal, TurnReceipt
+from engine.process.lessons import ModelLearned
 from engine.reported_stats import JobStats
+from estimator.learned.work_model import decode_model
 
 LAST_STEP = "last step of the job"
 
@@ -73,11 +76,14 @@ class ContinuumPolicy(SchedulingPolicy):
     name = "continuum"
     wants_signals = True
     lets_pass = True
+    trainer: str | None = "estimator.learned.trainer"
     tool_stats: type[ToolStats] = ToolStats
     ranks: type[JobRanks] = JobRanks
 
     def __init__(self, context: PolicyContext, config: ContinuumConfig | None = None) -> None:
         config = self._config = config or ContinuumConfig()
+        if not config.learn_order:
+            self.trainer = None
         block_size = self._block_size = context.block_size
         self.tools = self.tool_stats(config, path_of_engine(config.estimator_state, context.engine_index))
         self._rule = make_rule(config)
@@ -87,7 +93,8 @@ class ContinuumPolicy(SchedulingPolicy):
         # What is learned.
         published = PublishedGaps() if config.ttl_rule in PUBLISHED_RULES else None
         self._gaps = GapLearner(self.tools, published, block_size)
-        self._work = JobWork(WorkForecast(), config.kind_tokens // block_size)
+        remaining = RemainingWork(self.tools)
+        self._work = JobWork(WorkForecast(), remaining, config.kind_tokens // block_size)
         self._kv_cost = KvCost(config, has_host_tier=context.has_host_tier)
         self._queue_delay = QueueDelay()
         self._recomputed_share = RecomputedShare(config.recomputed_smoothing)
@@ -99,7 +106,7 @@ class ContinuumPolicy(SchedulingPolicy):
         working_set = WorkingSet(self.tools, context, config)
         ranks = self.ranks(
             config,
-            self._work.forecast,
+            self._work,
             self._recomputed_share,
             self.work_s,
             work_weight=config.work_weight,
@@ -136,7 +143,7 @@ class ContinuumPolicy(SchedulingPolicy):
         self._branches = Branches(
             block_size,
             (
-                *(self._jobs, self._stale_prefixes, working_set, self._gaps, self._work, tally),
+                *(self._jobs, self._stale_prefixes, working_set, self._gaps, self._work, remaining, tally),
                 *(self._retention, self._trace),
             ),
         )
@@ -251,6 +258,12 @@ class ContinuumPolicy(SchedulingPolicy):
                 if job is not None:
                     self._branches.finish_job(job, now)
                 return None
+            case ModelLearned():
+                self._work.learned(decode_model(signal.model))
+                return None
+
+    def take_lesson(self) -> bytes | None:
+        return self._work.remaining.take_lesson()
 
     # ---- who is next ----
 

@@ -15,6 +15,7 @@ from engine.kv_transfer.messages import KVLeased, KVTransfer
 from engine.lora import Adapter
 from engine.media.picture import PictureModel, Pixels
 from engine.pooling.params import Pooled, PoolingModel, PoolingParams
+from engine.process.lessons import ModelLearned
 from engine.reported_stats import SchedulerStats
 from engine.routed_experts import RoutedExperts
 from engine.sampling_params import SamplingParams
@@ -195,7 +196,7 @@ class ToolSignal(msgspec.Struct, array_like=True, omit_defaults=True, tag=True):
     """The fraction of the call that is done, in [0, 1]."""
 
 
-Signal = ToolGapStarted | JobFinished | ToolSignal
+Signal = ToolGapStarted | JobFinished | ToolSignal | ModelLearned
 
 
 class SignalRequest(msgspec.Struct, array_like=True, omit_defaults=True):

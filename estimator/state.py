@@ -15,6 +15,7 @@ import msgspec
 
 from estimator.credibility import MIN_JUDGED, STRENGTHS, Credibility
 from estimator.durations import DurationEstimator, DurationHistogram
+from estimator.learned.work_model import WorkModel, check_model
 from estimator.tenants import LENT, Learned, Tenants
 from estimator.turn_outcomes import TurnOutcomes, TurnTally
 
@@ -98,6 +99,8 @@ class _State(msgspec.Struct):
     tenants: list[_TenantState] = []
     """Tenants, in the order of ``Tenants.own``."""
     credit: list[_CreditState] = []
+    work_model: WorkModel | None = None
+    """What it has learned of jobs' remaining work; ``continuum learn`` and a server's own lessons."""
     format: str = "tool-durations"
     version: int = STATE_VERSION
 
@@ -117,6 +120,7 @@ def snapshot(learned: Learned | Tenants) -> bytes:
             for name, own in known.own.items()
         ],
         credit=[_CreditState(parts, each.num_judged, each.losses) for parts, each in known.credit.items()],
+        work_model=known.work_model,
         version=STATE_VERSION if names_tenants else VERSION_WITHOUT_TENANTS,
         **known.durations.get_params(),
     )
@@ -204,6 +208,9 @@ def _tenants(state: _State) -> Tenants:
         tenants.add(each.name, Learned(_durations(state, each.keys), _turns(each.turns)))
     for credit in state.credit:
         tenants.credit[credit.parts] = _credit(credit)
+    if state.work_model is not None:
+        check_model(state.work_model)
+        tenants.work_model = state.work_model
     return tenants
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from estimator.credibility import Credibility, losses_of
 from estimator.durations import NO_BELIEF, Belief, DurationEstimator
+from estimator.learned.work_model import WorkModel
 from estimator.plain_math import halved
 from estimator.survival import SurvivalCurve
 from estimator.tool_key import ToolKey
@@ -54,6 +55,8 @@ class Tenants:
         self.own: OrderedDict[str, Learned] = OrderedDict()
         """Own observations by tenant, the least recently active first; empty while there is only
         one."""
+        self.work_model: WorkModel | None = None
+        """What was learned of jobs' remaining work, from all tenants: numbers, and names of tools."""
         self.credit: dict[Parts, Credibility] = {}
         """Credibility of what was lent, by kind of call: how well it predicted."""
         self._lent: dict[tuple[str, Parts], Belief] = {}

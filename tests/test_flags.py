@@ -15,6 +15,7 @@ from eval.cli.serve_flags import EXPERIMENTAL, SHORT_HELP, add_serve_arguments
 MAX_FLAGS = 94
 """A flag more needs a flag less, or a line in ``REASONS``."""
 REASONS: dict[str, str] = {
+    "--learn-order": "A trainer takes a core for seconds; whether one is to spare only its operator knows.",
     "--enable-expert-parallel": "V1's; which way is faster depends on the model and the devices.",
     "--enable-return-routed-experts": "V1's; what trainers that replay routers ask a server for.",
     "--disable-hybrid-kv-cache-manager": "V1's; without it nobody can compare, or go round a fault.",

@@ -230,7 +230,7 @@ class SignalEvent(msgspec.Struct, tag_field="type", tag="signal", kw_only=True, 
     now: float
     kind: str
     """One of: tool_gap_started (the API server has read the turn's calls) | tool_signal (its
-    client reports a call) | job_finished."""
+    client reports a call) | job_finished | model_learned (of jobs' remaining work)."""
     req_id: str | None = None
     """Id of the turn; in a ``tool_signal`` the client's id."""
     job_id: str | None = None
@@ -249,6 +249,8 @@ class SignalEvent(msgspec.Struct, tag_field="type", tag="signal", kw_only=True, 
     """How long the call will still take, as reported."""
     fraction: float | None = None
     """How much of the call is done, in [0, 1]."""
+    model: str | None = None
+    """The model of a ``model_learned``, as the trainer wrote it."""
     receipt: Receipt | None = None
     """The policy's new decision about the turn; None: it knows no such turn."""
 
@@ -499,6 +501,8 @@ class JobEvent(msgspec.Struct, tag_field="type", tag="job_event", kw_only=True, 
     """For a turn that goes on without the end of an earlier one: the request of that earlier turn."""
     superseded_tokens: int = 0
     """Tokens of that turn whose blocks are evicted first from now on, unless they are in use."""
+    predicted_excess_s: float | None = None
+    """For ``turn_arrived``: seconds of service beyond a usual job's, by a learned model that is believed."""
     reported_remaining_s: float | None = None
     """Seconds that the calls will still take, as the client reported."""
     needed_blocks: int = 0

@@ -135,6 +135,8 @@ class Turn:
     num_known_tokens: int = 0
     """Prompt tokens in full blocks that the tip had computed."""
     gap_s: float | None = None
+    predicted_excess_s: float | None = None
+    """Seconds of service that its job needs beyond usual jobs, by a learned model; None: by none."""
     num_cached_tokens: int | None = None
     admitted_s: float | None = None
     diverged_at_token: int | None = None

@@ -6,23 +6,37 @@ from collections.abc import Hashable
 
 from continuum.jobs.branches import BranchListener
 from continuum.jobs.job import BranchTip, Job, Turn
+from continuum.learning.remaining_work import RemainingWork
 from continuum.learning.work_forecast import WorkForecast
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.request import Request
+from estimator.learned.work_model import WorkModel
 
 
 class JobWork(BranchListener):
     """Counts a job's turns and their service for the forecast of its kind."""
 
-    def __init__(self, forecast: WorkForecast, num_kind_blocks: int) -> None:
-        """``num_kind_blocks``: jobs whose prompts begin with this many equal blocks are of one kind."""
+    def __init__(self, forecast: WorkForecast, remaining: RemainingWork, num_kind_blocks: int) -> None:
+        """``remaining`` says more, once a model was learned. ``num_kind_blocks``: jobs whose prompts
+        begin with this many equal blocks are of one kind."""
         self.forecast = forecast
+        self.remaining = remaining
         self._num_kind_blocks = num_kind_blocks
+
+    @property
+    def num_lessons(self) -> int:
+        """Changes whenever forecasts may have."""
+        return self.forecast.num_lessons + self.remaining.num_models
+
+    def learned(self, model: WorkModel) -> None:
+        """There is a new model of remaining work."""
+        self.remaining.learned(model)
 
     def turn_began(self, job: Job, request: Request) -> None:
         """A single-turn request says nothing about jobs: the job counts from its second turn on."""
         if job.kind is None:
             job.kind = kind_of(request, self._num_kind_blocks)
+        self.remaining.job_here(job)
         if not job.is_established:
             return
         num_turns = 1
@@ -35,6 +49,7 @@ class JobWork(BranchListener):
     def turn_ended(self, turn: Turn, now: float) -> None:
         if turn.request.first_scheduled_time is not None and turn.job.course is not None:
             turn.job.course.end_turn(now - turn.request.first_scheduled_time)
+        self.remaining.turn_ended(turn, now)
 
     def on_tools_known(self, tip: BranchTip, now: float) -> None:
         if not tip.tools:
@@ -47,6 +62,9 @@ class JobWork(BranchListener):
     def excess_s(self, turn: Turn) -> float:
         """Seconds of service that the job is predicted to need beyond usual jobs; 0 if nothing is
         known."""
+        turn.predicted_excess_s = self.remaining.excess_s(turn)
+        if turn.predicted_excess_s is not None:
+            return turn.predicted_excess_s
         course = turn.job.course
         return course.excess_s if course is not None else self.forecast.excess_s(_kind_name(turn.job))
 

@@ -12,6 +12,7 @@ from continuum.tuning import Tuning
 from engine.errors import ConfigError
 from engine.messages import ToolCall
 from estimator.durations import DurationEstimator
+from estimator.learned.work_model import WorkModel
 from estimator.state import EstimatorStateError, load_learned, restore, snapshot, write_state
 from estimator.survival import NOTHING_KNOWN, SurvivalCurve, max_of
 from estimator.tenants import Learned, Tenants
@@ -106,6 +107,17 @@ class ToolStats:
         learned."""
         return self._learned.turns_of(tenant or "").prompt_growth(tools)
 
+    # ---- how much work jobs have ----
+
+    @property
+    def work_model(self) -> WorkModel | None:
+        """The learned model of jobs' remaining work, if there is one."""
+        return self._learned.work_model
+
+    @work_model.setter
+    def work_model(self, model: WorkModel) -> None:
+        self._learned.work_model = model
+
     # ---- the file ----
 
     def _save_now_and_then(self, now: float) -> None:
@@ -122,7 +134,7 @@ class ToolStats:
     def state(self) -> str | None:
         """What is learned so far, as the file has it; None if nothing is."""
         learned = self._learned
-        if not learned.durations.items() and not learned.turns.tallies:
+        if not learned.durations.items() and not learned.turns.tallies and learned.work_model is None:
             return None
         return snapshot(learned).decode()
 

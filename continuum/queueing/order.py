@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from continuum.jobs.job import Turn
+from continuum.learning.job_work import JobWork
 from continuum.learning.program_stats import Memoryfulness, RecomputedShare
-from continuum.learning.work_forecast import WorkForecast
 from continuum.tuning import Tuning
 from engine.core.policy import WaitingKey
 from engine.core.request import Request, RequestStatus
@@ -70,7 +70,7 @@ class JobRanks:
     def __init__(
         self,
         tuning: Tuning,
-        forecast: WorkForecast,
+        work: JobWork,
         recomputed: RecomputedShare,
         work_s: Callable[[Turn], float],
         *,
@@ -80,7 +80,7 @@ class JobRanks:
         """``work_s`` gives the seconds of service that a turn's job is predicted to need beyond
         usual jobs."""
         self._tuning = tuning
-        self._forecast = forecast
+        self._work = work
         self._recomputed = recomputed
         self._work_s = work_s
         self._work_weight = work_weight
@@ -92,7 +92,7 @@ class JobRanks:
 
     def rank_again(self, turns: Iterable[Turn]) -> Iterator[Turn]:
         """Rank those of the open turns that are due again, and return them."""
-        for turn in self._again.take(self._forecast.num_lessons, turns):
+        for turn in self._again.take(self._work.num_lessons, turns):
             self.rank(turn)
             yield turn
 
@@ -101,7 +101,7 @@ class JobRanks:
         is recomputed."""
         if not self._has_host_tier:
             return 1.0
-        return age_weight(self._forecast.lengths, self._recomputed.value, self._tuning)
+        return age_weight(self._work.forecast.lengths, self._recomputed.value, self._tuning)
 
 
 class IncrementalRerank:

@@ -24,7 +24,7 @@ class PolicyTrace(BranchListener):
     def turn_arrived(self, turn: Turn, now: float) -> None:
         if self._tracer.on:
             event = self._turn_event("turn_arrived", turn, now)
-            event.gap_s = turn.gap_s
+            event.gap_s, event.predicted_excess_s = turn.gap_s, turn.predicted_excess_s
             event.continues = turn.tip.request_id if turn.tip is not None else None
             event.earlier_id = turn.job.earlier_id
             event.repeats, event.waits_since_s = turn.repeats, turn.kept_since_s

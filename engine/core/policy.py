@@ -301,6 +301,13 @@ class SchedulingPolicy(QueuePolicy, RetentionPolicy, JobDirectory):
 
     name: str
     """The name as a command line gives it."""
+    trainer: str | None = None
+    """Module that learns its lessons, in a process of its own; None: it has none."""
+
+    def take_lesson(self) -> bytes | None:
+        """What its trainer is to learn now; None while there is not enough news. What is learned comes
+        back as a signal (``engine.process.lessons.ModelLearned``)."""
+        return None
 
     def describe(self) -> PolicyDescription:
         """What it is, for the head of a trace."""

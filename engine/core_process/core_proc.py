@@ -46,6 +46,7 @@ from engine.messages import (
     UtilityRequest,
 )
 from engine.process.process_log import begin_log
+from engine.process.teacher import Teacher
 from engine.process.trim import finish_startup
 
 logger = logging.getLogger(__name__)
@@ -360,6 +361,8 @@ def _unpickled(spec: bytes) -> CoreSpec:
 def _serve(process: EngineCoreProc, core: EngineCore) -> int:
     exit_code = 0
     finish_startup()
+    trainer = core.policy.trainer
+    teacher = None if trainer is None else Teacher(trainer, core.utilities.take_lesson, core.signal)
     try:
         process.run()
     except EngineError as error:
@@ -368,6 +371,8 @@ def _serve(process: EngineCoreProc, core: EngineCore) -> int:
     except BaseException:
         logger.exception("The engine core died.")
         exit_code = 1
+    if teacher is not None:
+        teacher.close()
     try:
         core.close()
     except Exception:

@@ -29,6 +29,7 @@ class CoreUtilities:
         """``lock`` is the core's: the scheduler is read and changed only under it."""
         self._scheduler = scheduler
         self._jobs: JobDirectory = scheduler().policy
+        self._policy = scheduler().policy
         self._clock = clock
         self._lock = lock
         self._sleep = CoreSleep(scheduler, executor, clock, lock)
@@ -57,6 +58,10 @@ class CoreUtilities:
         """The keys of the adapters of all requests that have not ended, and None."""
         with self._lock:
             return {request.adapter for request in self._scheduler().requests.values()}
+
+    def take_lesson(self) -> bytes | None:
+        with self._lock:
+            return self._policy.take_lesson()
 
     def jobs(self, limit: int, owner: str | None = None) -> list[JobStatus]:
         with self._lock:

@@ -60,6 +60,7 @@ COMMANDS = (
     Command("workload", "eval.workloads.command", "Summarize a workload of agent jobs, or convert it"),
     Command("profile", "eval.sim.profile", "Measure step times on this machine for simulate --profile"),
     Command("estimate", "eval.estimate.command", "Evaluate the tool-time estimator on recorded jobs"),
+    Command("learn", "eval.learn.command", "Learn from traces or recorded jobs what a server begins with"),
     Command(
         "reproduce", "eval.reproduction.command", "Simulate the Continuum paper's settings beside its results"
     ),

@@ -299,6 +299,7 @@ def _add_job_flags(group: FlagGroup) -> None:
         float,
         "WEIGHT",
     )
+    group.add_switch("learn_order", "Learn in a process of its own how much work jobs still have")
     group.add_switch("infer_jobs", "Recognize jobs without an id by the prefixes of their prompts")
     group.add(
         "max_jobs", "Maximum number of remembered jobs; the longest idle is forgotten first", int, "JOBS"
@@ -306,7 +307,7 @@ def _add_job_flags(group: FlagGroup) -> None:
     group.add("job_idle_s", "Forget a job that was idle for this long, in seconds", float, "SECONDS")
     group.add(
         "estimator_state",
-        "File that keeps the learned tool times across restarts, one server per file (default: not kept)",
+        "File that keeps what was learned across restarts, one server per file (default: not kept)",
         metavar="PATH",
     )
 

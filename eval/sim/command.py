@@ -83,6 +83,11 @@ def _add_workload_flags(group: argparse._ArgumentGroup) -> None:
         help="Let jobs with the same system prompt share its KV blocks",
     )
     add("--tell-last-step", action="store_true", help="Let clients announce the last turn of a job")
+    add(
+        "--lessons",
+        action="store_true",
+        help="Let the continuum policy learn how much work jobs have from those that end, as a server does",
+    )
 
 
 def _add_hardware_flags(group: argparse._ArgumentGroup) -> None:
@@ -277,6 +282,7 @@ def _plan(arguments: argparse.Namespace) -> SimulationPlan:
         kv_transfer_gb_s=arguments.kv_transfer_gb_s,
         router=arguments.router,
         tell_last_step=arguments.tell_last_step,
+        lessons=arguments.lessons,
         share_prefixes=arguments.share_prefixes,
         ttft_limit_s=arguments.ttft_limit_s,
         trace=arguments.trace,

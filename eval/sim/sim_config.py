@@ -49,6 +49,8 @@ class SimConfig:
     router: str = "jobs"
     tell_last_step: bool = False
     """Whether the client says which turn is a job's last."""
+    lessons: bool = False
+    """Whether policies learn from jobs that ended, as a server does: at once, where that takes seconds."""
     share_prefixes: bool = False
     """Whether jobs with the same system prompt and tools begin with the same blocks."""
     drafts: DraftCounts | None = None

@@ -140,6 +140,7 @@ class SimulationPlan:
     kv_transfer_gb_s: float = KV_TRANSFER_GB_S
     router: str = "jobs"
     tell_last_step: bool = False
+    lessons: bool = False
     share_prefixes: bool = False
     ttft_limit_s: float = TTFT_LIMIT_S
     trace: Path | None = None
@@ -164,6 +165,7 @@ class SimulationPlan:
             kv_transfer_gb_s=self.kv_transfer_gb_s,
             router=self.router,
             tell_last_step=self.tell_last_step,
+            lessons=self.lessons,
             share_prefixes=self.share_prefixes,
             drafts=self.drafts,
         )

@@ -27,6 +27,7 @@ from eval.load.records import (
 from eval.sim.block_chains import BlockNames, JobChain
 from eval.sim.event_heap import EventHeap
 from eval.sim.foresight import Foresight
+from eval.sim.lessons import teach
 from eval.sim.pool_checks import check_fit
 from eval.sim.replicas.counters import engine_counters
 from eval.sim.replicas.make import check_replica_model, make_replicas
@@ -216,6 +217,8 @@ class Simulator:
         self._turn_records.append(record)
         self._signal(answered, turn)
         if agent.next_turn == len(agent.job.turns):
+            if self._config.lessons:
+                teach(self._replicas[record.replica])
             self._tell_finished(agent.job, record.replica)
             self._finish(agent)
             return

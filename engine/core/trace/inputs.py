@@ -25,6 +25,7 @@ from engine.messages import (
     ToolSignal,
     TurnReceipt,
 )
+from engine.process.lessons import ModelLearned
 from engine.row_failures import KV_SPOILED
 from tracing.events import (
     BLOCK_NAME_BYTES,
@@ -224,6 +225,8 @@ class InputTrace:
                 )
             case JobFinished():
                 event = SignalEvent(now=now, kind="job_finished", job_id=signal.job_id, receipt=told)
+            case ModelLearned():
+                event = SignalEvent(now=now, kind="model_learned", model=signal.model)
             case ToolSignal():
                 event = SignalEvent(
                     now=now,

@@ -119,6 +119,9 @@ class CoarseReplica:
         _, depth = self._cache.match(request.block_hashes)
         return request.num_prompt_tokens - depth * self._config.block_size
 
+    def take_lesson(self) -> bytes | None:
+        return None
+
     def signal(self, signal: Signal) -> TurnReceipt | None:
         raise AssertionError("it wants no signals")
 

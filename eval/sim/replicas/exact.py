@@ -108,6 +108,9 @@ class ExactReplica:
         self._wake()
         return receipt
 
+    def take_lesson(self) -> bytes | None:
+        return self.scheduler.policy.take_lesson()
+
     def pool_use(self) -> PoolUse:
         scheduler, kv = self.scheduler, self.scheduler.kv
         active = [*scheduler.running, *scheduler.loads.requests]

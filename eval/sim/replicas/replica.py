@@ -98,6 +98,9 @@ class SimReplica(Protocol):
     def signal(self, signal: Signal) -> TurnReceipt | None:
         """The policy's new decision about the turn."""
 
+    def take_lesson(self) -> bytes | None:
+        """What its policy has to learn now, if anything."""
+
     def pool_use(self) -> PoolUse: ...
 
     def close(self) -> ReplicaCounts:

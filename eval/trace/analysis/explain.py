@@ -125,7 +125,7 @@ class Explanation:
         words = [
             f"Turn {turn.number} ({turn.req_id}) {_ENDS[turn.end]} after {milliseconds(turn.duration_s)} s."
         ]
-        words += [self._prompt(turn), self._drafts(turn)]
+        words += [self._prompt(turn), self._drafts(turn), self._predicted(turn)]
         if turn.diverged_at_token is not None:
             words.append(
                 f"Its prompt parts from what the job had computed at token {turn.diverged_at_token:,}."
@@ -136,6 +136,14 @@ class Explanation:
             told = f"{milliseconds(part):>11} s  {self._span(turn, span)}"
             lines += wrapped(told, indent=2, hang=15)
         return lines
+
+    @staticmethod
+    def _predicted(turn: TurnLife) -> str:
+        if turn.predicted_excess_s is None:
+            return ""
+        more = "more" if turn.predicted_excess_s >= 0 else "less"
+        excess = f"{seconds(abs(turn.predicted_excess_s))} s {more}"
+        return f"Its job was predicted to take {excess} than a usual one."
 
     def _prompt(self, turn: TurnLife) -> str:
         text = f"Prompt {turn.num_prompt_tokens:,} tokens, answer {turn.num_output_tokens:,}."

@@ -83,6 +83,8 @@ class TurnLife:
     """What became of its drafts."""
     gap_s: float | None
     """Time since the end of the turn it continues; None: it continues none."""
+    predicted_excess_s: float | None
+    """Seconds of service beyond a usual job's, by which its place was told; None: by age alone."""
     diverged_at_token: int | None
     spans: tuple[Span, ...]
     """What it did, without a hole from its arrival to its end."""

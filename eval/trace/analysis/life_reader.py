@@ -388,7 +388,7 @@ class LifeReader:
         turn.num_prompt_tokens, turn.num_known_tokens = event.num_prompt_tokens, event.num_known_tokens
         turn.recomputed_tokens = 0
         turn.diverged_at_token = event.diverged_at_token
-        turn.gap_s = event.gap_s
+        turn.gap_s, turn.predicted_excess_s = event.gap_s, event.predicted_excess_s
         self._gaps.continue_from(turn, event.job_id, event.continues, event.gap_s)
 
     def _take_signal(self, event: SignalEvent) -> None:

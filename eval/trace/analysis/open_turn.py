@@ -59,6 +59,7 @@ class OpenTurn:
     recomputed_tokens: int | None = None
     num_preemptions: int = 0
     gap_s: float | None = None
+    predicted_excess_s: float | None = None
     diverged_at_token: int | None = None
     parked: Parked | None = None
     num_computed: int = 0
@@ -126,6 +127,7 @@ class OpenTurn:
             num_preemptions=self.num_preemptions,
             drafts=self.drafts,
             gap_s=self.gap_s,
+            predicted_excess_s=self.predicted_excess_s,
             diverged_at_token=self.diverged_at_token,
             parked=self.parked,
             spans=tuple(self.spans),

@@ -13,6 +13,7 @@ from engine.core.scheduler_report import PauseState
 from engine.core.trace.inputs import ENDINGS
 from engine.core.traced_scheduler import TracedScheduler
 from engine.messages import JobFinished, Signal, ToolCall, ToolGapStarted, ToolSignal, ToolState
+from engine.process.lessons import ModelLearned
 from engine.row_failures import NOT_NUMBERS
 from eval.trace.recorded_groups import recorded_groups
 from eval.trace.replay.block_names import BlockNames
@@ -211,6 +212,8 @@ def _signal(event: SignalEvent) -> Signal:
         assert event.req_id is not None
         calls = [ToolCall(call.name, call.arguments) for call in event.calls]
         return ToolGapStarted(event.req_id, calls)
+    if event.kind == "model_learned":
+        return ModelLearned(event.model or "")
     assert event.job_id is not None
     if event.kind == "job_finished":
         return JobFinished(event.job_id)

@@ -86,8 +86,9 @@ def test_a_difference_names_what_else_is_different(
 
 # ---- what decides, read ----
 
-AT_THE_EDGE = {"engine/core/outputs.py", "engine/core/routed_experts.py"}
-"""Arrays of token ids and of numbers of experts, which the worker made; no float."""
+AT_THE_EDGE = {"engine/core/outputs.py", "engine/core/routed_experts.py", "estimator/learned/trainer.py"}
+"""Arrays of token ids and of numbers of experts, which the worker made; and what fits a model, which is an
+input."""
 
 
 def deciding() -> list[Path]:

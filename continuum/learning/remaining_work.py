@@ -1,0 +1,212 @@
+"""How much work a job still has, by a learned model; and what ended jobs teach the next model.
+
+A model is used only while it orders jobs better than their age does, judged by the jobs that ended
+since it came (A. P. Dawid's prequential principle, J. R. Stat. Soc. A 147, 1984).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import NamedTuple
+
+import msgspec
+
+from continuum.jobs.branches import BranchListener
+from continuum.jobs.job import BranchTip, Job, Turn
+from continuum.learning.tool_stats import ToolStats
+from estimator.learned.concordance import Concordance
+from estimator.learned.job_history import JobHistory, PastJob, TurnFacts
+from estimator.learned.work_model import WorkModel
+from estimator.plain_math import exp
+
+MAX_PAST_JOBS = 256
+"""Ended jobs that are kept for the next lesson; the oldest goes first."""
+MIN_NEW_JOBS = 8
+NEW_SHARE = 0.25
+"""A lesson is due when this many more jobs have ended, as a share of those that are kept."""
+JUDGING_JOBS = 32
+"""An ended job is compared with this many that ended before it."""
+CREDIT_JOBS = 16.0
+"""How a model ordered jobs when it was made counts as much as this many ended jobs."""
+CHANCE = 0.5
+KEEP = 0.98
+"""What a judged job counts after one more: half after 34."""
+
+
+class Forecast(NamedTuple):
+    """What was predicted when a turn arrived."""
+
+    predicted: float
+    """Logarithm of the remaining work."""
+    num_turns: int
+    """Turns of the job before that one."""
+    work_before: float
+
+
+class Judged(NamedTuple):
+    """A forecast of a job that has ended."""
+
+    predicted: float
+    num_turns: int
+    remaining: float
+
+
+class JobSoFar:
+    """What the model sees of one job, and what it said."""
+
+    __slots__ = ("excess", "forecasts", "history", "predicted")
+
+    def __init__(self) -> None:
+        self.history = JobHistory()
+        self.forecasts: list[Forecast] = []
+        """At turns 1, 2, 4, 8 and so on: few, however long a job is."""
+        self.predicted: tuple[WorkModel, str] | None = None
+        """Model that last predicted its remaining work, and the request for which it did."""
+        self.excess = 0.0
+        """Remaining work beyond the usual as of then, in generated tokens."""
+
+
+class RemainingWork(BranchListener):
+    """Predicts the remaining work of jobs and collects lessons."""
+
+    def __init__(self, tools: ToolStats) -> None:
+        """``tools`` keeps the model, with all else that outlives a restart."""
+        self._tools = tools
+        self._model: WorkModel | None = None
+        self._credit = Concordance()
+        self._jobs: dict[str, JobSoFar] = {}
+        self._ended: deque[list[Judged]] = deque(maxlen=JUDGING_JOBS)
+        self._past: OrderedDict[str, PastJob] = OrderedDict()
+        self._num_new = 0
+        self._served_s = self._served_work = 0.0
+        self.num_models = 0
+        """Models that came while jobs waited."""
+
+    # ---- what is predicted ----
+
+    def excess_s(self, turn: Turn) -> float | None:
+        """Seconds of service that the turn's job needs beyond usual jobs, this turn's included; None
+        where no model is believed, and for a request of which it is not known that more follow."""
+        model, so_far = self._newest_model(), self._jobs.get(turn.job.job_id)
+        if model is None or so_far is None:
+            return None
+        if so_far.predicted != (model, turn.request.request_id):
+            self._predict(so_far, turn, model)
+        if not turn.job.is_established or not self._is_believed:
+            return None
+        return so_far.excess * self._served_s / self._served_work if self._served_work else 0.0
+
+    @property
+    def _is_believed(self) -> bool:
+        """Whether the model orders jobs better than chance and than their age."""
+        return self._credit.right > max(CHANCE, self._credit.right_by_age)
+
+    def learned(self, model: WorkModel) -> None:
+        """There is a new one."""
+        self._tools.work_model = model
+        self.num_models += 1
+
+    def _newest_model(self) -> WorkModel | None:
+        """One that was not there before begins with the credit that its making gave it."""
+        model = self._tools.work_model
+        if model is not None and model is not self._model:
+            self._credit = Concordance(CREDIT_JOBS, model.right, model.right_by_age)
+            self._ended.clear()
+            for so_far in self._jobs.values():
+                so_far.forecasts.clear()
+        self._model = model
+        return model
+
+    @staticmethod
+    def _predict(so_far: JobSoFar, turn: Turn, model: WorkModel) -> None:
+        so_far.predicted = model, turn.request.request_id
+        prompt, history = turn.request.num_prompt_tokens, so_far.history
+        row = history.row(prompt, _num_new_tokens(turn), turn.gap_s or 0.0, model.tools)
+        predicted = model.trees.predict(row)
+        so_far.excess = exp(predicted) - exp(model.usual)
+        num_turns = len(history.turns)
+        if num_turns & (num_turns + 1) == 0:
+            so_far.forecasts.append(Forecast(predicted, num_turns, history.work))
+
+    # ---- what happened ----
+
+    def job_here(self, job: Job) -> None:
+        """A turn of the job has arrived."""
+        self._jobs.setdefault(job.job_id, JobSoFar())
+
+    def turn_ended(self, turn: Turn, now: float) -> None:
+        """A turn has ended by itself."""
+        so_far, request = self._jobs.get(turn.job.job_id), turn.request
+        if so_far is None:
+            return
+        facts = TurnFacts(
+            request.num_prompt_tokens, _num_new_tokens(turn), request.num_output_tokens, turn.gap_s or 0.0
+        )
+        so_far.history.add(facts)
+        if request.first_scheduled_time is not None:
+            self._served_s += now - request.first_scheduled_time
+            self._served_work += facts.work
+
+    def on_tools_known(self, tip: BranchTip, now: float) -> None:
+        if tip.tools:
+            so_far = self._jobs.get(tip.job.job_id)
+            if so_far is not None:
+                so_far.history.called([key.parts[0] for key in tip.tools if key.parts])
+        else:
+            self._job_ended(tip.job)  # if it goes on after this answer, it has ended once more then
+
+    def on_job_done(self, job: Job, now: float) -> None:
+        self._job_ended(job)
+
+    def on_job_gone(self, job: Job, now: float) -> None:
+        if job.is_finished:
+            self._job_ended(job)
+        self._jobs.pop(job.job_id, None)
+
+    def _job_ended(self, job: Job) -> None:
+        so_far = self._jobs.get(job.job_id)
+        if so_far is None or not so_far.history.turns:
+            return
+        self._judge(so_far)
+        self._num_new += job.job_id not in self._past
+        self._past[job.job_id] = PastJob(job.job_id, tuple(so_far.history.turns))
+        self._past.move_to_end(job.job_id)
+        if len(self._past) > MAX_PAST_JOBS:
+            self._past.popitem(last=False)
+
+    def _judge(self, so_far: JobSoFar) -> None:
+        """Compare what was predicted of this job with what was of those that ended before it."""
+        work = so_far.history.work
+        judged = [
+            Judged(each.predicted, each.num_turns, work - each.work_before) for each in so_far.forecasts
+        ]
+        so_far.forecasts.clear()
+        if not judged:
+            return
+        pairs = [
+            (one, others[index % len(others)]) for others in self._ended for index, one in enumerate(judged)
+        ]
+        if pairs:
+            self._credit.fade(KEEP)
+        for one, other in pairs:
+            self._credit.add(
+                one.predicted - other.predicted,
+                other.num_turns - one.num_turns,
+                one.remaining - other.remaining,
+                weight=1 / len(pairs),
+            )
+        self._ended.append(judged)
+
+    # ---- lessons ----
+
+    def take_lesson(self) -> bytes | None:
+        """The past jobs (msgpack, as ``estimator.learned.trainer`` reads them), if enough of them are
+        new."""
+        if self._num_new < max(MIN_NEW_JOBS, NEW_SHARE * len(self._past)):
+            return None
+        self._num_new = 0
+        return msgspec.msgpack.encode(list(self._past.values()))
+
+
+def _num_new_tokens(turn: Turn) -> int:
+    return max(0, turn.request.num_prompt_tokens - turn.num_known_tokens)

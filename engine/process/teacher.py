@@ -1,0 +1,77 @@
+"""Has the policy's lessons learned by a process of its own, and tells the core what came of it.
+
+The core neither loads the library that learns nor waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+from engine.process.lessons import ModelLearned
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 5.0
+"""Time between two looks whether a lesson is due."""
+MAX_LESSON_S = 300.0
+"""A trainer that takes longer is killed."""
+
+
+class Teacher:
+    """A thread that asks for lessons and runs the trainer; gives up after its first failure."""
+
+    def __init__(
+        self, trainer: str, take_lesson: Callable[[], bytes | None], tell: Callable[[ModelLearned], object]
+    ) -> None:
+        """``trainer`` is a module: a lesson on its standard input, a model, or nothing, on its standard
+        output."""
+        self._command = [sys.executable, "-m", trainer]
+        self._take_lesson = take_lesson
+        self._tell = tell
+        self._closed = threading.Event()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._run, name="teacher", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closed.wait(LOOK_S):
+            lesson = self._take_lesson()
+            if lesson is not None and not self._teach(lesson):
+                return
+
+    def _teach(self, lesson: bytes) -> bool:
+        """Whether to go on."""
+        try:
+            with subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            ) as child:
+                self._child = child
+                if self._closed.is_set():
+                    child.kill()
+                model, errors = child.communicate(lesson, MAX_LESSON_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            self.close()
+            logger.warning("Nothing more is learned of jobs' remaining work: %s.", error)
+            return False
+        finally:
+            self._child = None
+        if self._closed.is_set():
+            return False
+        if child.returncode:
+            last = (errors.decode(errors="replace").strip().splitlines() or ["it says nothing"])[-1]
+            logger.warning("Nothing more is learned of jobs' remaining work: the trainer ended: %s", last)
+            return False
+        if model:
+            self._tell(ModelLearned(model.decode()))
+        return True
+
+    def close(self) -> None:
+        """Learn nothing more; a trainer that runs is killed."""
+        self._closed.set()
+        child = self._child
+        if child is not None:
+            child.kill()

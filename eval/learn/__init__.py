@@ -1,0 +1,1 @@
+"""Learning from jobs of the past: what a server then begins with."""

@@ -1,0 +1,102 @@
+"""``continuum learn``: learns from recorded jobs or traces what ``--estimator-state`` lets a server begin
+with."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from continuum.learning.tool_stats import ToolStats
+from continuum.tuning import Tuning
+from estimator.learned.job_history import PastJob
+from estimator.learned.trainer import MIN_JOBS
+from estimator.learned.work_model import WorkModel, decode_model
+from estimator.state import write_state
+from eval.arguments import count
+from eval.errors import EvalError, ResultError
+from eval.learn.past_jobs import learn_tools, past_jobs
+from eval.report.results import require_own_files, require_writable
+from eval.workloads.catalog import files_of, open_workload
+from eval.workloads.command import add_limits, limits_from
+
+EPILOG = """\
+What is learned: how long calls of each kind of tool take, what follows a turn, and, with scikit-learn,
+a model of how much work a job still has. A server that begins with the file orders jobs by that, while
+it orders them better than their age does:
+
+  continuum learn trace.jsonl.zst --out learned.json
+  continuum serve MODEL --estimator-state learned.json
+
+The file is the one that --estimator-state keeps across restarts, so a server goes on learning in it.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``continuum learn``."""
+    parser.epilog = EPILOG
+    add = parser.add_argument
+    add(
+        "sources",
+        nargs="+",
+        metavar="TRACE|WORKLOAD",
+        help="Scheduler traces, recorded jobs, or bench records; see continuum workload --help",
+    )
+    add("--out", type=Path, required=True, metavar="FILE", help="Write what was learned to this file")
+    add("--jobs", type=count, metavar="N", help="Number of jobs of each source (default: all)")
+    add_limits(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """``continuum learn``. Exit code 1 where there is nothing to learn from."""
+    files = [file for source in arguments.sources for file in files_of("TRACE|WORKLOAD", source)]
+    require_own_files([("--out", arguments.out)], files)
+    require_writable(arguments.out)
+    stats, past, num_gaps = ToolStats(Tuning()), [], 0
+    for source in arguments.sources:
+        jobs = open_workload(source).sample(arguments.jobs, None, limits_from(arguments)).jobs
+        past += past_jobs(jobs)
+        num_gaps += learn_tools(stats, jobs)
+    model = _train(past)
+    if model is not None:
+        stats.work_model = model
+    state = stats.state()
+    if state is None:
+        raise EvalError("There is nothing to learn: no job has a turn that called a tool or ended.")
+    _write(arguments.out, state)
+    print(_told(past, num_gaps, model))
+    return 0
+
+
+def _train(past: Sequence[PastJob]) -> WorkModel | None:
+    """In a process of its own, as a server does."""
+    print(f"learn: fitting a model of {len(past):,} jobs", file=sys.stderr, flush=True)
+    trainer = [sys.executable, "-m", "estimator.learned.trainer"]
+    done = subprocess.run(trainer, input=msgspec.msgpack.encode(past), capture_output=True, check=False)
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").splitlines()
+        raise EvalError(f"The trainer failed: {lines[-1] if lines else f'exit code {done.returncode}'}.")
+    return decode_model(done.stdout) if done.stdout else None
+
+
+def _write(path: Path, state: str) -> None:
+    try:
+        write_state(state.encode(), path)
+    except OSError as error:
+        raise ResultError(f"Cannot write {path}: {error.strerror}.") from error
+
+
+def _told(past: Sequence[PastJob], num_gaps: int, model: WorkModel | None) -> str:
+    lines = [f"learned from {len(past):,} jobs: {num_gaps:,} times of tools"]
+    if model is None:
+        lines.append(f"no model of remaining work: that takes {MIN_JOBS} jobs")
+    else:
+        lines.append(
+            f"remaining work: of pairs of jobs that it did not learn from, {model.right:.1%} were ordered "
+            f"rightly (by age {model.right_by_age:.1%})"
+        )
+    return "\n".join(lines)

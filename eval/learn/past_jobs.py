@@ -1,0 +1,59 @@
+"""Recorded jobs as a server would have learned from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from continuum.learning.tool_stats import ToolStats
+from estimator.learned.job_history import PastJob, TurnFacts
+from estimator.tool_key import ToolKey
+from eval.estimate.calls import key_of_run
+from eval.workloads.families import eldest
+from eval.workloads.job import GapKind, Job, Turn
+
+
+def past_jobs(jobs: Sequence[Job]) -> list[PastJob]:
+    """What the trainer reads. Runs of one task, and sub-agents and who started them, are one group."""
+    parents = {job.job_id: job.parent_job for job in jobs}
+    return [PastJob(job.group or eldest(job.job_id, parents), _facts(job)) for job in jobs]
+
+
+def learn_tools(stats: ToolStats, jobs: Sequence[Job]) -> int:
+    """Let ``stats`` observe each gap between two turns, job by job; how many it observed."""
+    num_gaps, clock_s = 0, 0.0
+    for job in jobs:
+        for turn, after in zip(job.turns, (*job.turns[1:], None), strict=True):
+            tools = _tools(turn)
+            if tools is None:
+                continue
+            if after is None:
+                stats.observe_last_turn(tools, job.tenant)
+                continue
+            clock_s += turn.gap_s or 0.0
+            if turn.gap_s is not None and tools:
+                stats.observe(tools, turn.gap_s, clock_s, job_id=job.job_id, tenant=job.tenant)
+                num_gaps += 1
+            growth = after.input_tokens - turn.input_tokens - turn.output_tokens
+            stats.observe_next_turn(tools, growth, job.tenant)
+    return num_gaps
+
+
+def _facts(job: Job) -> tuple[TurnFacts, ...]:
+    gaps_s = (0.0, *(turn.gap_s or 0.0 for turn in job.turns))
+    return tuple(
+        TurnFacts(
+            turn.input_tokens,
+            turn.new_input_tokens,
+            turn.output_tokens,
+            gap_s,
+            tuple(key_of_run(run).parts[0] for run in turn.calls),
+        )
+        for turn, gap_s in zip(job.turns, gaps_s, strict=False)
+    )
+
+
+def _tools(turn: Turn) -> list[ToolKey] | None:
+    """What the turn called; None if that was not recorded."""
+    if not turn.calls and turn.gap_kind in (GapKind.TOOL, GapKind.UNKNOWN):
+        return None
+    return [key_of_run(run) for run in turn.calls]

@@ -1,0 +1,165 @@
+"""A model of remaining work: rows from turns, scikit-learn's trees walked without it, and what is refused."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from estimator.learned import trainer
+from estimator.learned.concordance import Concordance
+from estimator.learned.job_history import (
+    PLAIN_FEATURES,
+    JobHistory,
+    PastJob,
+    TurnFacts,
+    remaining_work,
+    rows_of,
+)
+from estimator.learned.trees import LEAF, Trees
+from estimator.learned.work_model import WorkModelError, decode_model, encode_model
+from estimator.state import EstimatorStateError, restore, snapshot
+from estimator.tenants import Tenants
+from tests.estimator.learned.made_jobs import LONG, SHORT, made_job, made_jobs
+
+
+def test_a_row_says_what_was_known_when_the_turn_began() -> None:
+    """Nothing of the turn's own answer is in it; tools are counted as the vocabulary has them."""
+    job = PastJob(
+        "g",
+        (
+            TurnFacts(1000, 1000, 50, 0.0, ("Bash", "Bash")),
+            TurnFacts(1250, 200, 150, 3.0, ("Read",)),
+            TurnFacts(1500, 100, 10, 4.0),
+        ),
+    )
+    rows = [
+        dict(zip((*PLAIN_FEATURES, "Bash", "Web"), row, strict=True)) for row in rows_of(job, ["Bash", "Web"])
+    ]
+    assert rows[0]["work before this one"] == 0
+    assert rows[0]["tokens of the first prompt"] == rows[0]["tokens of the prompt"] == 1000
+    assert rows[2] == {
+        "turns before this one": 2.0,
+        "work before this one": 1000 / 40 + 50 + 200 / 40 + 150,
+        "tokens of the prompt": 1500.0,
+        "tokens of the first prompt": 1000.0,
+        "new tokens of the prompt": 100.0,
+        "generated tokens of the last turns, mean": 100.0,
+        "new tokens of the last prompts, mean": 600.0,
+        "seconds in tools": 7.0,
+        "number of different tools": 2.0,
+        "share of the commonest tool": 2 / 3,
+        "Bash": 2.0,
+        "Web": 0.0,
+    }
+    assert remaining_work(job) == pytest.approx([242.5, 167.5, 12.5])
+
+
+def test_tools_that_are_told_late_are_the_same_as_tools_told_at_once() -> None:
+    """A core hears of a turn's calls after its end."""
+    late = JobHistory()
+    for turn in made_job(3, LONG).turns:
+        late.add(msgspec.structs.replace(turn, tools=()))
+        late.called(turn.tools)
+    at_once = JobHistory()
+    for turn in made_job(3, LONG).turns:
+        at_once.add(turn)
+    assert late.turns == at_once.turns
+    assert late.row(9, 9, 1.0, [LONG]) == at_once.row(9, 9, 1.0, [LONG])
+
+
+def test_the_arrays_answer_as_scikit_learn_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On rows that it learned from and on others. Its trees compare single precision."""
+    fitted: list[Any] = []
+    export = trainer._export
+
+    def keep(model: Any) -> Trees:
+        fitted.append(model)
+        return export(model)
+
+    monkeypatch.setattr(trainer, "_export", keep)
+    jobs = made_jobs(12)
+    model = trainer.fit(jobs)
+    assert model is not None
+    rng = random.Random(0)
+    known = [row for job in jobs for row in rows_of(job, model.tools)]
+    others = [[float(rng.randint(0, 3000)) for _ in row] for row in known]
+    for rows in (known, others):
+        single = np.array(rows, np.float32)
+        ours = [model.trees.predict(row) for row in single.tolist()]
+        np.testing.assert_allclose(ours, fitted[-1].predict(single), rtol=1e-12)
+
+
+def test_what_tools_predict_is_learned() -> None:
+    """Also of jobs that it did not learn from; where nothing is to be known it says so of itself."""
+    model = trainer.fit(made_jobs(15))
+    assert model is not None
+    assert model.right > 0.75 > model.right_by_age
+    new = {tool: rows_of(made_job(99, tool), model.tools)[2] for tool in (LONG, SHORT)}
+    assert model.trees.predict(new[LONG]) > model.trees.predict(new[SHORT]) + 1
+    assert trainer.fit(made_jobs(3)) is None  # too few
+
+
+def test_the_trainer_is_a_process_of_its_own() -> None:
+    """Lessons in, a model out; nothing out of too few jobs; its failure is no zero."""
+    command = [sys.executable, "-m", "estimator.learned.trainer"]
+    done = subprocess.run(
+        command, input=msgspec.msgpack.encode(made_jobs(8)), capture_output=True, check=True
+    )
+    assert decode_model(done.stdout) == trainer.fit(made_jobs(8))
+    few = subprocess.run(command, input=msgspec.msgpack.encode(made_jobs(2)), capture_output=True, check=True)
+    assert few.stdout == b""
+    assert subprocess.run(command, input=b"no", capture_output=True, check=False).returncode != 0
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"version": 9}, "has version 9"),
+        ({"tools": ["x"] * 65}, "no model"),
+        ({"usual": 1e9}, "no model"),
+        ({"trees": {"roots": [10**6]}}, "a root is no node"),
+        ({"trees": {"left": [0] * 10}}, "not of one length"),
+        ({"trees": {"features": 99}}, "compares feature 99"),
+        ({"trees": {"left": 0}}, "does not come after it"),
+    ],
+)
+def test_a_damaged_model_is_refused(change: dict[str, Any], told: str) -> None:
+    """Before anything walks it: no walk leaves the arrays or goes round. A state file with one is one
+    sentence."""
+    model = trainer.fit(made_jobs(8))
+    assert model is not None
+    document = msgspec.json.decode(encode_model(model))
+    first = document["trees"]["features"].index(next(f for f in document["trees"]["features"] if f != LEAF))
+    for name, value in change.pop("trees", {}).items():
+        if isinstance(value, list):
+            document["trees"][name] = value
+        else:
+            document["trees"][name][first] = value
+    damaged = msgspec.json.encode({**document, **change})
+    with pytest.raises(WorkModelError, match=told):
+        decode_model(damaged)
+    tenants = Tenants()
+    tenants.work_model = model
+    state = msgspec.json.decode(snapshot(tenants))
+    assert restore(msgspec.json.encode(state)).work_model == model
+    with pytest.raises(EstimatorStateError):
+        restore(msgspec.json.encode({**state, "work_model": {**document, **change}}))
+
+
+def test_pairs_are_counted_beside_those_of_age() -> None:
+    """A tie is half right; pairs that are alike say nothing; older ones fade."""
+    judged = Concordance(10, 0.8, 0.4)
+    assert (judged.right, judged.right_by_age) == pytest.approx((0.8, 0.4))
+    judged.fade(0.5)
+    judged.add(1.0, 0.0, 2.0)
+    judged.add(1.0, 1.0, 0.0)
+    assert judged.num_pairs == 6
+    assert judged.num_right == pytest.approx(5.0)
+    assert judged.num_right_by_age == pytest.approx(2.5)
+    assert Concordance().right == 0.5

@@ -1,0 +1,1 @@
+"""What continuum learn makes of recordings and traces."""

@@ -1,0 +1,73 @@
+"""The thread that has lessons learned by a process of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import msgspec
+import pytest
+
+from engine.process import teacher
+from engine.process.lessons import ModelLearned
+from engine.process.teacher import Teacher
+from estimator.learned.work_model import decode_model
+from tests.estimator.learned.made_jobs import made_jobs
+
+TRAINER = "estimator.learned.trainer"
+
+
+@pytest.fixture(autouse=True)
+def _looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(teacher, "LOOK_S", 0.01)
+
+
+@pytest.mark.slow
+def test_lessons_become_models() -> None:
+    """Of too few jobs none comes, and the next lesson is asked for all the same."""
+    lessons = [made_jobs(2), made_jobs(5)]
+    told: list[ModelLearned] = []
+    came = threading.Event()
+
+    def take() -> bytes | None:
+        return msgspec.msgpack.encode(lessons.pop(0)) if lessons else None
+
+    def tell(model: ModelLearned) -> None:
+        told.append(model)
+        came.set()
+
+    running = Teacher(TRAINER, take, tell)
+    assert came.wait(60)
+    running.close()
+    assert [decode_model(each.model).num_jobs for each in told] == [10]
+
+
+def test_a_trainer_that_fails_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """And nothing more is learned: what made it fail would again."""
+    asked = []
+
+    def take() -> bytes:
+        asked.append(1)
+        return b"no lesson"
+
+    with caplog.at_level(logging.WARNING):
+        running = Teacher(TRAINER, take, lambda model: asked.append(2))
+        running._thread.join(60)
+    assert not running._thread.is_alive()
+    assert asked == [1]
+    assert [record.message for record in caplog.records if "Nothing more is learned" in record.message]
+
+
+def test_closing_kills_a_trainer_that_runs() -> None:
+    """A server that stops waits for none."""
+    begun = threading.Event()
+
+    def take() -> bytes:
+        begun.set()
+        return msgspec.msgpack.encode(made_jobs(60))
+
+    running = Teacher(TRAINER, take, lambda model: None)
+    assert begun.wait(60)
+    running.close()
+    running._thread.join(60)
+    assert not running._thread.is_alive()
