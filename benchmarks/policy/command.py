@@ -33,7 +33,7 @@ from eval.sim.simulate import SimulationPlan, SimulationRun, simulate
 
 POLICIES = (
     "fcfs,program-fcfs,plas,gate:0.7,gate:0.9,fixed-ttl:2,fixed-ttl:10,fixed-ttl:60,fork,paper,infercept,"
-    "continuum,oracle,known-work:work_weight=4"
+    "hrrn,gittins,pause,idleness,continuum,oracle,known-work:work_weight=4"
 )
 QUICK_POLICIES = "fcfs,fixed-ttl:10,continuum,oracle"
 NUM_JOBS, QUICK_JOBS = 40, 20
@@ -180,6 +180,7 @@ def _parser() -> argparse.ArgumentParser:
         help="the agent policy with its constants, or these, at half and at double; heaviest loads only",
     )
     add("--seeds", type=count, metavar="K", help=f"of jobs and arrivals ({NUM_SEEDS}; of constants 3)")
+    add("--heaviest", action="store_true", help="only the heaviest load of each workload")
     add(
         "--quick",
         action="store_true",
@@ -208,6 +209,7 @@ def _config(given: argparse.Namespace) -> BenchConfig:
 def _asked(given: argparse.Namespace) -> tuple[Report, Sequence[str], Loads, int]:
     """What is printed, of which policies, at which loads, of how many seeds."""
     loads = Loads.LIGHTEST_AND_HEAVIEST if given.quick else Loads.ALL
+    loads = Loads.HEAVIEST if given.heaviest else loads
     if given.ablation:
         report = Report(lambda cell: cell_table(cell, SUBJECT), _ablation)
         return report, [SUBJECT, *(part.policy for part in parts())], loads, NUM_SEEDS
@@ -225,4 +227,5 @@ def _command(given: argparse.Namespace) -> str:
     for flag in ("only", "policies", "constants", "seeds"):
         if getattr(given, flag) is not None:
             words += [f"--{flag}", *filter(None, [str(getattr(given, flag))])]
-    return shlex.join([*words, *["--ablation"] * given.ablation, *["--quick"] * given.quick])
+    switches = [f"--{name}" for name in ("ablation", "heaviest", "quick") if getattr(given, name)]
+    return shlex.join([*words, *switches])

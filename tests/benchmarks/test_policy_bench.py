@@ -85,12 +85,15 @@ def test_the_grid_has_a_table_per_cell_and_a_verdict_per_promise(
 def test_one_workload_with_chosen_policies_and_seeds(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Seeds give intervals; fcfs is there unasked; what needs an absent policy is left open."""
+    """Seeds give intervals; fcfs is there unasked; what needs an absent policy is left open; one load."""
     arguments = ["--workloads", str(folder), "--quick", "--only", "agentcgroup-glm", "--seeds", "2"]
+    arguments += ["--heaviest"]
     policies = "fixed-ttl:2,fixed-ttl:60,continuum:fixed_ttl_s=1"
     assert main([*arguments, "--policies", policies, "--processes", "1"]) == 0
     told = capsys.readouterr().out
     assert "agentcgroup-claude at" not in told
+    assert "agentcgroup-glm at 0.1 jobs/s" in told
+    assert "agentcgroup-glm at 0.05 jobs/s" not in told
     assert "1.000 (1.000-1.000)" in told
     assert "better than fixed-ttl at its best setting, fixed-ttl:" in told
     assert "the oracle did not run" in told
