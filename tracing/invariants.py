@@ -33,7 +33,7 @@ JOB_KINDS = (
     "turn_arrived", "turn_parked", "turn_admitted", "turn_ended", "turn_aborted", "tools_started", "finished",
     "forgotten", "reported_started", "reported_progress", "reported_finished", "reported_cancelled",
 )  # fmt: skip
-SIGNAL_KINDS = ("tool_gap_started", "tool_signal", "job_finished")
+SIGNAL_KINDS = ("tool_gap_started", "tool_signal", "job_finished", "model_learned")
 SIGNAL_STATES = ("started", "progress", "finished", "cancelled")
 ENDED_HOW = ("stopped", "aborted", "error")
 ENDED_BY = ("stop", "length", "error")

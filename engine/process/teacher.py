@@ -15,7 +15,7 @@ from engine.process.lessons import ModelLearned
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 5.0
+LOOK_S = 1.0
 """Time between two looks whether a lesson is due."""
 MAX_LESSON_S = 300.0
 """A trainer that takes longer is killed."""
