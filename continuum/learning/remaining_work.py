@@ -54,14 +54,16 @@ class Judged(NamedTuple):
 class JobSoFar:
     """What the model sees of one job, and what it said."""
 
-    __slots__ = ("excess", "forecasts", "history", "predicted")
+    __slots__ = ("excess", "forecasts", "history", "model", "request_id")
 
     def __init__(self) -> None:
         self.history = JobHistory()
         self.forecasts: list[Forecast] = []
         """At turns 1, 2, 4, 8 and so on: few, however long a job is."""
-        self.predicted: tuple[WorkModel, str] | None = None
-        """Model that last predicted its remaining work, and the request for which it did."""
+        self.model: WorkModel | None = None
+        """Model that last predicted its remaining work."""
+        self.request_id = ""
+        """Request for which it did."""
         self.excess = 0.0
         """Remaining work beyond the usual as of then, in generated tokens."""
 
@@ -90,7 +92,7 @@ class RemainingWork(BranchListener):
         model, so_far = self._newest_model(), self._jobs.get(turn.job.job_id)
         if model is None or so_far is None:
             return None
-        if so_far.predicted != (model, turn.request.request_id):
+        if so_far.model is not model or so_far.request_id != turn.request.request_id:
             self._predict(so_far, turn, model)
         if not turn.job.is_established or not self._is_believed:
             return None
@@ -119,7 +121,7 @@ class RemainingWork(BranchListener):
 
     @staticmethod
     def _predict(so_far: JobSoFar, turn: Turn, model: WorkModel) -> None:
-        so_far.predicted = model, turn.request.request_id
+        so_far.model, so_far.request_id = model, turn.request.request_id
         prompt, history = turn.request.num_prompt_tokens, so_far.history
         row = history.row(prompt, _num_new_tokens(turn), turn.gap_s or 0.0, model.tools)
         predicted = model.trees.predict(row)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 from pathlib import Path
 
 import httpx
@@ -10,10 +12,13 @@ import pytest
 from continuum.learning.remaining_work import MIN_NEW_JOBS
 from estimator.state import load_learned
 from eval.cli.main import main
-from tests.api.server import running_server
+from tests.api.server import Server, running_server
+from tests.child_processes import children_of
 from tests.processes.support import until
 from tracing.events import JobEvent, SignalEvent
 from tracing.reader import read_trace
+
+TRAINER = "estimator.learned.trainer"
 
 
 def run_job(http: httpx.Client, name: str, num_turns: int) -> None:
@@ -26,6 +31,18 @@ def run_job(http: httpx.Client, name: str, num_turns: int) -> None:
         messages.append({"role": "user", "content": f"go on {number}"})
 
 
+def _trainer_has_ended(server: Server) -> None:
+    """Waits without taking its core from it: it runs at low priority."""
+    core = server.core_pid()
+    until(lambda: bool(children_of(core, TRAINER)))
+    (trainer,) = children_of(core, TRAINER)
+    process = os.pidfd_open(trainer)
+    try:
+        select.select([process], [], [], 60)
+    finally:
+        os.close(process)
+
+
 @pytest.mark.slow
 def test_a_server_learns_in_a_process_of_its_own(model_folder: Path, tmp_path: Path) -> None:
     """The model comes back as an input of the trace, which replays, and is in the state file when the server
@@ -35,6 +52,7 @@ def test_a_server_learns_in_a_process_of_its_own(model_folder: Path, tmp_path: P
         with httpx.Client(base_url=server.url, timeout=60) as http:
             for number in range(MIN_NEW_JOBS):
                 run_job(http, f"job{number}", 1 + number % 4)
+            _trainer_has_ended(server)
             until(lambda: b'"model_learned"' in trace.read_bytes())
         assert server.interrupt() == 0
     model = load_learned(state).work_model
