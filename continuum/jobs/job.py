@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from continuum.jobs.client_hints import ClientHint
 from continuum.jobs.shared_prefixes import Checkpoints
+from continuum.learning.job_so_far import JobSoFar
 from continuum.learning.work_forecast import JobCourse
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.policy import Pin, PinEnd
@@ -206,6 +207,8 @@ class Job:
     """Priority of its latest turn."""
     course: JobCourse | None = None
     """What it contributes to the forecast of its kind of job, and gets from it."""
+    so_far: JobSoFar | None = None
+    """What a learned model sees of it, and what it said."""
     kind: BlockHash | None = None
     owner: str | None = None
     """Name of the API key that its turns came with."""

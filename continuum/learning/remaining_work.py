@@ -13,9 +13,10 @@ import msgspec
 
 from continuum.jobs.branches import BranchListener
 from continuum.jobs.job import BranchTip, Job, Turn
+from continuum.learning.job_so_far import Forecast, JobSoFar
 from continuum.learning.tool_stats import ToolStats
 from estimator.learned.concordance import Concordance
-from estimator.learned.job_history import JobHistory, PastJob, TurnFacts
+from estimator.learned.job_history import PastJob, TurnFacts
 from estimator.learned.work_model import WorkModel
 from estimator.plain_math import exp
 
@@ -33,39 +34,12 @@ KEEP = 0.98
 """What a judged job counts after one more: half after 34."""
 
 
-class Forecast(NamedTuple):
-    """What was predicted when a turn arrived."""
-
-    predicted: float
-    """Logarithm of the remaining work."""
-    num_turns: int
-    """Turns of the job before that one."""
-    work_before: float
-
-
 class Judged(NamedTuple):
     """A forecast of a job that has ended."""
 
     predicted: float
     num_turns: int
     remaining: float
-
-
-class JobSoFar:
-    """What the model sees of one job, and what it said."""
-
-    __slots__ = ("excess", "forecasts", "history", "model", "request_id")
-
-    def __init__(self) -> None:
-        self.history = JobHistory()
-        self.forecasts: list[Forecast] = []
-        """At turns 1, 2, 4, 8 and so on: few, however long a job is."""
-        self.model: WorkModel | None = None
-        """Model that last predicted its remaining work."""
-        self.request_id = ""
-        """Request for which it did."""
-        self.excess = 0.0
-        """Remaining work beyond the usual as of then, in generated tokens."""
 
 
 class RemainingWork(BranchListener):
@@ -76,7 +50,6 @@ class RemainingWork(BranchListener):
         self._tools = tools
         self._model: WorkModel | None = None
         self._credit = Concordance()
-        self._jobs: dict[str, JobSoFar] = {}
         self._ended: deque[list[Judged]] = deque(maxlen=JUDGING_JOBS)
         self._past: OrderedDict[str, PastJob] = OrderedDict()
         self._num_new = 0
@@ -89,7 +62,7 @@ class RemainingWork(BranchListener):
     def excess_s(self, turn: Turn) -> float | None:
         """Seconds of service that the turn's job needs beyond usual jobs, this turn's included; None
         where no model is believed, and for a request of which it is not known that more follow."""
-        model, so_far = self._newest_model(), self._jobs.get(turn.job.job_id)
+        model, so_far = self._newest_model(), turn.job.so_far
         if model is None or so_far is None:
             return None
         if so_far.model is not model or so_far.request_id != turn.request.request_id:
@@ -114,8 +87,6 @@ class RemainingWork(BranchListener):
         if model is not None and model is not self._model:
             self._credit = Concordance(CREDIT_JOBS, model.right, model.right_by_age)
             self._ended.clear()
-            for so_far in self._jobs.values():
-                so_far.forecasts.clear()
         self._model = model
         return model
 
@@ -128,17 +99,18 @@ class RemainingWork(BranchListener):
         so_far.excess = exp(predicted) - exp(model.usual)
         num_turns = len(history.turns)
         if num_turns & (num_turns + 1) == 0:
-            so_far.forecasts.append(Forecast(predicted, num_turns, history.work))
+            so_far.forecasts.append(Forecast(model, predicted, num_turns, history.work))
 
     # ---- what happened ----
 
     def job_here(self, job: Job) -> None:
         """A turn of the job has arrived."""
-        self._jobs.setdefault(job.job_id, JobSoFar())
+        if job.so_far is None:
+            job.so_far = JobSoFar()
 
     def turn_ended(self, turn: Turn, now: float) -> None:
         """A turn has ended by itself."""
-        so_far, request = self._jobs.get(turn.job.job_id), turn.request
+        so_far, request = turn.job.so_far, turn.request
         if so_far is None:
             return
         facts = TurnFacts(
@@ -151,7 +123,7 @@ class RemainingWork(BranchListener):
 
     def on_tools_known(self, tip: BranchTip, now: float) -> None:
         if tip.tools:
-            so_far = self._jobs.get(tip.job.job_id)
+            so_far = tip.job.so_far
             if so_far is not None:
                 so_far.history.called([key.parts[0] for key in tip.tools if key.parts])
         else:
@@ -163,10 +135,9 @@ class RemainingWork(BranchListener):
     def on_job_gone(self, job: Job, now: float) -> None:
         if job.is_finished:
             self._job_ended(job)
-        self._jobs.pop(job.job_id, None)
 
     def _job_ended(self, job: Job) -> None:
-        so_far = self._jobs.get(job.job_id)
+        so_far = job.so_far
         if so_far is None or not so_far.history.turns:
             return
         self._judge(so_far)
@@ -180,7 +151,9 @@ class RemainingWork(BranchListener):
         """Compare what was predicted of this job with what was of those that ended before it."""
         work = so_far.history.work
         judged = [
-            Judged(each.predicted, each.num_turns, work - each.work_before) for each in so_far.forecasts
+            Judged(said.predicted, said.num_turns, work - said.work_before)
+            for said in so_far.forecasts
+            if said.model is self._model
         ]
         so_far.forecasts.clear()
         if not judged:

@@ -14,7 +14,7 @@ PREFILL_TOKENS = 40.0
 """Computing this many tokens of a prompt is about as much work as generating one."""
 RECENT = 3
 """The last turns of a job, of which means are taken."""
-MAX_TURNS = 512
+MAX_TURNS = 200
 """Turns of a job that are remembered; later ones are as much work, but are not learned from."""
 PLAIN_FEATURES = (
     "turns before this one",
