@@ -33,7 +33,7 @@ from eval.sim.simulate import SimulationPlan, SimulationRun, simulate
 
 POLICIES = (
     "fcfs,program-fcfs,plas,gate:0.7,gate:0.9,fixed-ttl:2,fixed-ttl:10,fixed-ttl:60,fork,paper,infercept,"
-    "hrrn,gittins,pause,idleness,continuum,oracle,known-work:work_weight=4"
+    "hrrn,wspt,gittins,pause,idleness,continuum,oracle,known-work:work_weight=4"
 )
 QUICK_POLICIES = "fcfs,fixed-ttl:10,continuum,oracle"
 NUM_JOBS, QUICK_JOBS = 40, 20
