@@ -6,6 +6,7 @@ the scheduler's. What is decided, with all inputs, goes into the trace.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -112,7 +113,15 @@ class ContinuumPolicy(SchedulingPolicy):
             work_weight=config.work_weight,
             has_host_tier=context.has_host_tier,
         )
-        self._queue = JobQueue(config, self._turns, ranks, working_set, aging, self._trace.turn_parked)
+        self._queue = JobQueue(
+            config,
+            self._turns,
+            ranks,
+            working_set,
+            aging,
+            self._trace.turn_parked,
+            patience_s=config.patience_s if context.has_host_tier else math.inf,
+        )
         # How long KV is kept, and which pins may be revoked.
         self._retention = Retention(
             context,

@@ -53,6 +53,9 @@ class Tuning:
     """``median-horizon`` rule: the quantile of such calls by which nearly all are back."""
     past_usual: float = 16.0
     """``median-horizon`` rule: nothing is pinned for more than this many times that quantile."""
+    patience_s: float = 20.0
+    """With a host tier: a later turn of a job that has waited for so long stands with those whose KV is
+    retained. Nothing is lost then by serving turns as they come: their copies are loaded back."""
     search_backoff_s: float = 1e-4
     """Pause after a search that found too little, in seconds per pin that it looked at: a search
     takes a thirtieth of this, so at most that share of all time."""

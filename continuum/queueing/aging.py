@@ -53,6 +53,11 @@ class Aging:
         """Its maximum wait in seconds; the request has not ended."""
         return self._waits[request.request_id].max_wait_s
 
+    def is_exhausted(self, request: Request, now: float) -> bool:
+        """Whether it is known here, and its maximum wait is over."""
+        wait = self._waits.get(request.request_id)
+        return wait is not None and now - wait.since_s >= wait.max_wait_s
+
     def queued(self, request: Request, now: float) -> bool:
         """It waits from now on, or still does. Returns whether it is overdue."""
         wait = self._waits[request.request_id]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 from continuum.config import ContinuumConfig
@@ -26,8 +27,12 @@ class JobQueue:
         working_set: WorkingSet,
         aging: Aging,
         on_parked: Callable[[Turn, WorkingSet, float], None],
+        *,
+        patience_s: float,
     ) -> None:
-        """``on_parked`` is called once with each new job that has to wait until its working set fits."""
+        """``on_parked`` is called once with each new job that has to wait until its working set fits.
+        ``patience_s``: see ``Tuning``; infinite without a host tier."""
+        self._patience_s = patience_s
         self._config = config
         self._turns = turns
         self._ranks = ranks
@@ -35,6 +40,8 @@ class JobQueue:
         self._aging = aging
         self._on_parked = on_parked
         self._changed: list[Request] = []
+        self._patience = Aging()
+        """Later turns of jobs, until they have waited for so long that they stand with warm ones."""
 
     # ---- a request comes and goes ----
 
@@ -44,6 +51,8 @@ class JobQueue:
             self._aging.arrived(request, self._config.max_wait_s)
             return
         self._aging.arrived(request, self._max_wait_s(turn), turn.waits_since_s)
+        if turn.number > 1 and self._patience_s < math.inf:
+            self._patience.arrived(request, self._patience_s, turn.waits_since_s)
         self._ranks.rank(turn)
 
     def _max_wait_s(self, turn: Turn) -> float:
@@ -66,6 +75,7 @@ class JobQueue:
 
     def gone(self, request: Request) -> None:
         self._aging.gone(request)
+        self._patience.gone(request)
         self._working_set.went(request)
 
     # ---- the scheduler asks ----
@@ -74,10 +84,17 @@ class JobQueue:
         turn = self._turns.get(request)
         is_overdue = self._aging.queued(request, now)
         is_parked = not is_overdue and turn is not None and self._working_set.parks(turn)
-        return waiting_key(request, turn, is_overdue=is_overdue, is_parked=is_parked)
+        return waiting_key(
+            request,
+            turn,
+            is_overdue=is_overdue,
+            is_parked=is_parked,
+            stands_warm=self._patience.is_exhausted(request, now),
+        )
 
     def changed_keys(self, now: float) -> Iterable[Request]:
         self._changed.extend(self._aging.newly_overdue(now))
+        self._changed.extend(self._patience.newly_overdue(now))
         if self._config.work_weight:
             self._changed.extend(turn.request for turn in self._ranks.rank_again(self._turns))
         if not self._changed:

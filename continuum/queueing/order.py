@@ -49,7 +49,12 @@ def job_rank(turn: Turn, age_weight: float, work_s: float) -> float:
 
 
 def waiting_key(
-    request: Request, turn: Turn | None, *, is_overdue: bool = False, is_parked: bool = False
+    request: Request,
+    turn: Turn | None,
+    *,
+    is_overdue: bool = False,
+    is_parked: bool = False,
+    stands_warm: bool = False,
 ) -> WaitingKey:
     """Smaller first. A request without a job counts as a job of one turn."""
     if is_overdue:
@@ -57,7 +62,7 @@ def waiting_key(
     rank = turn.job.rank if turn is not None else request.arrival_time
     if request.status is RequestStatus.PREEMPTED:
         standing = PREEMPTED
-    elif turn is not None and turn.stands_warm:
+    elif stands_warm or (turn is not None and turn.stands_warm):
         standing = WARM
     else:
         standing = PARKED if is_parked else COLD

@@ -32,7 +32,10 @@ MIN_JOBS = 8
 NUM_TOOLS = 8
 """The commonest tools are counted each by itself."""
 NUM_FOLDS = 5
-NUM_TREES, NUM_LEAVES, STEP, LEAF_TURNS = 120, 7, 0.05, 20
+NUM_TREES = 120
+NUM_LEAVES = 7
+STEP = 0.05
+LEAF_TURNS = 20
 """Small trees and many turns to a leaf: jobs are few, and the turns of one job resemble each other."""
 SUBSAMPLE = 0.5
 MAX_TURNS = 20_000
