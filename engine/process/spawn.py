@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 
 # A new interpreter instead of multiprocessing's spawn: it does not run the user's script again, so a script
@@ -17,3 +18,8 @@ from {module} import main; main()
 def spawn_command(module: str) -> list[str]:
     """The command that runs ``main`` of a module; its standard input must begin with the pickled sys.path."""
     return [sys.executable, "-P", "-c", _BOOTSTRAP.format(module=module)]
+
+
+def spawn_input(message: bytes) -> bytes:
+    """What such a process reads: how it finds modules, then a message for its ``main``."""
+    return pickle.dumps(sys.path) + message

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 
 from engine.process.lessons import ModelLearned
+from engine.process.spawn import spawn_command, spawn_input
 
 logger = logging.getLogger(__name__)
 
@@ -27,9 +27,9 @@ class Teacher:
     def __init__(
         self, trainer: str, take_lesson: Callable[[], bytes | None], tell: Callable[[ModelLearned], object]
     ) -> None:
-        """``trainer`` is a module: a lesson on its standard input, a model, or nothing, on its standard
-        output."""
-        self._command = [sys.executable, "-m", trainer]
+        """``trainer`` is a module whose ``main`` reads a lesson from standard input and writes a model, or
+        nothing, to standard output."""
+        self._command = spawn_command(trainer)
         self._take_lesson = take_lesson
         self._tell = tell
         self._closed = threading.Event()
@@ -52,7 +52,7 @@ class Teacher:
                 self._child = child
                 if self._closed.is_set():
                     child.kill()
-                model, errors = child.communicate(lesson, MAX_LESSON_S)
+                model, errors = child.communicate(spawn_input(lesson), MAX_LESSON_S)
         except (OSError, subprocess.TimeoutExpired) as error:
             self.close()
             logger.warning("Nothing more is learned of jobs' remaining work: %s.", error)

@@ -1,7 +1,7 @@
 """Fits the model of remaining work: the only module that imports scikit-learn.
 
-``python -m estimator.learned.trainer`` reads past jobs (msgpack) from standard input and writes a
-model (JSON) to standard output, at low priority: so the core never loads the library.
+In a process of its own ``main`` reads past jobs (msgpack) from standard input and writes a model
+(JSON) to standard output, at low priority: so the core never loads the library.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from estimator.learned.concordance import Concordance
-from estimator.learned.job_history import PLAIN_FEATURES, PastJob, remaining_work, rows_of
+from estimator.learned.job_history import PastJob, remaining_work, rows_of
 from estimator.learned.trees import LEAF, Trees
 from estimator.learned.work_model import WorkModel, encode_model
 from estimator.plain_math import log
@@ -141,16 +141,10 @@ def _export(model: GradientBoostingRegressor) -> Trees:
     return Trees(float(model.init_.constant_[0, 0]), roots, features, thresholds, left, right, values)
 
 
-def main() -> int:
-    """Exit code 0 also where there are too few jobs: nothing is written then."""
+def main() -> None:
+    """Where there are too few jobs nothing is written."""
     os.nice(NICENESS)
     jobs = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=list[PastJob])
     model = fit(jobs)
     if model is not None:
         sys.stdout.buffer.write(encode_model(model))
-    return 0
-
-
-if __name__ == "__main__":
-    assert PLAIN_FEATURES
-    sys.exit(main())

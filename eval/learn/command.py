@@ -13,6 +13,7 @@ import msgspec
 
 from continuum.learning.tool_stats import ToolStats
 from continuum.tuning import Tuning
+from engine.process.spawn import spawn_command, spawn_input
 from estimator.learned.job_history import PastJob
 from estimator.learned.trainer import MIN_JOBS
 from estimator.learned.work_model import WorkModel, decode_model
@@ -24,6 +25,7 @@ from eval.report.results import require_own_files, require_writable
 from eval.workloads.catalog import files_of, open_workload
 from eval.workloads.command import add_limits, limits_from
 
+TRAINER = "estimator.learned.trainer"
 EPILOG = """\
 What is learned: how long calls of each kind of tool take, what follows a turn, and, with scikit-learn,
 a model of how much work a job still has. A server that begins with the file orders jobs by that, while
@@ -75,8 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _train(past: Sequence[PastJob]) -> WorkModel | None:
     """In a process of its own, as a server does."""
     print(f"learn: fitting a model of {len(past):,} jobs", file=sys.stderr, flush=True)
-    trainer = [sys.executable, "-m", "estimator.learned.trainer"]
-    done = subprocess.run(trainer, input=msgspec.msgpack.encode(past), capture_output=True, check=False)
+    lesson = spawn_input(msgspec.msgpack.encode(past))
+    done = subprocess.run(spawn_command(TRAINER), input=lesson, capture_output=True, check=False)
     if done.returncode:
         lines = done.stderr.decode(errors="replace").splitlines()
         raise EvalError(f"The trainer failed: {lines[-1] if lines else f'exit code {done.returncode}'}.")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 import subprocess
-import sys
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
+from engine.process.spawn import spawn_command, spawn_input
 from estimator.learned import trainer
 from estimator.learned.concordance import Concordance
 from estimator.learned.job_history import (
@@ -107,14 +107,15 @@ def test_what_tools_predict_is_learned() -> None:
 
 def test_the_trainer_is_a_process_of_its_own() -> None:
     """Lessons in, a model out; nothing out of too few jobs; its failure is no zero."""
-    command = [sys.executable, "-m", "estimator.learned.trainer"]
-    done = subprocess.run(
-        command, input=msgspec.msgpack.encode(made_jobs(8)), capture_output=True, check=True
-    )
-    assert decode_model(done.stdout) == trainer.fit(made_jobs(8))
-    few = subprocess.run(command, input=msgspec.msgpack.encode(made_jobs(2)), capture_output=True, check=True)
-    assert few.stdout == b""
-    assert subprocess.run(command, input=b"no", capture_output=True, check=False).returncode != 0
+
+    def asked(lesson: bytes) -> subprocess.CompletedProcess[bytes]:
+        command = spawn_command("estimator.learned.trainer")
+        return subprocess.run(command, input=spawn_input(lesson), capture_output=True, check=False)
+
+    assert decode_model(asked(msgspec.msgpack.encode(made_jobs(8))).stdout) == trainer.fit(made_jobs(8))
+    few = asked(msgspec.msgpack.encode(made_jobs(2)))
+    assert (few.returncode, few.stdout) == (0, b"")
+    assert asked(b"no").returncode != 0
 
 
 @pytest.mark.parametrize(
