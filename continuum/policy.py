@@ -52,7 +52,7 @@ from engine.core.policy import (
 from engine.core.request import Request, RequestStatus
 from engine.engine_files import path_of_engine
 from engine.messages import JobFinished, JobStatus, PastTurn, Signal, ToolGapStarted, ToolSignal, TurnReceipt
-from engine.process.lessons import ModelLearned
+from engine.process.lessons import Lesson, ModelLearned
 from engine.reported_stats import JobStats
 from estimator.learned.work_model import decode_model
 
@@ -271,7 +271,7 @@ class ContinuumPolicy(SchedulingPolicy):
                 self._work.learned(decode_model(signal.model))
                 return None
 
-    def take_lesson(self) -> bytes | None:
+    def take_lesson(self) -> Lesson | None:
         return self._work.remaining.take_lesson()
 
     # ---- who is next ----

@@ -7,6 +7,7 @@ since it came (A. P. Dawid's prequential principle, J. R. Stat. Soc. A 147, 1984
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -15,6 +16,7 @@ from continuum.jobs.branches import BranchListener
 from continuum.jobs.job import BranchTip, Job, Turn
 from continuum.learning.job_so_far import Forecast, JobSoFar
 from continuum.learning.tool_stats import ToolStats
+from engine.process.lessons import Lesson
 from estimator.learned.concordance import Concordance
 from estimator.learned.job_history import PastJob, TurnFacts
 from estimator.learned.work_model import WorkModel
@@ -174,13 +176,13 @@ class RemainingWork(BranchListener):
 
     # ---- lessons ----
 
-    def take_lesson(self) -> bytes | None:
+    def take_lesson(self) -> Lesson | None:
         """The past jobs (msgpack, as ``estimator.learned.trainer`` reads them), if enough of them are
         new."""
         if self._num_new < max(MIN_NEW_JOBS, NEW_SHARE * len(self._past)):
             return None
         self._num_new = 0
-        return msgspec.msgpack.encode(list(self._past.values()))
+        return partial(msgspec.msgpack.encode, list(self._past.values()))
 
 
 def _num_new_tokens(turn: Turn) -> int:

@@ -22,6 +22,7 @@ from engine.kv_cache_groups import (
     num_blocks_held,
 )
 from engine.messages import JobStatus, PastTurn, Signal, TurnReceipt
+from engine.process.lessons import Lesson
 from engine.reported_stats import JobStats
 
 if TYPE_CHECKING:
@@ -304,7 +305,7 @@ class SchedulingPolicy(QueuePolicy, RetentionPolicy, JobDirectory):
     trainer: str | None = None
     """Module that learns its lessons, in a process of its own; None: it has none."""
 
-    def take_lesson(self) -> bytes | None:
+    def take_lesson(self) -> Lesson | None:
         """What its trainer is to learn now; None while there is not enough news. What is learned comes
         back as a signal (``engine.process.lessons.ModelLearned``)."""
         return None

@@ -14,6 +14,7 @@ from engine.core.traced_scheduler import TracedScheduler
 from engine.core_process.core_sleep import CoreSleep
 from engine.executor import Executor
 from engine.messages import JobStatus, PastTurn
+from engine.process.lessons import Lesson
 
 
 class CoreUtilities:
@@ -59,7 +60,7 @@ class CoreUtilities:
         with self._lock:
             return {request.adapter for request in self._scheduler().requests.values()}
 
-    def take_lesson(self) -> bytes | None:
+    def take_lesson(self) -> Lesson | None:
         with self._lock:
             return self._policy.take_lesson()
 

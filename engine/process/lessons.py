@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
+
+Lesson = Callable[[], bytes]
+"""Encodes what is to be learned; called where nobody waits, as that takes milliseconds."""
 
 
 class ModelLearned(msgspec.Struct, array_like=True, omit_defaults=True, tag=True):

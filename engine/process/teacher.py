@@ -10,7 +10,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 
-from engine.process.lessons import ModelLearned
+from engine.process.lessons import Lesson, ModelLearned
 from engine.process.spawn import spawn_command, spawn_input
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ class Teacher:
     """A thread that asks for lessons and runs the trainer; gives up after its first failure."""
 
     def __init__(
-        self, trainer: str, take_lesson: Callable[[], bytes | None], tell: Callable[[ModelLearned], object]
+        self, trainer: str, take_lesson: Callable[[], Lesson | None], tell: Callable[[ModelLearned], object]
     ) -> None:
         """``trainer`` is a module whose ``main`` reads a lesson from standard input and writes a model, or
         nothing, to standard output."""
@@ -40,7 +40,7 @@ class Teacher:
     def _run(self) -> None:
         while not self._closed.wait(LOOK_S):
             lesson = self._take_lesson()
-            if lesson is not None and not self._teach(lesson):
+            if lesson is not None and not self._teach(lesson()):
                 return
 
     def _teach(self, lesson: bytes) -> bool:

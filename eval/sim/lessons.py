@@ -17,6 +17,6 @@ def teach(replica: SimReplica) -> None:
     from estimator.learned.trainer import fit
     from estimator.learned.work_model import encode_model
 
-    model = fit(msgspec.msgpack.decode(lesson, type=list[PastJob]))
+    model = fit(msgspec.msgpack.decode(lesson(), type=list[PastJob]))
     if model is not None:
         replica.signal(ModelLearned(encode_model(model).decode()))

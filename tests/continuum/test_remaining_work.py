@@ -118,7 +118,7 @@ def test_jobs_that_end_are_a_lesson() -> None:
         room.read(f"{number}-1")
     lesson = room.policy.take_lesson()
     assert lesson is not None
-    jobs = msgspec.msgpack.decode(lesson, type=list[PastJob])
+    jobs = msgspec.msgpack.decode(lesson(), type=list[PastJob])
     assert [len(job.turns) for job in jobs] == [2] * MIN_NEW_JOBS
     first, second = jobs[0].turns
     assert (first.num_prompt_tokens, first.num_new_tokens, first.num_output_tokens) == (64, 64, 20)

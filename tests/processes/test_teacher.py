@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+from functools import partial
 
 import msgspec
 import pytest
 
 from engine.process import teacher
-from engine.process.lessons import ModelLearned
+from engine.process.lessons import Lesson, ModelLearned
 from engine.process.teacher import Teacher
 from estimator.learned.work_model import decode_model
 from tests.estimator.learned.made_jobs import made_jobs
@@ -29,8 +30,8 @@ def test_lessons_become_models() -> None:
     told: list[ModelLearned] = []
     came = threading.Event()
 
-    def take() -> bytes | None:
-        return msgspec.msgpack.encode(lessons.pop(0)) if lessons else None
+    def take() -> Lesson | None:
+        return partial(msgspec.msgpack.encode, lessons.pop(0)) if lessons else None
 
     def tell(model: ModelLearned) -> None:
         told.append(model)
@@ -46,9 +47,9 @@ def test_a_trainer_that_fails_is_one_warning(caplog: pytest.LogCaptureFixture) -
     """And nothing more is learned: what made it fail would again."""
     asked = []
 
-    def take() -> bytes:
+    def take() -> Lesson:
         asked.append(1)
-        return b"no lesson"
+        return lambda: b"no lesson"
 
     with caplog.at_level(logging.WARNING):
         running = Teacher(TRAINER, take, lambda model: asked.append(2))
@@ -62,9 +63,9 @@ def test_closing_kills_a_trainer_that_runs() -> None:
     """A server that stops waits for none."""
     begun = threading.Event()
 
-    def take() -> bytes:
+    def take() -> Lesson:
         begun.set()
-        return msgspec.msgpack.encode(made_jobs(60))
+        return partial(msgspec.msgpack.encode, made_jobs(60))
 
     running = Teacher(TRAINER, take, lambda model: None)
     assert begun.wait(60)

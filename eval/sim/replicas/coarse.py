@@ -15,6 +15,7 @@ from itertools import count
 from typing import ClassVar
 
 from engine.messages import EngineCoreOutput, FinishReason, Signal, TurnReceipt
+from engine.process.lessons import Lesson
 from engine.routing import EngineLoad
 from eval.sim.cost_model import StepWork
 from eval.sim.event_heap import EventHeap
@@ -119,7 +120,7 @@ class CoarseReplica:
         _, depth = self._cache.match(request.block_hashes)
         return request.num_prompt_tokens - depth * self._config.block_size
 
-    def take_lesson(self) -> bytes | None:
+    def take_lesson(self) -> Lesson | None:
         return None
 
     def signal(self, signal: Signal) -> TurnReceipt | None:

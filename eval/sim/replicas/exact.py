@@ -10,6 +10,7 @@ from engine.core.policy import SchedulingPolicy
 from engine.core.scheduler import Scheduler
 from engine.core.traced_scheduler import TracedScheduler
 from engine.messages import EngineCoreOutput, Signal, TurnReceipt
+from engine.process.lessons import Lesson
 from engine.routing import EngineLoad
 from eval.sim.disk_drive import DiskDrive, disk_level
 from eval.sim.drafts import SimDrafts
@@ -108,7 +109,7 @@ class ExactReplica:
         self._wake()
         return receipt
 
-    def take_lesson(self) -> bytes | None:
+    def take_lesson(self) -> Lesson | None:
         return self.scheduler.policy.take_lesson()
 
     def pool_use(self) -> PoolUse:

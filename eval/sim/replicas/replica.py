@@ -10,6 +10,7 @@ from engine.config import SchedulerConfig
 from engine.core_process.engine_core import STALLED_RETRY_S
 from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
 from engine.messages import Signal, TurnReceipt
+from engine.process.lessons import Lesson
 from engine.reported_stats import SpecDecodingStats
 from engine.routing import EngineLoad
 from eval.sim.cost_model import StepCost
@@ -98,7 +99,7 @@ class SimReplica(Protocol):
     def signal(self, signal: Signal) -> TurnReceipt | None:
         """The policy's new decision about the turn."""
 
-    def take_lesson(self) -> bytes | None:
+    def take_lesson(self) -> Lesson | None:
         """What its policy has to learn now, if anything."""
 
     def pool_use(self) -> PoolUse: ...
