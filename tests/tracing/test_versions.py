@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from eval.cli.main import main
-from tests.eval.trace.kept_trace import KEPT
 from tracing.events import (
     SCHEMA_VERSION,
     JobEvent,
@@ -22,6 +21,7 @@ from tracing.parts import PartReader
 from tracing.reader import TraceReport, read_trace
 from tracing.versions import upgrade_from
 
+OF_VERSION_2 = Path(__file__).parent / "version_2.jsonl.zst"
 OLD_HEADER = (
     b'{"type":"header","schema_version":2,"wall_time_s":1.0,"monotonic_s":0.0,"policy":"continuum",'
     b'"policy_options":{"little_share":0.01,"look_again_s":0.0001,"telling_jobs":20,"pool_share":0.9}}\n'
@@ -100,9 +100,9 @@ def test_a_line_of_today_is_left_alone() -> None:
 
 def test_a_kept_trace_of_version_2_keeps_the_rules(capsys: pytest.CaptureFixture[str]) -> None:
     """Its first line says so, and ``validate`` finds nothing."""
-    reader = PartReader(KEPT)
+    reader = PartReader(OF_VERSION_2)
     header = msgspec.json.decode(reader.readline(1 << 20))
     reader.close()
     assert header["schema_version"] == 2
-    assert main(["trace", "validate", str(KEPT)]) == 0
+    assert main(["trace", "validate", str(OF_VERSION_2)]) == 0
     assert "Every rule is kept." in capsys.readouterr().out
