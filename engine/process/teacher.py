@@ -46,28 +46,34 @@ class Teacher:
     def _teach(self, lesson: bytes) -> bool:
         """Whether to go on."""
         try:
-            with subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-            ) as child:
-                self._child = child
-                if self._closed.is_set():
-                    child.kill()
+            model = self._run_trainer(lesson)
+            if model and not self._closed.is_set():
+                self._tell(ModelLearned(model.decode()))
+        except Exception as error:
+            if not self._closed.is_set():
+                logger.warning("Nothing more is learned of jobs' remaining work: %s", error)
+            return False
+        return not self._closed.is_set()
+
+    def _run_trainer(self, lesson: bytes) -> bytes:
+        """What it wrote; RuntimeError if it failed."""
+        with subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as child:
+            self._child = child
+            if self._closed.is_set():
+                child.kill()
+            try:
                 model, errors = child.communicate(spawn_input(lesson), MAX_LESSON_S)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            self.close()
-            logger.warning("Nothing more is learned of jobs' remaining work: %s.", error)
-            return False
-        finally:
-            self._child = None
-        if self._closed.is_set():
-            return False
+            except subprocess.TimeoutExpired:
+                child.kill()
+                raise RuntimeError(f"a lesson took more than {MAX_LESSON_S:g} s.") from None
+            finally:
+                self._child = None
         if child.returncode:
             last = (errors.decode(errors="replace").strip().splitlines() or ["it says nothing"])[-1]
-            logger.warning("Nothing more is learned of jobs' remaining work: the trainer ended: %s", last)
-            return False
-        if model:
-            self._tell(ModelLearned(model.decode()))
-        return True
+            raise RuntimeError(f"the trainer ended: {last}")
+        return model
 
     def close(self) -> None:
         """Learn nothing more; a trainer that runs is killed."""

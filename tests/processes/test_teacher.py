@@ -72,3 +72,15 @@ def test_closing_kills_a_trainer_that_runs() -> None:
     running.close()
     running._thread.join(60)
     assert not running._thread.is_alive()
+
+
+def test_a_lesson_that_takes_too_long_is_the_last(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its process is killed; the server goes on without."""
+    monkeypatch.setattr(teacher, "MAX_LESSON_S", 0.01)
+    with caplog.at_level(logging.WARNING):
+        running = Teacher(TRAINER, lambda: partial(msgspec.msgpack.encode, made_jobs(60)), lambda model: None)
+        running._thread.join(30)
+    assert not running._thread.is_alive()
+    assert "a lesson took more than 0.01 s" in caplog.text
