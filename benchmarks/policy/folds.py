@@ -11,8 +11,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from estimator.learned.trainer import judge
+from estimator.state import load_learned
 from eval.cli.main import main as continuum
 from eval.estimate.calls import played
+from eval.learn.past_jobs import past_jobs
 from eval.workloads.catalog import open_workload
 from eval.workloads.job import Job
 from eval.workloads.recorded import write_jobs
@@ -40,7 +43,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = continuum(["learn", *sources, "--gap-cap-s", "600", "--out", str(folder / LEARNED)])
         if code:
             return code
+        _tell(fold, folder)
     return 0
+
+
+def _tell(fold: int, folder: Path) -> None:
+    """How many pairs of held-out jobs are ordered rightly."""
+    model = load_learned(folder / LEARNED).work_model
+    assert model is not None
+    for name in RECORDINGS:
+        judged = judge(model, past_jobs(open_workload(str(folder / f"{name}.jsonl")).sample(None, None).jobs))
+        print(f"half {fold}, {name}: {judged.right:.3f} ordered rightly, by age {judged.right_by_age:.3f}")
 
 
 def _parted(path: Path, fold: int) -> tuple[list[Job], list[Job]]:

@@ -144,7 +144,8 @@ class RemainingWork(BranchListener):
             return
         self._judge(so_far)
         self._num_new += job.job_id not in self._past
-        self._past[job.job_id] = PastJob(job.job_id, tuple(so_far.history.turns))
+        history = so_far.history
+        self._past[job.job_id] = PastJob(job.job_id, tuple(history.turns), history.later_work)
         self._past.move_to_end(job.job_id)
         if len(self._past) > MAX_PAST_JOBS:
             self._past.popitem(last=False)

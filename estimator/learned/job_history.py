@@ -55,6 +55,8 @@ class PastJob(msgspec.Struct, array_like=True, frozen=True):
     """Jobs of one group resemble each other: a model is not judged by those of a group that it
     learned from."""
     turns: tuple[TurnFacts, ...]
+    later_work: float = 0.0
+    """Work of turns after these, of a job with more than are remembered."""
 
 
 def work_of(num_new_tokens: int, num_output_tokens: int) -> float:
@@ -65,12 +67,14 @@ def work_of(num_new_tokens: int, num_output_tokens: int) -> float:
 class JobHistory:
     """The turns of one job so far."""
 
-    __slots__ = ("_first_tokens", "_num_calls", "_num_tool_calls", "_tool_s", "turns", "work")
+    __slots__ = ("_first_tokens", "_num_calls", "_num_tool_calls", "_tool_s", "later_work", "turns", "work")
 
     def __init__(self) -> None:
         self.turns: list[TurnFacts] = []
         self.work = 0.0
         """Work of the turns that have ended."""
+        self.later_work = 0.0
+        """Of it, that of turns beyond the remembered ones."""
         self._first_tokens = 0
         self._num_calls: dict[str, int] = {}
         self._num_tool_calls = 0
@@ -84,13 +88,15 @@ class JobHistory:
         self._tool_s += turn.gap_s
         if len(self.turns) < MAX_TURNS:
             self.turns.append(turn)
+        else:
+            self.later_work += turn.work
         self._count(turn.tools)
 
     def called(self, tools: Sequence[str]) -> None:
         """Which functions the last turn called, where that is known only later."""
-        if self.turns and tools:
+        if self.turns and not self.later_work:
             self.turns[-1] = msgspec.structs.replace(self.turns[-1], tools=tuple(tools))
-            self._count(tools)
+        self._count(tools)
 
     def _count(self, tools: Sequence[str]) -> None:
         for tool in tools:
@@ -133,7 +139,7 @@ def rows_of(job: PastJob, vocabulary: Sequence[str]) -> list[list[float]]:
 
 def remaining_work(job: PastJob) -> list[float]:
     """The work that the job still had at the beginning of each turn, that turn's included."""
-    remaining, so_far = [], 0.0
+    remaining, so_far = [], job.later_work
     for turn in reversed(job.turns):
         so_far += turn.work
         remaining.append(so_far)

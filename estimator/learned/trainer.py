@@ -49,12 +49,10 @@ def fit(jobs: Sequence[PastJob]) -> WorkModel | None:
     if len(jobs) < MIN_JOBS:
         return None
     tools = _vocabulary(jobs)
-    rows = np.array([row for job in jobs for row in rows_of(job, tools)])
-    logs = np.array([log(1.0 + work) for job in jobs for work in remaining_work(job)])
-    owners = np.repeat(np.arange(len(jobs)), [len(job.turns) for job in jobs])
+    rows, logs, owners = _examples(jobs, tools)
     judged = _judge(jobs, rows, logs, owners)
     return WorkModel(
-        trees=_export(_fit(rows, logs, owners)),
+        trees=_export(_fit(rows, logs)),
         tools=tools,
         usual=float(logs.mean()),
         num_jobs=len(jobs),
@@ -75,13 +73,20 @@ def _latest(jobs: Sequence[PastJob]) -> list[PastJob]:
     return kept[::-1]
 
 
+def _examples(jobs: Sequence[PastJob], tools: Sequence[str]) -> tuple[Array, Array, NDArray[np.int64]]:
+    """Of each turn its row [num_turns, num_features], the logarithm of the work that its job still had
+    [num_turns], and which job that is [num_turns]."""
+    rows = np.array([row for job in jobs for row in rows_of(job, tools)])
+    logs = np.array([log(1.0 + work) for job in jobs for work in remaining_work(job)])
+    return rows, logs, np.repeat(np.arange(len(jobs)), [len(job.turns) for job in jobs])
+
+
 def _vocabulary(jobs: Sequence[PastJob]) -> list[str]:
     counts = Counter(tool for job in jobs for turn in job.turns for tool in turn.tools)
     return sorted(sorted(counts), key=counts.__getitem__, reverse=True)[:NUM_TOOLS]
 
 
-def _fit(rows: Array, logs: Array, owners: NDArray[np.int64]) -> GradientBoostingRegressor:
-    """Each job weighs alike, however many turns it has."""
+def _fit(rows: Array, logs: Array) -> GradientBoostingRegressor:
     from sklearn.ensemble import GradientBoostingRegressor
 
     model = GradientBoostingRegressor(
@@ -104,7 +109,14 @@ def _judge(jobs: Sequence[PastJob], rows: Array, logs: Array, owners: NDArray[np
     for fold in range(NUM_FOLDS):
         held_out = folds == fold
         if held_out.any() and not held_out.all():
-            predicted[held_out] = _fit(rows[~held_out], logs[~held_out], owners).predict(rows[held_out])
+            predicted[held_out] = _fit(rows[~held_out], logs[~held_out]).predict(rows[held_out])
+    return _concordance(predicted, rows[:, 0], logs, owners)
+
+
+def judge(model: WorkModel, jobs: Sequence[PastJob]) -> Concordance:
+    """How many pairs of these jobs, which it did not learn from, a model orders rightly."""
+    rows, logs, owners = _examples(jobs, model.tools)
+    predicted = np.array([model.trees.predict(row) for row in rows.tolist()])
     return _concordance(predicted, rows[:, 0], logs, owners)
 
 

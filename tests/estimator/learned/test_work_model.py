@@ -14,6 +14,7 @@ from engine.process.spawn import spawn_command, spawn_input
 from estimator.learned import trainer
 from estimator.learned.concordance import Concordance
 from estimator.learned.job_history import (
+    MAX_TURNS,
     PLAIN_FEATURES,
     JobHistory,
     PastJob,
@@ -71,6 +72,19 @@ def test_tools_that_are_told_late_are_the_same_as_tools_told_at_once() -> None:
         at_once.add(turn)
     assert late.turns == at_once.turns
     assert late.row(9, 9, 1.0, [LONG]) == at_once.row(9, 9, 1.0, [LONG])
+
+
+def test_a_job_of_more_turns_than_are_remembered_has_all_its_work() -> None:
+    """What the last remembered turn called is not what a later one did."""
+    history = JobHistory()
+    for number in range(MAX_TURNS + 3):
+        history.add(TurnFacts(100, 40, 9))
+        history.called([f"tool{number}"])
+    assert history.turns[-1].tools == (f"tool{MAX_TURNS - 1}",)
+    assert history.row(1, 1, 0.0, [f"tool{MAX_TURNS + 2}"])[-1] == 1
+    remaining = remaining_work(PastJob("g", tuple(history.turns), history.later_work))
+    assert remaining[0] == pytest.approx(10.0 * (MAX_TURNS + 3)) == pytest.approx(history.work)
+    assert remaining[-1] == pytest.approx(40.0)
 
 
 def test_the_arrays_answer_as_scikit_learn_does(monkeypatch: pytest.MonkeyPatch) -> None:
