@@ -74,7 +74,7 @@ class JobHistory:
         self.work = 0.0
         """Work of the turns that have ended."""
         self.later_work = 0.0
-        """Of it, that of turns beyond the remembered ones."""
+        """Work of those beyond the remembered ones, a part of it."""
         self._first_tokens = 0
         self._num_calls: dict[str, int] = {}
         self._num_tool_calls = 0
