@@ -18,6 +18,7 @@ from continuum.jobs.job import BranchTip, Turn
 from continuum.jobs.registry import JobRegistry
 from continuum.jobs.stale_prefixes import StalePrefixes
 from continuum.jobs.turns import Turns
+from continuum.learning.gap_corrections import GapCorrections
 from continuum.learning.gap_learner import GapLearner
 from continuum.learning.job_work import JobWork
 from continuum.learning.kv_cost import KvCost
@@ -54,7 +55,8 @@ from engine.engine_files import path_of_engine
 from engine.messages import JobFinished, JobStatus, PastTurn, Signal, ToolGapStarted, ToolSignal, TurnReceipt
 from engine.process.lessons import Lesson, ModelLearned
 from engine.reported_stats import JobStats
-from estimator.learned.work_model import decode_model
+from estimator.learned.models import Model, decode_model
+from estimator.learned.work_model import WorkModel
 
 LAST_STEP = "last step of the job"
 
@@ -93,7 +95,8 @@ class ContinuumPolicy(SchedulingPolicy):
         self._pins = PinTable(int(context.num_countable_blocks * config.pin_budget), config.pin_tenant_share)
         # What is learned.
         published = PublishedGaps() if config.ttl_rule in PUBLISHED_RULES else None
-        self._gaps = GapLearner(self.tools, published, block_size)
+        self._corrections = GapCorrections(self.tools, collects=config.learn_order)
+        self._gaps = GapLearner(self.tools, self._corrections, published, block_size)
         remaining = RemainingWork(self.tools)
         self._work = JobWork(WorkForecast(), remaining, config.kind_tokens // block_size)
         self._kv_cost = KvCost(config, has_host_tier=context.has_host_tier)
@@ -152,8 +155,8 @@ class ContinuumPolicy(SchedulingPolicy):
         self._branches = Branches(
             block_size,
             (
-                *(self._jobs, self._stale_prefixes, working_set, self._gaps, self._work, remaining, tally),
-                *(self._retention, self._trace),
+                *(self._jobs, self._stale_prefixes, self._corrections, working_set, self._gaps, self._work),
+                *(remaining, tally, self._retention, self._trace),
             ),
         )
         self._signals = ToolSignals(
@@ -268,11 +271,17 @@ class ContinuumPolicy(SchedulingPolicy):
                     self._branches.finish_job(job, now)
                 return None
             case ModelLearned():
-                self._work.learned(decode_model(signal.model))
+                self._learned(decode_model(signal.model))
                 return None
 
+    def _learned(self, model: Model) -> None:
+        if isinstance(model, WorkModel):
+            self._work.learned(model)
+        else:
+            self.tools.duration_model = model
+
     def take_lesson(self) -> Lesson | None:
-        return self._work.remaining.take_lesson()
+        return self._work.remaining.take_lesson() or self._corrections.take_lesson()
 
     # ---- who is next ----
 

@@ -15,6 +15,7 @@ import msgspec
 
 from estimator.credibility import MIN_JUDGED, STRENGTHS, Credibility
 from estimator.durations import DurationEstimator, DurationHistogram
+from estimator.learned.duration_model import DurationModel, check_durations
 from estimator.learned.work_model import WorkModel, check_model
 from estimator.tenants import LENT, Learned, Tenants
 from estimator.turn_outcomes import TurnOutcomes, TurnTally
@@ -101,6 +102,8 @@ class _State(msgspec.Struct):
     credit: list[_CreditState] = []
     work_model: WorkModel | None = None
     """What it has learned of jobs' remaining work; ``continuum learn`` and a server's own lessons."""
+    duration_model: DurationModel | None = None
+    """Likewise, of how long calls take."""
     format: str = "tool-durations"
     version: int = STATE_VERSION
 
@@ -121,6 +124,7 @@ def snapshot(learned: Learned | Tenants) -> bytes:
         ],
         credit=[_CreditState(parts, each.num_judged, each.losses) for parts, each in known.credit.items()],
         work_model=known.work_model,
+        duration_model=known.duration_model,
         version=STATE_VERSION if names_tenants else VERSION_WITHOUT_TENANTS,
         **known.durations.get_params(),
     )
@@ -211,6 +215,9 @@ def _tenants(state: _State) -> Tenants:
     if state.work_model is not None:
         check_model(state.work_model)
         tenants.work_model = state.work_model
+    if state.duration_model is not None:
+        check_durations(state.duration_model)
+        tenants.duration_model = state.duration_model
     return tenants
 
 

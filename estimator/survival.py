@@ -110,6 +110,23 @@ class SurvivalCurve:
         probabilities = [0.0, *((p - gone) / (1 - gone) for p in self.probabilities[first:])]
         return SurvivalCurve(edges_s, probabilities, self.num_observations)
 
+    def moved(self, levels: Sequence[float], factors: Sequence[float], floor_s: float) -> SurvivalCurve:
+        """The curve with each time t at probability p made (t + floor) x factor - floor: the factors are
+        those of ``levels``, linear between them and constant beyond.
+
+        The quantiles at the levels are edges of the result, so that exactly they are moved.
+        """
+        known = self.probabilities[-1]
+        quantiles = [(self.quantile(level), level) for level in levels if level <= known]
+        points = sorted([*zip(self.edges_s, self.probabilities, strict=True), *quantiles])
+        edges_s, probabilities, last_s = [0.0], [0.0], 0.0
+        for time_s, probability in points[1:]:
+            moved_s = (time_s + floor_s) * _clamped(probability, levels, factors) - floor_s
+            last_s = moved_s if moved_s > last_s else math.nextafter(last_s, math.inf)
+            edges_s.append(last_s)
+            probabilities.append(probability)
+        return SurvivalCurve(edges_s, probabilities, self.num_observations)
+
     def resting_on(self, num_observations: float) -> SurvivalCurve:
         """The same curve with another number of observations behind it."""
         return replace(self, num_observations=num_observations)
@@ -137,3 +154,11 @@ def _between(x: float, xs: Sequence[float], ys: Sequence[float], right: int) -> 
     x0, x1 = xs[right - 1], xs[right]
     y0, y1 = ys[right - 1], ys[right]
     return y0 + (y1 - y0) * ((x - x0) / (x1 - x0))
+
+
+def _clamped(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
+    """y at x by lines between the points, and constant beyond them."""
+    right = bisect_left(xs, x)
+    if right == 0:
+        return ys[0]
+    return ys[-1] if right == len(xs) else _between(x, xs, ys, right)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from estimator.credibility import Credibility, losses_of
 from estimator.durations import NO_BELIEF, Belief, DurationEstimator
+from estimator.learned.duration_model import DurationModel
 from estimator.learned.work_model import WorkModel
 from estimator.plain_math import halved
 from estimator.survival import SurvivalCurve
@@ -57,6 +58,8 @@ class Tenants:
         one."""
         self.work_model: WorkModel | None = None
         """What was learned of jobs' remaining work, from all tenants: numbers, and names of tools."""
+        self.duration_model: DurationModel | None = None
+        """Likewise, of how the durations of calls are corrected."""
         self.credit: dict[Parts, Credibility] = {}
         """Credibility of what was lent, by kind of call: how well it predicted."""
         self._lent: dict[tuple[str, Parts], Belief] = {}

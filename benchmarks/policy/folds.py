@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from estimator.learned.trainer import judge
+from estimator.learned.work_trainer import judge
 from estimator.state import load_learned
 from eval.cli.main import main as continuum
 from eval.estimate.calls import played

@@ -92,6 +92,7 @@ class Branches:
             num_replies=request.job.num_replies if request.job is not None else None,
             num_results=request.job.num_results if request.job is not None else None,
             asked_ttl_s=request.job.asked_ttl_s if request.job is not None else None,
+            num_output_tokens=request.num_output_tokens,
             num_task_tokens=turn.num_task_tokens,
         )
         self._ended[request.request_id] = tip

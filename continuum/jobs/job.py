@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from continuum.jobs.client_hints import ClientHint
 from continuum.jobs.shared_prefixes import Checkpoints
+from continuum.learning.gap_estimate import GapEstimate
 from continuum.learning.job_so_far import JobSoFar
 from continuum.learning.work_forecast import JobCourse
 from engine.core.kv_cache.block_hash import BlockHash
@@ -100,8 +101,12 @@ class BranchTip:
     asked_ttl_s: float | None = None
     """How long the client asked to keep the turn's KV."""
     hint: ClientHint | None = None
+    estimate: GapEstimate | None = None
+    """What a learned model sees of its tools, and says; None while neither lessons nor a model need
+    it."""
     learned: bool = False
     """Whether the duration of its tools is learned, or will never be known."""
+    num_output_tokens: int = 0
     num_task_tokens: int = 0
     """Length of the prompt of the branch's first turn: what all turns of this conversation begin
     with."""

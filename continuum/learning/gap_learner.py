@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from continuum.jobs.branches import BranchEnd, BranchListener
 from continuum.jobs.job import BranchTip, Turn
+from continuum.learning.gap_corrections import GapCorrections
 from continuum.learning.hint_accuracy import HintAccuracy
 from continuum.learning.tool_gaps import PublishedGaps
 from continuum.learning.tool_stats import ToolStats
@@ -15,17 +16,23 @@ from estimator.survival import SurvivalCurve
 class GapLearner(BranchListener):
     """Learns from each gap once, however it ends, and predicts the rest of an open one."""
 
-    def __init__(self, tools: ToolStats, published: PublishedGaps | None, block_size: int) -> None:
+    def __init__(
+        self,
+        tools: ToolStats,
+        corrections: GapCorrections,
+        published: PublishedGaps | None,
+        block_size: int,
+    ) -> None:
         """``published`` learns as the papers' rules do; None if no rule needs that."""
         self._tools = tools
+        self._corrections = corrections
         self._published = published
         self._told = HintAccuracy()
         self._block_size = block_size
 
     def remaining(self, tip: BranchTip, now: float) -> SurvivalCurve:
         """Time until the turn returns, from now, by experience and by its client's hints."""
-        known = self._tools.curve(tip.tools, tip.job.job_id, tip.job.tenant)
-        return self._told.remaining(tip, known, now)
+        return self._told.remaining(tip, self._tools.curve_of(tip), now)
 
     def on_continued(self, tip: BranchTip, turn: Turn, now: float) -> None:
         gap_s = turn.gap_s
@@ -37,7 +44,9 @@ class GapLearner(BranchListener):
             self._published.returned(tip, gap_s)
         with_result = _brings_result(turn, tip)
         if with_result and tip.hint is not None:
-            self._told.observe(tip, gap_s, self._tools.curve(tip.tools, job_id, tenant))
+            self._told.observe(tip, gap_s, self._tools.curve_of(tip))
+        if with_result:
+            self._corrections.ended(tip, gap_s)
         self._tools.observe(tip.tools, gap_s, now, censored=not with_result, job_id=job_id, tenant=tenant)
         growth_tokens = turn.request.num_prompt_tokens - len(tip.chain) * self._block_size
         self._tools.observe_next_turn(tip.tools, growth_tokens, tenant)

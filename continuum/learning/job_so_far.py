@@ -1,9 +1,10 @@
-"""What the model of remaining work sees of one job, and what it said."""
+"""What learned models see of one job, and what that of remaining work said."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from estimator.learned.call_history import CallHistory
 from estimator.learned.job_history import JobHistory
 from estimator.learned.work_model import WorkModel
 
@@ -22,10 +23,12 @@ class Forecast(NamedTuple):
 class JobSoFar:
     """A job's turns, and the last prediction of what is left of it."""
 
-    __slots__ = ("excess", "forecasts", "history", "model", "request_id")
+    __slots__ = ("calls", "excess", "forecasts", "history", "model", "request_id")
 
     def __init__(self) -> None:
         self.history = JobHistory()
+        self.calls: CallHistory | None = None
+        """None until a call is predicted or collected."""
         self.forecasts: list[Forecast] = []
         """At turns 1, 2, 4, 8 and so on: few, however long a job is."""
         self.model: WorkModel | None = None

@@ -12,6 +12,7 @@ from continuum.tuning import Tuning
 from engine.errors import ConfigError
 from engine.messages import ToolCall
 from estimator.durations import DurationEstimator
+from estimator.learned.duration_model import DurationModel
 from estimator.learned.work_model import WorkModel
 from estimator.state import EstimatorStateError, load_learned, restore, snapshot, write_state
 from estimator.survival import NOTHING_KNOWN, SurvivalCurve, max_of
@@ -58,6 +59,19 @@ class ToolStats:
         curves = [self._learned.survival(tenant or "", key, job_id) for key in tools]
         return curves[0] if len(curves) == 1 else max_of(curves)
 
+    def curve_of(self, tip: BranchTip) -> SurvivalCurve:
+        """Time from the turn's end until it returns, as a learned model corrects it where one is
+        believed."""
+        known = self.curve(tip.tools, tip.job.job_id, tip.job.tenant)
+        return known if tip.estimate is None else tip.estimate.of(known)
+
+    def slowest(self, tools: Sequence[ToolKey], job_id: str | None, tenant: str | None) -> ToolKey:
+        """The one of parallel calls that is expected to end last."""
+        if len(tools) == 1:
+            return tools[0]
+        learned, name = self._learned, tenant or ""
+        return max(tools, key=lambda k: learned.survival(name, k, job_id).median_remaining(0.0))
+
     def observe(
         self,
         tools: Sequence[ToolKey],
@@ -71,14 +85,13 @@ class ToolStats:
         slowest."""
         if not tools:
             return
-        learned, name = self._learned, tenant or ""
-        key = max(tools, key=lambda k: learned.survival(name, k, job_id).median_remaining(0.0))
-        learned.observe(name, key, duration_s, censored, job_id, now)
+        key = self.slowest(tools, job_id, tenant)
+        self._learned.observe(tenant or "", key, duration_s, censored, job_id, now)
         self._save_now_and_then(now)
 
     def return_probability(self, tip: BranchTip, deadline_s: float, now: float) -> float:
         """P(the turn is back by the deadline | it is not back yet), as far as any was seen to return."""
-        curve = self.curve(tip.tools, tip.job.job_id, tip.job.tenant)
+        curve = self.curve_of(tip)
         if not curve.support:
             return self._tuning.unseen_return
         gone = curve.cdf(max(0.0, now - tip.ended_s))
@@ -107,7 +120,7 @@ class ToolStats:
         learned."""
         return self._learned.turns_of(tenant or "").prompt_growth(tools)
 
-    # ---- how much work jobs have ----
+    # ---- learned models ----
 
     @property
     def work_model(self) -> WorkModel | None:
@@ -117,6 +130,15 @@ class ToolStats:
     @work_model.setter
     def work_model(self, model: WorkModel) -> None:
         self._learned.work_model = model
+
+    @property
+    def duration_model(self) -> DurationModel | None:
+        """The learned correction of how long calls take, if there is one."""
+        return self._learned.duration_model
+
+    @duration_model.setter
+    def duration_model(self, model: DurationModel) -> None:
+        self._learned.duration_model = model
 
     # ---- the file ----
 
@@ -134,7 +156,8 @@ class ToolStats:
     def state(self) -> str | None:
         """What is learned so far, as the file has it; None if nothing is."""
         learned = self._learned
-        if not learned.durations.items() and not learned.turns.tallies and learned.work_model is None:
+        models = (learned.work_model, learned.duration_model)
+        if not learned.durations.items() and not learned.turns.tallies and not any(models):
             return None
         return snapshot(learned).decode()
 

@@ -117,6 +117,7 @@ class PolicyTrace(BranchListener):
             event.inputs = {
                 "tool_observations": inputs.curve.num_observations,
                 "tool_median_s": inputs.curve.known_median_s,
+                **_correction(tip),
                 "all_observations": inputs.global_curve.num_observations,
                 "pool_share": inputs.pool_share,
                 "prefill_s": inputs.prefill_s,
@@ -188,3 +189,9 @@ class PolicyTrace(BranchListener):
             req_id=tip.request_id,
             num_blocks=pin.num_blocks if pin is not None else 0,
         )
+
+
+def _correction(tip: BranchTip) -> dict[str, float]:
+    """By how much a learned model moved the median; nothing where none is believed."""
+    factor = None if tip.estimate is None else tip.estimate.factor
+    return {} if factor is None else {"tool_correction": factor}

@@ -144,9 +144,9 @@ class Retention(BranchListener):
 
     def _decide(self, tip: BranchTip, now: float, remaining: SurvivalCurve | None = None) -> TtlDecision:
         """Ask the rule with all its inputs; the decision goes into the receipt and the trace."""
-        job, curve = tip.job, remaining
+        curve = remaining
         if curve is None:
-            curve = self._tools.curve(tip.tools, job.job_id, job.tenant)
+            curve = self._tools.curve_of(tip)
         elapsed_s = 0.0 if remaining is None else now - tip.ended_s
         inputs = self._inputs(tip, curve)
         decision = self._choose_ttl(tip, inputs)

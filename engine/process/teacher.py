@@ -51,7 +51,7 @@ class Teacher:
                 self._tell(ModelLearned(model.decode()))
         except Exception as error:
             if not self._closed.is_set():
-                logger.warning("Nothing more is learned of jobs' remaining work: %s", error)
+                logger.warning("Nothing more is learned: %s", error)
             return False
         return not self._closed.is_set()
 

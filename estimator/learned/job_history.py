@@ -48,7 +48,7 @@ class TurnFacts(msgspec.Struct, array_like=True, frozen=True):
         return work_of(self.num_new_tokens, self.num_output_tokens)
 
 
-class PastJob(msgspec.Struct, array_like=True, frozen=True):
+class PastJob(msgspec.Struct, array_like=True, frozen=True, tag=True):
     """A job that has ended, for the trainer."""
 
     group: str

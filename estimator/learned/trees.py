@@ -20,6 +20,10 @@ LEAF = -1
 Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
 
 
+class ModelError(ValueError):
+    """These bytes are no model that this version can use. Its text is a clause."""
+
+
 class Trees(msgspec.Struct, frozen=True):
     """A sum of trees. Nodes of all trees lie in one list; a node's children come after it."""
 

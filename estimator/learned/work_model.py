@@ -7,14 +7,10 @@ from typing import Annotated
 import msgspec
 
 from estimator.learned.job_history import PLAIN_FEATURES
-from estimator.learned.trees import MAX_TOOLS, Trees
+from estimator.learned.trees import MAX_TOOLS, ModelError, Trees
 
 MODEL_VERSION = 1
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-
-
-class WorkModelError(ValueError):
-    """These bytes are no model that this version can use. Its text is a clause."""
 
 
 class WorkModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,26 +30,12 @@ class WorkModel(msgspec.Struct, frozen=True, kw_only=True):
     version: int = MODEL_VERSION
 
 
-def encode_model(model: WorkModel) -> bytes:
-    return msgspec.json.encode(model)
-
-
-def decode_model(data: bytes | str) -> WorkModel:
-    """WorkModelError if it cannot be used."""
-    try:
-        model = msgspec.json.decode(data, type=WorkModel)
-    except (ValueError, RecursionError) as error:
-        raise WorkModelError(f"it is no model of remaining work: {error}") from error
-    check_model(model)
-    return model
-
-
 def check_model(model: WorkModel) -> None:
-    """WorkModelError if it cannot be walked."""
+    """ModelError if it cannot be walked."""
     if model.version != MODEL_VERSION:
-        raise WorkModelError(
+        raise ModelError(
             f"its model of remaining work has version {model.version}, this program reads {MODEL_VERSION}"
         )
     fault = model.trees.fault(len(PLAIN_FEATURES) + len(model.tools))
     if fault is not None:
-        raise WorkModelError(f"its model of remaining work is damaged: {fault}")
+        raise ModelError(f"its model of remaining work is damaged: {fault}")

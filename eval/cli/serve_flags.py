@@ -299,7 +299,7 @@ def _add_job_flags(group: FlagGroup) -> None:
         float,
         "WEIGHT",
     )
-    group.add_switch("learn_order", "Learn in a process of its own how much work jobs still have")
+    group.add_switch("learn_order", "Learn in a process of its own what jobs and calls still take")
     group.add_switch("infer_jobs", "Recognize jobs without an id by the prefixes of their prompts")
     group.add(
         "max_jobs", "Maximum number of remembered jobs; the longest idle is forgotten first", int, "JOBS"

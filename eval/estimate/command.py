@@ -9,8 +9,7 @@ from pathlib import Path
 import msgspec
 
 from eval.arguments import count
-from eval.errors import EvalError, ResultError, UsageError
-from eval.estimate import boosting
+from eval.errors import ResultError, UsageError
 from eval.estimate.calls import played
 from eval.estimate.evaluation import Evaluation, evaluate
 from eval.estimate.table import render
@@ -64,9 +63,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--seed", type=int, default=0, metavar="K", help="Random seed of folds and bootstrap")
     add(
-        "--regressor",
+        "--learned",
         action=argparse.BooleanOptionalAction,
-        help="Also fit a scikit-learn regressor, which takes tens of seconds (default: if installed)",
+        default=True,
+        help="Also learn a correction of the estimator, which takes up to minutes",
     )
 
 
@@ -81,21 +81,16 @@ def run(arguments: argparse.Namespace) -> int:
     """``continuum estimate``."""
     require_own_files([("--json", arguments.json)], files_of("--workload", arguments.workload))
     require_writable(arguments.json)
-    installed = boosting.is_installed()
-    if arguments.regressor and not installed:
-        raise EvalError("--regressor needs scikit-learn, which is not installed: pip install scikit-learn.")
     opened = open_workload(arguments.workload)
     sample = _sample(opened, arguments.jobs, limits_from(arguments))
     notes = [*sample.notes, *describe(sample.jobs)]
-    if not installed:
-        notes.append("no regressor was fitted: scikit-learn is not installed")
     evaluation = evaluate(
         opened.name,
         played(sample.jobs),
         notes,
         num_folds=arguments.folds,
         seed=arguments.seed,
-        regressor=installed if arguments.regressor is None else arguments.regressor,
+        learned=arguments.learned,
         command=asked(arguments),
         tell=_tell,
     )

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
+from estimator.learned.duration_trainer import MIN_CALLS
 from eval.errors import WorkloadError
-from eval.estimate.boosting import BoostedQuantiles, one_thread
 from eval.estimate.calls import Played
 from eval.estimate.folds import Fold, grouped_folds
+from eval.estimate.learned import taught
 from eval.estimate.predictors import (
     EmpiricalQuantiles,
     EstimatorQuantiles,
@@ -24,7 +25,7 @@ from eval.estimate.protocols import (
     LastOfTurn,
     Tell,
     held_out,
-    held_out_boosted,
+    held_out_learned,
     in_use,
     parallel_held_out,
 )
@@ -48,7 +49,7 @@ ENDED_ONLY = "estimator, ended only"
 ALL_CALLS = "quantiles, all calls"
 PER_TOOL = "quantiles, per tool"
 PER_CLASS = "quantiles, per class"
-BOOSTING = "gradient boosting"
+LEARNED = "estimator + learned"
 
 HELD_OUT = "held-out groups"
 WATCHED = "held-out groups, learned from jobs that still ran"
@@ -62,8 +63,6 @@ MAKERS: dict[str, Callable[[], Predictor]] = {
     PER_CLASS: lambda: EmpiricalQuantiles(of_its_class),
 }
 IN_FULL = (ESTIMATOR, CLASSES_ONLY, ALL_CALLS, PER_TOOL, PER_CLASS)
-MIN_FITTED = 50
-"""Fewest calls that a regressor is fitted to."""
 CUT_SHORT = (ESTIMATOR, ENDED_ONLY, ALL_CALLS, PER_TOOL)
 
 
@@ -84,7 +83,7 @@ class Protocol(msgspec.Struct, frozen=True, kw_only=True):
     """Number of calls before which some method had no data."""
     scores: list[Scores]
     comparisons: list[Comparison]
-    """Comparisons of the first method with each of the others."""
+    """Comparisons of the first method with each of the others, and of a learned correction with it."""
     programs: list[ToolScores]
 
 
@@ -119,7 +118,7 @@ def evaluate(
     *,
     num_folds: int,
     seed: int,
-    regressor: bool,
+    learned: bool,
     command: str,
     tell: Tell,
 ) -> Evaluation:
@@ -130,12 +129,12 @@ def evaluate(
     folds = grouped_folds(jobs, num_folds, seed)
     fewest = min(sum(len(job.calls) for job in fold.learned) for fold in folds)
     told = list(notes)
-    if regressor and fewest < MIN_FITTED:
-        regressor = False
+    if learned and fewest < MIN_CALLS:
+        learned = False
         told.append(
-            f"no regressor was fitted: a fold leaves {fewest} calls to learn from, fewer than {MIN_FITTED}"
+            f"no correction was learned: a fold leaves {fewest} calls to learn from, fewer than {MIN_CALLS}"
         )
-    protocols = _protocols(jobs, folds, seed, regressor, tell)
+    protocols = _protocols(jobs, folds, seed, learned, tell)
     if not protocols or protocols[0].name != HELD_OUT:
         raise WorkloadError(
             f"Too few jobs of {workload} have tool times: some must be learned from to predict others."
@@ -154,18 +153,17 @@ def evaluate(
         protocols=protocols,
         parallel=_gaps(parallel_held_out(folds)),
         turns=score_turns(folds, seed),
-        timing=_timing(jobs, folds[0] if regressor else None, tell),
+        timing=_timing(jobs, folds[0] if learned else None, seed),
     )
 
 
 def _protocols(
-    jobs: Sequence[Played], folds: Sequence[Fold], seed: int, regressor: bool, tell: Tell
+    jobs: Sequence[Played], folds: Sequence[Fold], seed: int, learned: bool, tell: Tell
 ) -> list[Protocol]:
     """The protocols with at least one predictable call."""
     forecasts = {name: _told(tell, HELD_OUT, name, lambda make: held_out(make, folds)) for name in IN_FULL}
-    if regressor:
-        with one_thread():
-            forecasts[BOOSTING] = held_out_boosted(folds, tell)
+    if learned:
+        forecasts[LEARNED] = held_out_learned(folds, seed, tell)
     watched = {
         name: _told(tell, WATCHED, name, lambda make: held_out(make, folds, seed)) for name in CUT_SHORT
     }
@@ -182,13 +180,8 @@ def _told(
     return run(MAKERS[name])
 
 
-def _timing(jobs: Sequence[Played], fold: Fold | None, tell: Tell) -> Timing:
-    if fold is None:
-        return measure(jobs, None)
-    boosted = BoostedQuantiles()
-    with one_thread():
-        boosted.fit(fold.learned, tell)
-        return measure(jobs, boosted)
+def _timing(jobs: Sequence[Played], fold: Fold | None, seed: int) -> Timing:
+    return measure(jobs, None if fold is None else taught(fold.learned, seed))
 
 
 def _protocol(name: str, forecasts: dict[str, Forecast], seed: int) -> Protocol | None:
@@ -209,7 +202,10 @@ def _protocol(name: str, forecasts: dict[str, Forecast], seed: int) -> Protocol 
         num_calls=len(calls),
         num_skipped=len(some.calls) - len(calls),
         scores=[one.scores() for one in scored],
-        comparisons=[scored[0].against(other) for other in scored[1:]],
+        comparisons=[
+            *(scored[0].against(other) for other in scored[1:]),
+            *(one.against(scored[0]) for one in scored if one.name == LEARNED),
+        ],
         programs=by_program(calls, [one for one in scored if one.name in (ESTIMATOR, PER_TOOL)]),
     )
 

@@ -131,7 +131,8 @@ class EstimatorQuantiles:
 
     def fork(self) -> Self:
         # Through the format of the state file, as over a restart: details of other jobs are not needed.
-        copy = type(self)(self._jobs, self._censoring)
+        copy = type(self)()
+        copy._jobs, copy._censoring = self._jobs, self._censoring
         copy._longest_s = self._longest_s
         copy._estimator = restore(snapshot(Learned(self._estimator))).durations
         return copy

@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from eval.estimate.boosting import BoostedQuantiles
 from eval.estimate.calls import Call, Played
 from eval.estimate.folds import Fold
+from eval.estimate.learned import taught
 from eval.estimate.predictors import EstimatorQuantiles, FloatArray, Predictor, play, study
 
 Make = Callable[[], Predictor]
@@ -78,16 +78,17 @@ def _study_begun(predictor: Predictor, job: Played, watched_s: float) -> None:
             return
 
 
-def held_out_boosted(folds: Sequence[Fold], tell: Tell) -> Forecast:
-    """The regressor in place of an online predictor, fitted once per fold."""
+def held_out_learned(folds: Sequence[Fold], seed: int, tell: Tell) -> Forecast:
+    """The estimator with a correction that was learned from the other groups, too."""
     forecast = Forecast()
     for number, fold in enumerate(folds, start=1):
-        boosted = BoostedQuantiles()
-        tell(f"fold {number} of {len(folds)}")
-        boosted.fit(fold.learned, tell)
-        told = iter(boosted.predict(fold.held_out))
+        tell(
+            f"learning a correction of {sum(len(job.calls) for job in fold.learned):,} calls, "
+            f"fold {number} of {len(folds)}"
+        )
+        predictor = taught(fold.learned, seed)
         for job in fold.held_out:
-            forecast.note(job, job.calls, [next(told) for _ in job.calls])
+            forecast.note(job, job.calls, play(predictor.fork(), job))
     return forecast
 
 

@@ -14,6 +14,7 @@ from eval.report.tables import MAX_WIDTH, NOTHING, aligned
 NUM_PROGRAMS = 12
 """Number of programs shown, the most frequent; the JSON has all."""
 ANSWER_GOAL_US = 50
+CORRECTED_GOAL_US = 500
 
 
 def render(evaluation: Evaluation) -> str:
@@ -62,10 +63,15 @@ def _protocol(protocol: Protocol) -> str:
                 NOTHING if compared is None else _difference(compared.calibration_error_by_program),
             ]
         )
+    learned = against.get(ESTIMATOR)
+    below = ""
+    if learned is not None:
+        ratios = f"{_ratio(learned.pinball_s_ratio, 3)} in s, {_ratio(learned.pinball_log_ratio, 3)} in ln s"
+        below = f"\n{learned.name} / {learned.baseline}: {ratios}"
     skipped = (
         f", {protocol.num_skipped:,} left out as some method had no data" if protocol.num_skipped else ""
     )
-    return _table(f"{protocol.name}: {protocol.num_calls:,} calls{skipped}", heads, lines)
+    return _table(f"{protocol.name}: {protocol.num_calls:,} calls{skipped}", heads, lines) + below
 
 
 def _programs(protocol: Protocol) -> str:
@@ -151,8 +157,8 @@ def _timing(timing: Timing) -> str:
         _times("  observe, all tables full", timing.observe_when_full),
         _times("  answer, all tables full", timing.answer_when_full),
     ]
-    if timing.regressor is not None:
-        lines.append(_times("  regressor", timing.regressor))
+    if timing.answer_corrected is not None:
+        lines.append(_times(f"  answer, corrected (goal: {CORRECTED_GOAL_US})", timing.answer_corrected))
     return _table("", heads, lines)
 
 
@@ -169,10 +175,10 @@ def _table(title: str, heads: list[list[str]], lines: list[list[str]]) -> str:
     return "\n".join([*filter(None, [title]), *text[: len(heads)], rule, *text[len(heads) :]])
 
 
-def _ratio(interval: Interval | None) -> str:
+def _ratio(interval: Interval | None, digits: int = 2) -> str:
     if interval is None:
         return NOTHING
-    form = ".2f" if interval.value >= 0.1 else ".2g"
+    form = f".{digits}f" if interval.value >= 0.1 else ".2g"
     return f"{interval.value:{form}}x {interval.low:{form}}-{interval.high:{form}}"
 
 

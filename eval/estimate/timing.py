@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from time import perf_counter_ns
 
 import msgspec
@@ -11,14 +10,13 @@ import numpy as np
 
 from estimator.durations import DurationEstimator
 from estimator.tool_key import ToolKey
-from eval.estimate.boosting import BoostedQuantiles
-from eval.estimate.calls import Played
+from eval.estimate.calls import Call, Played
+from eval.estimate.learned import LearnedQuantiles
 
 CUT_OFF_EVERY = 10
 """One call in this many is learned as censored, in the run that measures their cost."""
 MAX_CALLS = 5000
 """Number of calls timed, enough for a quantile."""
-MAX_REGRESSED = 200
 
 
 class Microseconds(msgspec.Struct, frozen=True):
@@ -40,11 +38,11 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     observe_when_full: Microseconds
     answer_when_full: Microseconds
     """The same with the maximum number of kinds of call and jobs."""
-    regressor: Microseconds | None
-    """Time to compute the quantiles of one call; None if it was not fitted."""
+    answer_corrected: Microseconds | None
+    """The same with a learned correction on top; None if none was learned."""
 
 
-def measure(jobs: Sequence[Played], boosted: BoostedQuantiles | None) -> Timing:
+def measure(jobs: Sequence[Played], learned: LearnedQuantiles | None) -> Timing:
     """Replay the jobs one after another and time each call."""
     few = _first(jobs)
     observe, answer = _times(few, DurationEstimator())
@@ -57,7 +55,7 @@ def measure(jobs: Sequence[Played], boosted: BoostedQuantiles | None) -> Timing:
         answer_with_cut_off=_microseconds(answer_with_cut_off),
         observe_when_full=_microseconds(observe_when_full),
         answer_when_full=_microseconds(answer_when_full),
-        regressor=None if boosted is None else _microseconds(_regressor_times(few, boosted)),
+        answer_corrected=None if learned is None else _microseconds(_corrected_times(few, learned)),
     )
 
 
@@ -100,14 +98,17 @@ def _observe(estimator: DurationEstimator, key: ToolKey, seconds: float, censore
     estimator.observe(key, seconds, censored, job=job_id)
 
 
-def _regressor_times(jobs: Sequence[Played], boosted: BoostedQuantiles) -> list[int]:
-    single = (
-        replace(job, turns=(replace(turn, calls=turn.calls[:1]),))
-        for job in jobs
-        for turn in job.turns
-        if turn.calls
-    )
-    return [_ns(boosted.predict, [job]) for job, _ in zip(single, range(MAX_REGRESSED), strict=False)]
+def _corrected_times(jobs: Sequence[Played], learned: LearnedQuantiles) -> list[int]:
+    times = []
+    for job in jobs:
+        for call in job.calls:
+            times.append(_ns(_corrected_median_s, learned, call, job.job_id))
+            learned.learn(call, job.job_id)
+    return times
+
+
+def _corrected_median_s(learned: LearnedQuantiles, call: Call, job_id: str) -> float:
+    return learned.curve(call, job_id).median_remaining(0.0)
 
 
 def _ns(function: Callable[..., object], *arguments: object) -> int:

@@ -14,12 +14,17 @@ import msgspec
 from continuum.learning.tool_stats import ToolStats
 from continuum.tuning import Tuning
 from engine.process.spawn import spawn_command, spawn_input
+from estimator.learned.call_history import PastCall
+from estimator.learned.duration_model import DurationModel
+from estimator.learned.duration_trainer import MIN_CALLS
 from estimator.learned.job_history import PastJob
-from estimator.learned.trainer import MIN_JOBS
-from estimator.learned.work_model import WorkModel, decode_model
+from estimator.learned.models import Model, decode_model
+from estimator.learned.work_model import WorkModel
+from estimator.learned.work_trainer import MIN_JOBS
 from estimator.state import write_state
 from eval.arguments import count
 from eval.errors import EvalError, ResultError
+from eval.learn.past_calls import past_calls
 from eval.learn.past_jobs import learn_tools, past_jobs
 from eval.report.results import require_own_files, require_writable
 from eval.workloads.catalog import files_of, open_workload
@@ -28,8 +33,8 @@ from eval.workloads.command import add_limits, limits_from
 TRAINER = "estimator.learned.trainer"
 EPILOG = """\
 What is learned: how long calls of each kind of tool take, what follows a turn, and, with scikit-learn,
-a model of how much work a job still has. A server that begins with the file orders jobs by that, while
-it orders them better than their age does:
+models of how much work a job still has and of how those durations are corrected. A server that begins
+with the file uses each while it predicts better than what is there without it:
 
   continuum learn trace.jsonl.zst --out learned.json
   continuum serve MODEL --estimator-state learned.json
@@ -58,25 +63,31 @@ def run(arguments: argparse.Namespace) -> int:
     files = [file for source in arguments.sources for file in files_of("TRACE|WORKLOAD", source)]
     require_own_files([("--out", arguments.out)], files)
     require_writable(arguments.out)
-    stats, past, num_gaps = ToolStats(Tuning()), [], 0
+    stats, num_gaps = ToolStats(Tuning()), 0
+    past, calls = list[PastJob](), list[PastCall]()
     for source in arguments.sources:
         jobs = open_workload(source).sample(arguments.jobs, None, limits_from(arguments)).jobs
         past += past_jobs(jobs)
+        calls += past_calls(jobs)
         num_gaps += learn_tools(stats, jobs)
-    model = _train(past)
-    if model is not None:
-        stats.work_model = model
+    work, durations = _train(past, "jobs"), _train(calls, "calls")
+    assert not isinstance(work, DurationModel)
+    assert not isinstance(durations, WorkModel)
+    if work is not None:
+        stats.work_model = work
+    if durations is not None:
+        stats.duration_model = durations
     state = stats.state()
     if state is None:
         raise EvalError("There is nothing to learn: no job has a turn that called a tool or ended.")
     _write(arguments.out, state)
-    print(_told(past, num_gaps, model))
+    print(_told(past, num_gaps, work, durations))
     return 0
 
 
-def _train(past: Sequence[PastJob]) -> WorkModel | None:
+def _train(past: Sequence[PastJob] | Sequence[PastCall], what: str) -> Model | None:
     """In a process of its own, as a server does."""
-    print(f"learn: fitting a model of {len(past):,} jobs", file=sys.stderr, flush=True)
+    print(f"learn: fitting a model of {len(past):,} {what}", file=sys.stderr, flush=True)
     lesson = spawn_input(msgspec.msgpack.encode(past))
     done = subprocess.run(spawn_command(TRAINER), input=lesson, capture_output=True, check=False)
     if done.returncode:
@@ -92,7 +103,9 @@ def _write(path: Path, state: str) -> None:
         raise ResultError(f"Cannot write {path}: {error.strerror}.") from error
 
 
-def _told(past: Sequence[PastJob], num_gaps: int, model: WorkModel | None) -> str:
+def _told(
+    past: Sequence[PastJob], num_gaps: int, model: WorkModel | None, durations: DurationModel | None
+) -> str:
     lines = [f"learned from {len(past):,} jobs: {num_gaps:,} times of tools"]
     if model is None:
         lines.append(f"no model of remaining work: that takes {MIN_JOBS} jobs")
@@ -100,5 +113,13 @@ def _told(past: Sequence[PastJob], num_gaps: int, model: WorkModel | None) -> st
         lines.append(
             f"remaining work: of pairs of jobs that it did not learn from, {model.right:.1%} were ordered "
             f"rightly (by age {model.right_by_age:.1%})"
+        )
+    if durations is None:
+        lines.append(f"no correction of durations: that takes {MIN_CALLS} of them")
+    else:
+        share = durations.loss / durations.loss_without if durations.loss_without else 1.0
+        lines.append(
+            f"durations: of calls that it did not learn from, the loss in ln s is {share:.3f} of that "
+            "without the correction"
         )
     return "\n".join(lines)

@@ -14,8 +14,13 @@ from eval.workloads.job import GapKind, Job, Turn
 
 def past_jobs(jobs: Sequence[Job]) -> list[PastJob]:
     """What the trainer reads. Runs of one task, and sub-agents and who started them, are one group."""
+    return [PastJob(group, _facts(job)) for group, job in zip(groups_of(jobs), jobs, strict=True)]
+
+
+def groups_of(jobs: Sequence[Job]) -> list[str]:
+    """The group of each job."""
     parents = {job.job_id: job.parent_job for job in jobs}
-    return [PastJob(job.group or eldest(job.job_id, parents), _facts(job)) for job in jobs]
+    return [job.group or eldest(job.job_id, parents) for job in jobs]
 
 
 def learn_tools(stats: ToolStats, jobs: Sequence[Job]) -> int:
@@ -23,7 +28,7 @@ def learn_tools(stats: ToolStats, jobs: Sequence[Job]) -> int:
     num_gaps, clock_s = 0, 0.0
     for job in jobs:
         for turn, after in zip(job.turns, (*job.turns[1:], None), strict=True):
-            tools = _tools(turn)
+            tools = tools_of(turn)
             if tools is None:
                 continue
             if after is None:
@@ -52,7 +57,7 @@ def _facts(job: Job) -> tuple[TurnFacts, ...]:
     )
 
 
-def _tools(turn: Turn) -> list[ToolKey] | None:
+def tools_of(turn: Turn) -> list[ToolKey] | None:
     """What the turn called; None if that was not recorded."""
     if not turn.calls and turn.gap_kind in (GapKind.TOOL, GapKind.UNKNOWN):
         return None

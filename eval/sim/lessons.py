@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from engine.process.lessons import ModelLearned
 from eval.sim.replicas.replica import SimReplica
 
@@ -13,10 +11,9 @@ def teach(replica: SimReplica) -> None:
     lesson = replica.take_lesson()
     if lesson is None:
         return
-    from estimator.learned.job_history import PastJob
-    from estimator.learned.trainer import fit
-    from estimator.learned.work_model import encode_model
+    from estimator.learned.models import encode_model
+    from estimator.learned.trainer import learned_from
 
-    model = fit(msgspec.msgpack.decode(lesson(), type=list[PastJob]))
+    model = learned_from(lesson())
     if model is not None:
         replica.signal(ModelLearned(encode_model(model).decode()))

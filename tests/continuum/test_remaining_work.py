@@ -8,8 +8,9 @@ import pytest
 from continuum.learning.remaining_work import MIN_NEW_JOBS
 from engine.process.lessons import ModelLearned
 from estimator.learned.job_history import PLAIN_FEATURES, PastJob
-from estimator.learned.trees import LEAF, Trees
-from estimator.learned.work_model import WorkModel, WorkModelError, encode_model
+from estimator.learned.models import encode_model
+from estimator.learned.trees import LEAF, ModelError, Trees
+from estimator.learned.work_model import WorkModel
 from tests.continuum.job_room import JobRoom
 
 PROMPT_TOKENS = PLAIN_FEATURES.index("tokens of the prompt")
@@ -132,7 +133,7 @@ def test_a_model_that_is_none_changes_nothing() -> None:
     """The scheduler that is told of it goes on."""
     room = JobRoom()
     serve_one(room)
-    with pytest.raises(WorkModelError):
+    with pytest.raises(ModelError):
         learn(room, ModelLearned("{}"))
     assert ranks(room) == ["long", "short"]
     assert JobRoom(learn_order=False).policy.trainer is None

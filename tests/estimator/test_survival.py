@@ -91,3 +91,18 @@ def test_max_of(parts: list[SurvivalCurve], t: float) -> None:
     assert last.cdf(at) == pytest.approx(math.prod(curve.cdf(at) for curve in parts))
     assert all(last.cdf(t) <= curve.cdf(t) + 1e-9 for curve in parts)
     assert last.num_observations == min(curve.num_observations for curve in parts)
+
+
+@given(curves(), st.lists(st.floats(0.1, 10), min_size=2, max_size=2))
+def test_a_moved_curve_is_a_curve(curve: SurvivalCurve, factors: list[float]) -> None:
+    """Whatever the factors: times increase, and so do probabilities; the time of a level is at least moved as
+    far as its factor says, unless that of the level before is later."""
+    moved = curve.moved((0.25, 0.75), factors, 0.001)
+    assert list(moved.edges_s) == sorted(set(moved.edges_s))
+    assert list(moved.probabilities) == sorted(moved.probabilities)
+    assert moved.probabilities[-1] == curve.probabilities[-1]
+    low_s, moved_s = curve.quantile(0.25), moved.quantile(0.25)
+    if math.isfinite(low_s):
+        assert moved_s >= (low_s + 0.001) * factors[0] - 0.001 - 1e-9
+    same = curve.moved((0.25, 0.75), (1.0, 1.0), 0.001)
+    assert same.quantile(0.5) == pytest.approx(curve.quantile(0.5), abs=1e-9)

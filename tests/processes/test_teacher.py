@@ -12,7 +12,8 @@ import pytest
 from engine.process import teacher
 from engine.process.lessons import Lesson, ModelLearned
 from engine.process.teacher import Teacher
-from estimator.learned.work_model import decode_model
+from estimator.learned.models import decode_durations, decode_work
+from tests.estimator.learned.made_calls import made_calls
 from tests.estimator.learned.made_jobs import made_jobs
 
 TRAINER = "estimator.learned.trainer"
@@ -25,8 +26,8 @@ def _looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_lessons_become_models() -> None:
-    """Of too few jobs none comes, and the next lesson is asked for all the same."""
-    lessons = [made_jobs(2), made_jobs(5)]
+    """Of too few jobs none comes, and the next lesson is asked for all the same; calls are one, too."""
+    lessons = [made_jobs(2), made_jobs(5), made_calls(120)]
     told: list[ModelLearned] = []
     came = threading.Event()
 
@@ -35,12 +36,14 @@ def test_lessons_become_models() -> None:
 
     def tell(model: ModelLearned) -> None:
         told.append(model)
-        came.set()
+        if len(told) == 2:
+            came.set()
 
     running = Teacher(TRAINER, take, tell)
     assert came.wait(60)
     running.close()
-    assert [decode_model(each.model).num_jobs for each in told] == [10]
+    assert decode_work(told[0].model).num_jobs == 10
+    assert decode_durations(told[1].model).num_calls == 120
 
 
 def test_a_trainer_that_fails_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from engine.process.spawn import spawn_command, spawn_input
-from estimator.learned import trainer
+from estimator.learned import boosting, work_trainer
 from estimator.learned.concordance import Concordance
 from estimator.learned.job_history import (
     MAX_TURNS,
@@ -22,8 +22,9 @@ from estimator.learned.job_history import (
     remaining_work,
     rows_of,
 )
-from estimator.learned.trees import LEAF, Trees
-from estimator.learned.work_model import WorkModelError, decode_model, encode_model
+from estimator.learned.models import decode_model, encode_model
+from estimator.learned.trees import LEAF, ModelError, Trees
+from estimator.learned.work_trainer import fit_work
 from estimator.state import EstimatorStateError, restore, snapshot
 from estimator.tenants import Tenants
 from tests.estimator.learned.made_jobs import LONG, SHORT, made_job, made_jobs
@@ -90,15 +91,15 @@ def test_a_job_of_more_turns_than_are_remembered_has_all_its_work() -> None:
 def test_the_arrays_answer_as_scikit_learn_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """On rows that it learned from and on others. Its trees compare single precision."""
     fitted: list[Any] = []
-    export = trainer._export
+    export = boosting.export
 
     def keep(model: Any) -> Trees:
         fitted.append(model)
         return export(model)
 
-    monkeypatch.setattr(trainer, "_export", keep)
+    monkeypatch.setattr(work_trainer, "export", keep)
     jobs = made_jobs(12)
-    model = trainer.fit(jobs)
+    model = fit_work(jobs)
     assert model is not None
     rng = random.Random(0)
     known = [row for job in jobs for row in rows_of(job, model.tools)]
@@ -111,12 +112,12 @@ def test_the_arrays_answer_as_scikit_learn_does(monkeypatch: pytest.MonkeyPatch)
 
 def test_what_tools_predict_is_learned() -> None:
     """Also of jobs that it did not learn from; where nothing is to be known it says so of itself."""
-    model = trainer.fit(made_jobs(15))
+    model = fit_work(made_jobs(15))
     assert model is not None
     assert model.right > 0.75 > model.right_by_age
     new = {tool: rows_of(made_job(99, tool), model.tools)[2] for tool in (LONG, SHORT)}
     assert model.trees.predict(new[LONG]) > model.trees.predict(new[SHORT]) + 1
-    assert trainer.fit(made_jobs(3)) is None  # too few
+    assert fit_work(made_jobs(3)) is None  # too few
 
 
 def test_the_trainer_is_a_process_of_its_own() -> None:
@@ -126,7 +127,7 @@ def test_the_trainer_is_a_process_of_its_own() -> None:
         command = spawn_command("estimator.learned.trainer")
         return subprocess.run(command, input=spawn_input(lesson), capture_output=True, check=False)
 
-    assert decode_model(asked(msgspec.msgpack.encode(made_jobs(8))).stdout) == trainer.fit(made_jobs(8))
+    assert decode_model(asked(msgspec.msgpack.encode(made_jobs(8))).stdout) == fit_work(made_jobs(8))
     few = asked(msgspec.msgpack.encode(made_jobs(2)))
     assert (few.returncode, few.stdout) == (0, b"")
     assert asked(b"no").returncode != 0
@@ -147,7 +148,7 @@ def test_the_trainer_is_a_process_of_its_own() -> None:
 def test_a_damaged_model_is_refused(change: dict[str, Any], told: str) -> None:
     """Before anything walks it: no walk leaves the arrays or goes round. A state file with one is one
     sentence."""
-    model = trainer.fit(made_jobs(8))
+    model = fit_work(made_jobs(8))
     assert model is not None
     document = msgspec.json.decode(encode_model(model))
     first = document["trees"]["features"].index(next(f for f in document["trees"]["features"] if f != LEAF))
@@ -157,7 +158,7 @@ def test_a_damaged_model_is_refused(change: dict[str, Any], told: str) -> None:
         else:
             document["trees"][name][first] = value
     damaged = msgspec.json.encode({**document, **change})
-    with pytest.raises(WorkModelError, match=told):
+    with pytest.raises(ModelError, match=told):
         decode_model(damaged)
     tenants = Tenants()
     tenants.work_model = model

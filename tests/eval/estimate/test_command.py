@@ -14,11 +14,11 @@ from eval.cli.main import main
 from eval.estimate.evaluation import (
     ALL_CALLS,
     AS_IN_USE,
-    BOOSTING,
     CLASSES_ONLY,
     ENDED_ONLY,
     ESTIMATOR,
     HELD_OUT,
+    LEARNED,
     PER_TOOL,
     WATCHED,
     Evaluation,
@@ -83,7 +83,7 @@ def test_classes_and_jobs_are_worth_knowing(tmp_path: Path, capsys: pytest.Captu
     """Where one tool runs programs of all lengths, and jobs have speeds of their own, the estimator loses
     less than quantiles per tool, and less with a job's history than without; it is right within each program,
     which the quantiles of the tool are not. The table says so, and where the times come from."""
-    evaluation = estimated(tmp_path, written(tmp_path / "jobs.jsonl", *made_jobs()), "--no-regressor")
+    evaluation = estimated(tmp_path, written(tmp_path / "jobs.jsonl", *made_jobs()), "--no-learned")
     held_out = protocol(evaluation, HELD_OUT)
     assert (evaluation.num_jobs, evaluation.num_groups, held_out.num_calls) == (24, 12, evaluation.num_calls)
     for rival in (PER_TOOL, CLASSES_ONLY):
@@ -112,7 +112,7 @@ def test_classes_and_jobs_are_worth_knowing(tmp_path: Path, capsys: pytest.Captu
 def test_what_still_runs_counts(tmp_path: Path) -> None:
     """Learned from jobs that still run, leaving out their running calls makes long ones look rare; the
     estimator counts them, and more of its highest quantiles come true."""
-    evaluation = estimated(tmp_path, written(tmp_path / "jobs.jsonl", *made_jobs(40)), "--no-regressor")
+    evaluation = estimated(tmp_path, written(tmp_path / "jobs.jsonl", *made_jobs(40)), "--no-learned")
     watched = protocol(evaluation, WATCHED)
     aware, unaware = scores(watched, ESTIMATOR), scores(watched, ENDED_ONLY)
     assert unaware.ended_by["0.95"] < aware.ended_by["0.95"] <= 0.97
@@ -126,7 +126,7 @@ def test_nothing_is_known_before_it_ended(tmp_path: Path) -> None:
         for job, arrival_s in zip(jobs, (0.0, second_s, *range(10_000, 20_000, 1000)), strict=True):
             job["arrival_s"] = arrival_s
             job["turns"][0]["calls"] = job["turns"][0]["calls"][:1]
-        evaluation = estimated(tmp_path, written(tmp_path / "jobs.jsonl", *jobs), "--no-regressor")
+        evaluation = estimated(tmp_path, written(tmp_path / "jobs.jsonl", *jobs), "--no-learned")
         assert protocol(evaluation, AS_IN_USE).num_skipped == num_skipped
 
 
@@ -135,7 +135,7 @@ def test_what_follows_a_turn(tmp_path: Path) -> None:
     """Who called a tool goes on and who answered is done: P(last turn) is far better than the base rate; the
     growth of a prompt that always grows alike is known. That a last turn is an answer is said to be
     assumed."""
-    evaluation = estimated(tmp_path, written(tmp_path / "jobs.jsonl", *made_jobs()), "--no-regressor")
+    evaluation = estimated(tmp_path, written(tmp_path / "jobs.jsonl", *made_jobs()), "--no-learned")
     turns = evaluation.turns
     assert (turns.num_turns, turns.num_last, turns.num_followed) == (24 * 13, 24, 24 * 12)
     assert turns.brier_ratio is not None
@@ -148,24 +148,32 @@ def test_what_follows_a_turn(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_regressor_is_a_contender(tmp_path: Path) -> None:
-    """With scikit-learn a fitted regressor stands among the others, with its time per answer: the reason to
-    take it, or not."""
-    workload = written(tmp_path / "jobs.jsonl", *made_jobs(12))
-    evaluation = estimated(tmp_path, workload, "--folds", "2", "--regressor")
+def test_a_learned_correction_is_a_contender(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Calls that run beside another take longer here, which the estimator cannot know: corrected, it loses
+    less in the logarithm, and the table says so; with the time that such an answer takes."""
+    jobs = made_jobs(16)
+    for job in jobs:
+        for turn in job["turns"]:
+            for call in turn.get("calls", []):
+                call["s"] *= 6 if len(turn["calls"]) > 1 else 1
+    evaluation = estimated(tmp_path, written(tmp_path / "jobs.jsonl", *jobs), "--folds", "2")
     held_out = protocol(evaluation, HELD_OUT)
-    assert scores(held_out, BOOSTING).pinball_s.value < scores(held_out, ALL_CALLS).pinball_s.value
-    assert against(held_out, BOOSTING).pinball_s.low < against(held_out, BOOSTING).pinball_s.high
+    (compared,) = (one for one in held_out.comparisons if one.name == LEARNED)
+    assert compared.baseline == ESTIMATOR
+    assert compared.pinball_log_ratio is not None
+    assert compared.pinball_log_ratio.high < 0.97
+    assert scores(held_out, LEARNED).pinball_log.value < scores(held_out, ESTIMATOR).pinball_log.value
     timing = evaluation.timing
-    assert timing.regressor is not None
-    assert timing.regressor.median > timing.answer.median
+    assert timing.answer_corrected is not None
+    assert timing.answer_corrected.median > timing.answer.median
+    assert "estimator + learned / estimator: 0." in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_same_seed_same_bytes(tmp_path: Path) -> None:
     """Two runs differ in nothing but the times they took; another seed deals other folds."""
     workload = written(tmp_path / "jobs.jsonl", *made_jobs(8))
-    runs = [estimated(tmp_path, workload, "--no-regressor", "--seed", seed) for seed in ("1", "1", "2")]
+    runs = [estimated(tmp_path, workload, "--no-learned", "--seed", seed) for seed in ("1", "1", "2")]
     first, second, other = (
         msgspec.json.encode(msgspec.structs.replace(run, timing=runs[0].timing)) for run in runs
     )
@@ -205,7 +213,7 @@ def test_records_of_an_earlier_run(tmp_path: Path) -> None:
     evaluation = estimated(tmp_path, written(tmp_path / "records.jsonl", *lines))
     assert (evaluation.num_calls, evaluation.num_groups) == (12, 6)
     assert any("an earlier run waited" in note for note in evaluation.notes)
-    assert any("no regressor was fitted: a fold leaves" in note for note in evaluation.notes)
+    assert any("no correction was learned: a fold leaves" in note for note in evaluation.notes)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +232,7 @@ def test_what_cannot_be_evaluated(
     for job in jobs:
         change(job)
     workload = written(tmp_path / "jobs.jsonl", *jobs)
-    assert main(["estimate", "--workload", str(workload), "--no-regressor"]) == 1
+    assert main(["estimate", "--workload", str(workload), "--no-learned"]) == 1
     printed, complaint = capsys.readouterr()
     assert not printed
     expected = told or f"The workload {workload} has no tool times: there is nothing to predict."
@@ -251,7 +259,7 @@ def test_no_place_for_the_figures(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_recorded_agent(tmp_path: Path) -> None:
     """On calls of a real coding agent that it did not learn from the estimator beats one distribution for all
     and one per tool: its pinball loss and, within programs, its calibration, by more than chance."""
-    evaluation = estimated(tmp_path, SHARED / "agentcgroup-claude.jsonl", "--no-regressor", "--folds", "5")
+    evaluation = estimated(tmp_path, SHARED / "agentcgroup-claude.jsonl", "--no-learned", "--folds", "5")
     held_out = protocol(evaluation, HELD_OUT)
     assert held_out.num_calls > 1500
     for rival in (ALL_CALLS, PER_TOOL):

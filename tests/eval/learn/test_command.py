@@ -32,7 +32,7 @@ def _recording(folder: Path, numbers: range, name: str = "jobs.jsonl") -> Path:
                         "prefix_tokens": known,
                         "output_tokens": turn.num_output_tokens,
                         "gap_kind": "end" if is_last else "tool",
-                        **({} if is_last else {"tool": tool, "tool_s": 0.5}),
+                        **({} if is_last else {"tool": tool, "tool_s": turn.num_output_tokens / 200}),
                     }
                 )
                 known += turn.num_new_tokens + turn.num_output_tokens
@@ -50,6 +50,7 @@ def test_what_was_learned_orders_jobs_of_other_groups(
     told = capsys.readouterr()
     assert "learned from 20 jobs" in told.out
     assert "ordered rightly" in told.out
+    assert "the loss in ln s is 0." in told.out
     assert "fitting a model of 20 jobs" in told.err
     others = _recording(tmp_path, range(20, 30), "others.jsonl")
     flags = ["simulate", "--workload", str(others), "--arrivals", "at-once", "--kv-tokens", "60000"]
@@ -75,7 +76,9 @@ def test_what_was_learned_orders_jobs_of_other_groups(
     capsys.readouterr()
     assert main(["trace", "replay", str(trace)]) == 0
     assert main(["trace", "explain", str(trace), f"{SHORT}25"]) == 0
-    assert "was predicted to take" in capsys.readouterr().out
+    explained = " ".join(capsys.readouterr().out.split())
+    assert "was predicted to take" in explained
+    assert "by a learned model times " in explained, "long answers to tools take longer here"
 
 
 def test_a_trace_teaches_as_the_recording_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,8 +104,11 @@ def test_few_jobs_teach_tools_only(tmp_path: Path, capsys: pytest.CaptureFixture
     """It says so."""
     learned = tmp_path / "learned.json"
     assert main(["learn", str(_recording(tmp_path, range(2))), "--out", str(learned)]) == 0
-    assert "no model of remaining work: that takes 8 jobs" in capsys.readouterr().out
-    assert load_learned(learned).work_model is None
+    told = capsys.readouterr().out
+    assert "no model of remaining work: that takes 8 jobs" in told
+    assert "no correction of durations: that takes 100 of them" in told
+    learned_little = load_learned(learned)
+    assert (learned_little.work_model, learned_little.duration_model) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,8 @@ def test_a_difference_names_what_else_is_different(
 
 # ---- what decides, read ----
 
-AT_THE_EDGE = {"engine/core/outputs.py", "engine/core/routed_experts.py", "estimator/learned/trainer.py"}
+TRAINERS = {f"estimator/learned/{name}.py" for name in ("boosting", "work_trainer", "duration_trainer")}
+AT_THE_EDGE = {"engine/core/outputs.py", "engine/core/routed_experts.py", *TRAINERS}
 """Arrays of token ids and of numbers of experts, which the worker made; and what fits a model, which is an
 input."""
 

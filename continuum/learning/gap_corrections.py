@@ -1,0 +1,83 @@
+"""Corrects what the estimator says of a turn's calls by a learned model, and collects calls for the next
+lesson.
+
+The unit is the gap: of parallel calls only the end of the last one is seen.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+
+import msgspec
+
+from continuum.jobs.branches import BranchListener
+from continuum.jobs.job import BranchTip
+from continuum.learning.gap_estimate import GapEstimate
+from continuum.learning.tool_stats import ToolStats
+from engine.process.lessons import Lesson
+from estimator.learned.call_history import CallFacts, CallHistory, PastCall, kind_of, log_of
+from estimator.learned.corrector import Corrector
+
+MAX_PAST_CALLS = 4096
+"""Ended calls that are kept for the next lesson; the oldest goes first."""
+MIN_NEW_CALLS = 200
+NEW_SHARE = 0.25
+"""A lesson is due when this many more calls have ended, as a share of those that are kept."""
+
+
+class GapCorrections(BranchListener):
+    """Asks the model once for each gap: when it is known which tools run."""
+
+    def __init__(self, tools: ToolStats, *, collects: bool) -> None:
+        """``tools`` keeps the model, with all else that outlives a restart. ``collects``: whether there
+        will be lessons."""
+        self._tools = tools
+        self._collects = collects
+        self._corrector: Corrector | None = None
+        self._past: deque[PastCall] = deque(maxlen=MAX_PAST_CALLS)
+        self._num_new = 0
+
+    def on_tools_known(self, tip: BranchTip, now: float) -> None:
+        corrector, so_far = self._newest(), tip.job.so_far
+        if not tip.tools or so_far is None or not (self._collects or corrector):
+            return
+        job_id, tenant = tip.job.job_id, tip.job.tenant
+        key = self._tools.slowest(tip.tools, job_id, tenant)
+        so_far.calls = so_far.calls or CallHistory()
+        facts = CallFacts(tip.turn_number - 1, len(tip.tools), tip.num_prompt_tokens, tip.num_output_tokens)
+        row = so_far.calls.row(self._tools.curve(tip.tools, job_id, tenant), key, facts)
+        said = None if corrector is None or row is None else corrector.correct(kind_of(key), row)
+        tip.estimate = GapEstimate(key, row, said)
+
+    def ended(self, tip: BranchTip, gap_s: float) -> None:
+        """Its calls have all ended, after this long."""
+        estimate, so_far = tip.estimate, tip.job.so_far
+        if estimate is None or so_far is None or so_far.calls is None:
+            return
+        so_far.calls.add(estimate.key, gap_s)
+        if estimate.row is None:
+            return
+        if self._corrector is not None and estimate.correction is not None:
+            self._corrector.judge(estimate.correction, gap_s)
+        if self._collects:
+            kind = kind_of(estimate.key)
+            self._past.append(PastCall(tip.job.job_id, kind, tuple(estimate.row), log_of(gap_s)))
+            self._num_new += 1
+
+    def _newest(self) -> Corrector | None:
+        """One that was not there before begins with the credit that its making gave it."""
+        model, known = self._tools.duration_model, self._corrector
+        if model is None:
+            return None
+        if known is None or known.model is not model:
+            self._corrector = Corrector(model)
+        return self._corrector
+
+    def take_lesson(self) -> Lesson | None:
+        """The past calls (msgpack, as ``estimator.learned.trainer`` reads them), if enough of them are
+        new."""
+        if self._num_new < max(MIN_NEW_CALLS, NEW_SHARE * len(self._past)):
+            return None
+        self._num_new = 0
+        return partial(msgspec.msgpack.encode, list(self._past))

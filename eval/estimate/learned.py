@@ -1,0 +1,89 @@
+"""The estimator with a learned correction on top, as a server has it once it was taught."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+from estimator.learned.call_history import CallFacts, CallHistory, PastCall, kind_of, log_of
+from estimator.learned.corrector import Correction, Corrector
+from estimator.learned.duration_model import DurationModel
+from estimator.learned.duration_trainer import fit_durations
+from estimator.survival import SurvivalCurve
+from eval.estimate.calls import Call, Played
+from eval.estimate.folds import grouped_folds
+from eval.estimate.predictors import EstimatorQuantiles, FloatArray, play, study
+
+NUM_FOLDS = 4
+"""In which the learned jobs are predicted, for the correction to learn from."""
+
+
+class LearnedQuantiles(EstimatorQuantiles):
+    """Corrects the estimator where its model is believed; without a model it collects rows."""
+
+    def __init__(self, model: DurationModel | None = None) -> None:
+        super().__init__()
+        self._corrector = None if model is None else Corrector(model)
+        self._histories: dict[str, CallHistory] = {}
+        """Calls of the jobs that are predicted."""
+        self._open: dict[int, tuple[list[float], Correction | None]] = {}
+        self.rows: list[tuple[Call, list[float]]] = []
+        """Calls that were predicted and have ended, with their features."""
+
+    def predict(self, call: Call, job_id: str) -> FloatArray | None:
+        return self._quantiles(self.curve(call, job_id))
+
+    def curve(self, call: Call, job_id: str) -> SurvivalCurve:
+        """Of a call that begins."""
+        curve = self._curve(call, job_id)
+        history = self._histories.setdefault(job_id, CallHistory())
+        facts = CallFacts(call.turn_index, call.num_parallel, call.input_tokens, call.output_tokens)
+        row = history.row(curve, call.key, facts)
+        if row is None:
+            return curve
+        correction = None if self._corrector is None else self._corrector.correct(kind_of(call.key), row)
+        self._open[id(call)] = row, correction
+        return curve if correction is None else correction.of(curve)
+
+    def learn(self, call: Call, job_id: str, censored: bool = False) -> None:
+        super().learn(call, job_id, censored)
+        history = self._histories.get(job_id)
+        if history is None or censored:
+            return
+        history.add(call.key, call.seconds)
+        row, correction = self._open.pop(id(call), (None, None))
+        if row is not None:
+            self.rows.append((call, row))
+        if self._corrector is not None and correction is not None:
+            self._corrector.judge(correction, call.seconds)
+
+    def fork(self) -> Self:
+        copy = super().fork()
+        copy._corrector = None if self._corrector is None else Corrector(self._corrector.model)
+        return copy
+
+
+def past_calls(jobs: Sequence[Played], seed: int) -> list[PastCall]:
+    """Each call with what an estimator said of it that had not seen its group; none of fewer than two
+    groups."""
+    past: list[PastCall] = []
+    if len({job.group for job in jobs}) < 2:
+        return past
+    for fold in grouped_folds(jobs, NUM_FOLDS, seed):
+        estimator = LearnedQuantiles()
+        study(estimator, fold.learned)
+        for job in fold.held_out:
+            played = estimator.fork()
+            play(played, job)
+            past += [
+                PastCall(job.group, kind_of(call.key), tuple(row), log_of(call.seconds))
+                for call, row in played.rows
+            ]
+    return past
+
+
+def taught(jobs: Sequence[Played], seed: int) -> LearnedQuantiles:
+    """What is known after these jobs, the correction included."""
+    estimator = LearnedQuantiles(fit_durations(past_calls(jobs, seed)))
+    study(estimator, jobs)
+    return estimator
