@@ -1,15 +1,23 @@
-"""Promises of a stream that has nothing to say yet: its answer begins at once, and it shows that it lives."""
+"""Promises of a stream that has nothing to say yet: its answer begins at once, and it shows that it lives.
+
+Claude Code 2.1 and Codex 0.171 leave a stream after 300 s without an event; comments and pings are none to
+them. ``openai`` and the coding agents that speak chat wait as long as comments come.
+"""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import anthropic
 import httpx
+import openai
 import pytest
 from anthropic.types import MessageParam
 
@@ -18,7 +26,7 @@ from tests.api.wire import connect, post, read_answer
 
 pytestmark = pytest.mark.slow
 
-INTERVAL_S = 2.0
+BEGINS_S, INTERVAL_S = 2.0, 0.1
 HELLO = [{"role": "user", "content": "hello"}]
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": HELLO, "max_tokens": 2},
@@ -40,11 +48,18 @@ def busy(model: Path) -> Iterator[Server]:
 @pytest.fixture
 def occupied(busy: Server) -> Iterator[str]:
     """Its address while its place is taken."""
+    with taken(busy.url):
+        yield busy.url
+
+
+@contextmanager
+def taken(url: str) -> Iterator[None]:
+    """The server's only place is."""
     endless = {"prompt": "a", "max_tokens": 1000, "ignore_eos": True, "n": 40, "stream": True}
-    with connect(busy.url) as connection:
+    with connect(url) as connection:
         connection.sendall(post("/v1/completions", endless))
         assert read_answer(connection, until=b"data: ").status == 200
-        yield busy.url
+        yield
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -55,7 +70,7 @@ def test_an_answer_begins_before_its_first_word(occupied: str, path: str) -> Non
         started = time.monotonic()
         connection.sendall(post(path, {**BODIES[path], "stream": True}))
         assert read_answer(connection, until=b"").status == 200
-        assert time.monotonic() - started < INTERVAL_S
+        assert time.monotonic() - started < BEGINS_S
         sign = b"event: ping" if path == "/v1/messages" else b": keep-alive"
         assert sign in read_rest(connection, sign)
 
@@ -88,10 +103,7 @@ def test_a_message_begins_at_once(occupied: str) -> None:
 def test_a_message_that_began_early_is_whole(busy: Server) -> None:
     """Its last event has the counts that were not known at its beginning."""
     with anthropic.Anthropic(base_url=busy.url, api_key="none", max_retries=0, timeout=60) as client:
-        with connect(busy.url) as connection:
-            endless = {"prompt": "a", "max_tokens": 1000, "ignore_eos": True, "n": 40, "stream": True}
-            connection.sendall(post("/v1/completions", endless))
-            assert read_answer(connection, until=b"data: ").status == 200
+        with taken(busy.url):
             hello: list[MessageParam] = [{"role": "user", "content": "hello"}]
             stream = client.messages.create(model="tiny", max_tokens=2, messages=hello, stream=True)
             events = iter(stream)
@@ -99,6 +111,40 @@ def test_a_message_that_began_early_is_whole(busy: Server) -> None:
         kinds += [event.type for event in events]
     assert kinds[0] == "message_start"
     assert kinds[-2:] == ["message_delta", "message_stop"]
+
+
+def test_a_waiting_message_has_events_that_add_nothing(busy: Server) -> None:
+    """Empty deltas of a text, which goes on when the model begins: the message is what it would have been."""
+    hello: list[MessageParam] = [{"role": "user", "content": "hello"}]
+    with (
+        anthropic.Anthropic(base_url=busy.url, api_key="none", max_retries=0, timeout=60) as client,
+        ExitStack() as open_streams,
+    ):
+        greedy = {"temperature": 0}
+        ask = partial(client.messages.stream, model="tiny", max_tokens=4, messages=hello, extra_body=greedy)
+        with ask() as stream:
+            whole = stream.get_final_message()
+        with taken(busy.url):
+            stream = open_streams.enter_context(ask())
+            waiting = [event for event in islice(stream, 4) if event.type == "content_block_delta"]
+        late = stream.get_final_message()
+    assert [event.delta.text for event in waiting if event.delta.type == "text_delta"] == [""] * len(waiting)
+    assert waiting
+    assert late.content == whole.content
+
+
+def test_a_waiting_response_has_events_in_their_order(busy: Server) -> None:
+    """It is created, and in progress again and again, each event with its number."""
+    with openai.OpenAI(base_url=f"{busy.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        with taken(busy.url):
+            stream = iter(client.responses.create(model="tiny", input="hi", max_output_tokens=4, stream=True))
+            events = [next(stream) for _ in range(3)]
+        events += stream
+    kinds = [event.type for event in events]
+    assert kinds[:3] == ["response.created", "response.in_progress", "response.in_progress"]
+    assert kinds.count("response.created") == 1
+    assert kinds[-1] == "response.incomplete"
+    assert [event.sequence_number for event in events] == list(range(len(events)))
 
 
 def test_an_error_within_the_first_second_is_a_status(occupied: str) -> None:

@@ -51,7 +51,8 @@ async def create_message(request: Request) -> Response:
                 return json_response(await answer.whole(await turn.whole()))
             turns = await begun(turn.stream(), patience)
         said_early = turn.num_prompt_tokens if patience.is_over else None
-        return EventStream(answer.events(turns, said_early), ApiFormat.ANTHROPIC, request.state.request_id)
+        events = answer.events(turns, said_early)
+        return EventStream(events, ApiFormat.ANTHROPIC, request.state.request_id, answer.sign_of_life)
 
     return await while_connected(request, respond())
 

@@ -61,6 +61,9 @@ class OpenBlock(Protocol):
     def add(self, delta: ReplyDelta) -> BlockDelta | None:
         """The event of the delta; None if nothing is sent for it (yet)."""
 
+    def nothing(self) -> BlockDelta:
+        """The event that adds nothing."""
+
     def close(self) -> BlockDelta | None:
         """The events that complete the block."""
 
@@ -82,6 +85,9 @@ class _Text:
         assert isinstance(delta, ContentDelta)
         self._pieces.append(delta.text)
         return TextDelta(delta.text) if delta.text else None
+
+    def nothing(self) -> BlockDelta:
+        return TextDelta("")
 
     def close(self) -> BlockDelta | None:
         return None
@@ -105,6 +111,9 @@ class _Thinking:
         assert isinstance(delta, ReasoningDelta)
         self._pieces.append(delta.text)
         return ThinkingDelta(delta.text) if delta.text and not self._omits_text else None
+
+    def nothing(self) -> BlockDelta:
+        return ThinkingDelta("")
 
     def close(self) -> BlockDelta | None:
         return SignatureDelta(self._signature())
@@ -134,6 +143,9 @@ class _ToolUse:
         assert isinstance(delta, ToolCallDelta)
         piece = self._input.feed(delta.arguments)
         return InputJsonDelta(piece) if piece else None
+
+    def nothing(self) -> BlockDelta:
+        return InputJsonDelta("")
 
     def close(self) -> BlockDelta | None:
         rest = self._input.finish()
@@ -169,6 +181,14 @@ class ReplyBlocks:
             added = self._open.add(delta)
             if added is not None:
                 yield ContentBlockDelta(len(self.content), added)
+
+    def add_nothing(self) -> Iterator[BlockEvent]:
+        """An empty delta of the open block. With none open an empty text begins: other blocks have content
+        that clients must take back as it is."""
+        if self._open is None:
+            self._open = _Text()
+            yield ContentBlockStart(len(self.content), self._open.start())
+        yield ContentBlockDelta(len(self.content), self._open.nothing())
 
     def finish(self) -> Iterator[BlockEvent]:
         """Ends the open block, if any."""
@@ -216,6 +236,9 @@ class MessageAnswer:
         self._terms = terms
         self._inquiry = inquiry
         self._blocks = ReplyBlocks(omits_thinking=terms.omits_thinking)
+        self._may_have_content = terms.max_tokens > 0
+        self._has_begun = False
+        """Whether it has begun."""
 
     async def whole(self, turn: TurnOutput) -> Message:
         """The response body of a turn that is complete."""
@@ -242,11 +265,13 @@ class MessageAnswer:
             if num_prompt_tokens is not None:
                 yield _sent(MessageStart(self._begun(num_prompt_tokens)))
                 yield _sent(Ping())
+                self._has_begun = True
             async for turn in turns:
                 if is_first:
                     yield _sent(MessageStart(self._message(turn, [], None, None)))
                     yield _sent(Ping())
                     is_first = False
+                    self._has_begun = True
                 for event in self._content(turn):
                     yield _sent(event)
                 if turn.finished:
@@ -254,8 +279,17 @@ class MessageAnswer:
                     yield _sent(MessageDelta(self._stop(turn), self._usage(turn)))
                     yield _sent(MessageStop())
 
+    def sign_of_life(self) -> bytes:
+        """Events that change nothing. Other than of a ping, a client's program is told of them.
+
+        Not a ``message_delta``: a second one ends the answer for some clients.
+        """
+        if not (self._has_begun and self._may_have_content):
+            return sse.KEEP_ALIVE
+        return b"".join(map(_sent, self._blocks.add_nothing()))
+
     def _content(self, turn: TurnOutput) -> Iterator[BlockEvent]:
-        if self._terms.max_tokens == 0:
+        if not self._may_have_content:
             return
         yield from self._blocks.add(turn.answers[0].deltas)
         if turn.finished:

@@ -4,7 +4,7 @@ their source."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
 
@@ -17,6 +17,8 @@ from engine.api.http import sse
 from engine.api.http.head import IS_HEAD
 
 CLIENT_CLOSED_REQUEST = 499
+EVENT_S, KEEP_ALIVES = 120.0, 8
+"""An event that clients count comes after so many seconds or keep-alives without one, whatever is less."""
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
@@ -47,6 +49,8 @@ class EventStream(StreamingResponse):
     event.
 
     A silent stream sends comments, or the API's own keep-alive event, so that no proxy closes it.
+    Claude Code and Codex count neither, and leave after 300 s: for them it sends, from time to time,
+    an event that changes nothing.
     """
 
     media_type = sse.MEDIA_TYPE
@@ -56,8 +60,11 @@ class EventStream(StreamingResponse):
         events: AsyncGenerator[bytes, None],
         api_format: ApiFormat = ApiFormat.OPENAI,
         request_id: str | None = None,
+        sign_of_life: Callable[[], bytes] | None = None,
     ) -> None:
+        """``sign_of_life`` makes an event that changes nothing; None where keep-alives are enough."""
         self._events = events
+        self._sign_of_life = sign_of_life
         self._keep_alive = sse.PING if api_format is ApiFormat.ANTHROPIC else sse.KEEP_ALIVE
         super().__init__(
             _guarded(events, api_format, request_id),
@@ -69,7 +76,7 @@ class EventStream(StreamingResponse):
             await self._events.aclose()
             await Response(headers=dict(self.headers), media_type=self.media_type)(scope, receive, send)
             return
-        wire = _Wire(send, self._keep_alive)
+        wire = _Wire(send, self._keep_alive, self._sign_of_life)
         interval_s = scope["app"].state.model.sse_keep_alive_s
         keeping = None if interval_s is None else asyncio.create_task(wire.keep_alive(interval_s))
         try:
@@ -83,22 +90,30 @@ class EventStream(StreamingResponse):
 class _Wire:
     """The connection that a response is written to, watched for silence."""
 
-    def __init__(self, send: Send, keep_alive: bytes) -> None:
+    def __init__(self, send: Send, keep_alive: bytes, sign_of_life: Callable[[], bytes] | None) -> None:
         self._send = send
         self._keep_alive = keep_alive
+        self._sign_of_life = sign_of_life
         self._now = asyncio.get_running_loop().time
         self._started = False
         self._has_spoken = False
         """Whether an event has been sent; before that only a comment is a valid keep-alive."""
         self._complete = False
-        self._sent_at = self._now()
+        self._is_sending = False
+        """Whether an event waits for a client that does not read: no other may come between."""
+        self._sent_at = self._event_at = self._now()
+        """When something was sent, and when an event that clients count."""
 
     async def send(self, message: Message) -> None:
         self._complete = self._started and not message.get("more_body", False)
-        await self._send(message)
+        self._is_sending = True
+        try:
+            await self._send(message)
+        finally:
+            self._is_sending = False
         self._has_spoken = self._started
         self._started = True
-        self._sent_at = self._now()
+        self._sent_at = self._event_at = self._now()
 
     async def keep_alive(self, interval_s: float) -> None:
         """Sends keep-alives from a task of its own, so events cost no more."""
@@ -106,12 +121,20 @@ class _Wire:
             silence_s = self._now() - self._sent_at
             if silence_s < interval_s:
                 await asyncio.sleep(interval_s - silence_s)
-            elif self._started:
-                sign = self._keep_alive if self._has_spoken else sse.KEEP_ALIVE
+            elif self._started and not self._is_sending:
+                sign = self._sign(interval_s)
                 await self._send({"type": "http.response.body", "body": sign, "more_body": True})
                 self._sent_at = self._now()
             else:
                 await asyncio.sleep(interval_s)
+
+    def _sign(self, interval_s: float) -> bytes:
+        """A keep-alive, or an event where there was none for a while."""
+        silence_s = self._now() - self._event_at
+        if self._sign_of_life is not None and silence_s >= min(EVENT_S, KEEP_ALIVES * interval_s):
+            self._event_at = self._now()
+            return self._sign_of_life()
+        return self._keep_alive if self._has_spoken else sse.KEEP_ALIVE
 
 
 async def _guarded(

@@ -71,7 +71,7 @@ async def _respond(turn: ResponseTurn, *, streams: bool) -> HttpResponse:
     if not streams:
         return json_response(await turn.whole())
     events = await begun(turn.events(), turn.patience)
-    return _event_stream(_encoded(turn.to_the_end(events)))
+    return EventStream(_encoded(turn.to_the_end(events)), ApiFormat.RESPONSES, sign_of_life=turn.sign_of_life)
 
 
 async def _in_background(keeper: ResponseKeeper, turn: ResponseTurn, *, streams: bool) -> HttpResponse:

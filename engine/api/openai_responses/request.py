@@ -17,7 +17,7 @@ from engine.api.openai_responses.input_items import Item
 from engine.api.openai_responses.items import ReasoningConfig, TextConfig
 from engine.api.openai_responses.tools import Tool
 from engine.api.thinking_effort import budget_of_effort, effort_arguments
-from engine.errors import RequestError
+from engine.errors import ContextLengthError, RequestError
 from engine.sampling_params import SamplingParams
 from engine.structured_output.params import StructuredOutputsParams
 
@@ -181,6 +181,12 @@ class ResponsesRequest(GenerationRequest):
         """The body's fields that identify the job, which continues that of the previous response."""
         named = self.conversation_name or self.conversation_id
         return replace(self.identity(), conversation=named, previous_job_id=previous_job_id)
+
+    def named(self, error: ContextLengthError) -> ContextLengthError:
+        """The error with the output limit under the client's name for it."""
+        if error.field == "max_tokens" and self.max_output_tokens is not None:
+            return ContextLengthError(str(error), "max_output_tokens")
+        return error
 
     def template_kwargs(self) -> dict[str, Any] | None:
         effort = self.reasoning.effort if self.reasoning else None

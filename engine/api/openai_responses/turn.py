@@ -296,7 +296,7 @@ class ResponseTurn:
                 whole = self._conversation.messages
                 shorter = without_oldest(whole) if body.truncation == "auto" else None
                 if shorter is None:
-                    raise _named_as_asked(error, body) from None
+                    raise body.named(error) from None
                 self._conversation = replace(self._conversation, messages=shorter)
                 self._is_compacted = True
         async with aclosing(outputs):
@@ -320,7 +320,16 @@ class ResponseTurn:
         if self._body.background:
             await self._keep()
             return [self._numbered(in_progress)]
-        return [self._numbered(ResponseCreated(response=self.response)), self._numbered(in_progress)]
+        return [*self._created(), self._numbered(in_progress)]
+
+    def _created(self) -> list[Event]:
+        """A response's first event, if there was none."""
+        return [] if self._number else [self._numbered(ResponseCreated(response=self.response))]
+
+    def sign_of_life(self) -> bytes:
+        """Events that change nothing, in their place among the others."""
+        kind = ResponseInProgress if self._number else ResponseCreated
+        return self._numbered(kind(response=self.response)).encode()
 
     async def _end(self, last: TurnOutput) -> AsyncGenerator[Event, None]:
         """Yields the last events. The response is stored before its client can request it."""
@@ -375,7 +384,7 @@ class ResponseTurn:
         failure = explain(error)
         code = _error_code(error, failure.status)
         # Clients expect a response's first event before its last.
-        begun = [] if self._number else [self._numbered(ResponseCreated(response=self.response))]
+        created = self._created()
         self.response = changed(
             self.response,
             status="failed",
@@ -384,7 +393,7 @@ class ResponseTurn:
         )
         await self._keep()
         event = ErrorEvent(code=code, message=failure.message, param=failure.field)
-        return [*begun, self._numbered(event), *self._last_events()]
+        return [*created, self._numbered(event), *self._last_events()]
 
     def _last_events(self) -> list[Event]:
         """Yields the event of the response's end, once."""
@@ -423,13 +432,6 @@ class ResponseTurn:
         else:
             self._is_kept = True
             await self._store.put(stored)
-
-
-def _named_as_asked(error: ContextLengthError, body: ResponsesRequest) -> ContextLengthError:
-    """The output limit under the client's name for it."""
-    if error.field == "max_tokens" and body.max_output_tokens is not None:
-        return ContextLengthError(str(error), "max_output_tokens")
-    return error
 
 
 def _error_code(error: Exception, status: int) -> str:
