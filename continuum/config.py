@@ -17,6 +17,7 @@ _NOT_NEGATIVE = (
     "max_ttl_s",
     "max_wait_s",
     "max_return_wait_s",
+    "max_silent_wait_s",
     "job_idle_s",
 )
 _FINITE = ("cold_horizon_s", "fixed_ttl_s", "answer_ttl_s")
@@ -49,11 +50,13 @@ class ContinuumConfig(Tuning):
     """Maximum fraction of the KV pool that pins may hold together."""
     pin_tenant_share: float = 1.0
     """Maximum fraction of the pin budget for one tenant, even with no other tenant waiting."""
-    max_wait_s: float = 230.0
+    max_wait_s: float = 1800.0
     """Aging: a request that waited this many seconds may revoke any pin, and goes before all later ones."""
-    max_return_wait_s: float = 230.0
-    """Aging of the later turns of a job, in seconds; the smaller of the two counts. Both are below the 300 s
-    after which coding agents drop a silent stream."""
+    max_return_wait_s: float = 120.0
+    """Aging of the later turns of a job, in seconds; the smallest bound that holds for a request counts."""
+    max_silent_wait_s: float = 230.0
+    """Aging of a request whose client hears nothing before the whole answer is there, in seconds: below the
+    300 s after which clients give it up."""
     learn_order: bool = True
     """Learn, in a process of its own, how much work jobs still have, from those that ended."""
     infer_jobs: bool = True

@@ -80,6 +80,8 @@ class JobRef(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
     """The name of the API key, which alone may see the job; None for none. Sharing is by ``tenant``."""
     asked_ttl_s: float | None = None
     """How long the client asks to keep the turn's KV: a floor of its pin, as far as it is worth it."""
+    is_silent: bool = False
+    """Whether the client hears nothing before the whole answer is there: then it leaves sooner."""
 
 
 class RequestContext(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, kw_only=True):

@@ -40,6 +40,7 @@ REASONS: dict[str, str] = {
     "--max-lora-rank": "V1's; a limit on what operators of adapters may load.",
     "--kv-cache-metrics": "V1's; following blocks costs a little, and few look at it.",
     "--kv-cache-metrics-sample": "V1's; how exact that is to be depends on the pool and the load.",
+    "--max-silent-wait-s": "How long clients wait for a whole answer only their operator knows.",
     "--max-cpu-loras": "V1's; how much memory adapters may take.",
     "--runner": "V1's; a folder of a generating model does not say that it is to pool.",
     "--pooler-config": "V1's; folders without sentence-transformers' files say nothing of pooling.",

@@ -186,6 +186,8 @@ class RequestArrived(
     """Number of tool results in the prompt; None: not counted."""
     asked_ttl_s: float | None = None
     """How long its client asks to keep its KV."""
+    is_silent: bool = False
+    """Whether its client hears nothing before the whole answer is there."""
     awaits_grammar: bool = False
     """Whether it joins the queue only with the ``GrammarReady`` of its id."""
     prefix_blocks: int = 0

@@ -51,8 +51,8 @@ WHY = {
     "max_ttl_s": "no tool that hangs holds memory for more than ten minutes",
     "pin_budget": "a tenth of the pool is left to those who have nothing held",
     "pin_tenant_share": "1: a server of one tenant; one of several sets less",
-    "max_wait_s": "coding agents drop a silent stream after 300 s, and start to wait again",
-    "max_return_wait_s": "likewise",
+    "max_wait_s": "who hears that the server lives waits as long as the jobs before take",
+    "max_return_wait_s": "p99 of returning turns is below that of fcfs where memory is short for long",
 }
 """Reasons for the values, in a sentence each."""
 
@@ -68,6 +68,7 @@ WITH_RULE = {
 
 BOUNDS = {
     "config.max_jobs": "memory; a simulation has fewer",
+    "config.max_silent_wait_s": "below the 300 s after which clients give up; a simulation's agents stream",
     "config.job_idle_s": "memory; longer than any recorded gap",
     "work_forecast.MAX_KINDS": "memory",
     "work_forecast.MAX_ENDS": "how soon old jobs are forgotten; a simulation has fewer",

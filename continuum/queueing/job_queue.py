@@ -47,17 +47,24 @@ class JobQueue:
 
     def arrived(self, request: Request, turn: Turn | None) -> None:
         """It waits from now on; a turn that repeats another one has waited since that one did."""
+        max_wait_s = self._max_wait_s(request, turn)
         if turn is None:
-            self._aging.arrived(request, self._config.max_wait_s)
+            self._aging.arrived(request, max_wait_s)
             return
-        self._aging.arrived(request, self._max_wait_s(turn), turn.waits_since_s)
+        self._aging.arrived(request, max_wait_s, turn.waits_since_s)
         if turn.number > 1 and self._patience_s < math.inf:
             self._patience.arrived(request, self._patience_s, turn.waits_since_s)
         self._ranks.rank(turn)
 
-    def _max_wait_s(self, turn: Turn) -> float:
+    def _max_wait_s(self, request: Request, turn: Turn | None) -> float:
+        """The least of the bounds that hold for it."""
         config = self._config
-        return min(config.max_wait_s, config.max_return_wait_s) if turn.number > 1 else config.max_wait_s
+        bounds_s = [config.max_wait_s]
+        if turn is not None and turn.number > 1:
+            bounds_s.append(config.max_return_wait_s)
+        if request.job is not None and request.job.is_silent:
+            bounds_s.append(config.max_silent_wait_s)
+        return min(bounds_s)
 
     def moved_up(self, turn: Turn) -> None:
         """It has taken the place of the turn that it repeats."""

@@ -71,20 +71,28 @@ class ClientIdentity:
     cache_salt: str | None = None
     asked_ttl_s: float | None = None
     """How long the client asks to keep the turn's KV."""
+    streams: bool = False
+    """Whether the client hears of the answer before it is whole."""
     kv_transfer_params: Mapping[str, Any] | None = None
     """What of its KV another server has, or is to get; see ``engine.api.kv_transfer``."""
 
 
 def request_context(
-    headers: Mapping[str, str], identity: ClientIdentity, *, separates_owners: bool = False
+    headers: Mapping[str, str],
+    identity: ClientIdentity,
+    *,
+    separates_owners: bool = False,
+    keeps_alive: bool = True,
 ) -> RequestContext:
     """The context of a request, which travels to the core unchanged; RequestError as in
     ``identify``.
 
     ``separates_owners``: owners of API keys share no cached prefixes, so the salt includes the
-    owner.
+    owner. ``keeps_alive``: a stream has signs of life while it waits.
     """
     job = identify(headers, identity)
+    if not (identity.streams and keeps_alive):
+        job = msgspec.structs.replace(job, is_silent=True)
     salt = identity.cache_salt
     if separates_owners and not (job.owner is None and salt is None):
         # Both are encoded, so that no salt of a client can equal that of another owner.

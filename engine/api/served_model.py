@@ -152,7 +152,12 @@ class ServedModel:
 
     def context(self, headers: Mapping[str, str], identity: ClientIdentity) -> RequestContext:
         """The request's context from its headers and body."""
-        context = request_context(headers, identity, separates_owners=self.config.access.separates_owners)
+        context = request_context(
+            headers,
+            identity,
+            separates_owners=self.config.access.separates_owners,
+            keeps_alive=self.sse_keep_alive_s is not None,
+        )
         if self.adapter is not None:
             context = msgspec.structs.replace(context, adapter=self.adapter)
         if identity.kv_transfer_params is None:

@@ -288,7 +288,13 @@ def _add_job_flags(group: FlagGroup) -> None:
     )
     group.add(
         "max_return_wait_s",
-        "Aging of the later turns of a job, in seconds; the smaller of this and --max-wait-s counts",
+        "Aging of the later turns of a job, in seconds; the smallest bound that holds for a request counts",
+        float,
+        "SECONDS",
+    )
+    group.add(
+        "max_silent_wait_s",
+        "Aging of requests that are not streamed, whose clients hear nothing while they wait, in seconds",
         float,
         "SECONDS",
     )

@@ -30,7 +30,7 @@ def url(model: Path) -> Iterator[str]:
     """One request runs at a time; what is held is held for long."""
     flags = [
         *("--num-gpu-blocks-override", "64", "--max-model-len", "256", "--max-num-seqs", "1"),
-        *("--ttl-rule", "fixed", "--fixed-ttl-s", "600", "--max-wait-s", str(MAX_WAIT_S)),
+        *("--ttl-rule", "fixed", "--fixed-ttl-s", "600", "--max-silent-wait-s", str(MAX_WAIT_S)),
         *("--api-key", f"greedy:{GREEDY}", f"ann:{ANN}", SHARED, "--no-dashboard"),
     ]
     with running_server(model, *flags) as running:
@@ -100,7 +100,8 @@ class Agent(threading.Thread):
 
 def test_a_question_beside_agents_that_never_rest_is_answered(url: str) -> None:
     """There is one seat, and one agent's turn always waits for it, what it needs held: who asks a question of
-    no job gets it all the same, once it has waited for ``--max-wait-s``."""
+    no job gets it all the same, once it has waited for
+    ``--max-silent-wait-s``, as it is not streamed."""
     agents = [Agent(url, number) for number in range(3)]
     for agent in agents:
         agent.start()

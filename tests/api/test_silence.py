@@ -23,6 +23,9 @@ from anthropic.types import MessageParam
 
 from tests.api.server import Server, running_server
 from tests.api.wire import connect, post, read_answer
+from tests.processes.support import until
+from tracing.events import RequestArrived
+from tracing.reader import read_trace
 
 pytestmark = pytest.mark.slow
 
@@ -37,11 +40,16 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def busy(model: Path) -> Iterator[Server]:
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("silence") / "trace.jsonl"
+
+
+@pytest.fixture(scope="module")
+def busy(model: Path, trace: Path) -> Iterator[Server]:
     """A server with one place, and somebody in it who does not leave."""
     flags = ("--max-num-seqs", "1", "--scheduling-policy", "fcfs", "--num-gpu-blocks-override", "4000")
     interval = ("--sse-keep-alive-interval", str(INTERVAL_S), "--max-model-len", "1024")
-    with running_server(model, *flags, *interval) as server:
+    with running_server(model, *flags, *interval, "--trace", str(trace)) as server:
         yield server
 
 
@@ -152,3 +160,18 @@ def test_an_error_within_the_first_second_is_a_status(occupied: str) -> None:
     for path, body in BODIES.items():
         answer = httpx.post(f"{occupied}{path}", json={**body, "stream": True, "temperature": -1}, timeout=30)
         assert answer.status_code == 400
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_the_engine_knows_whose_client_hears_nothing(busy: Server, trace: Path, path: str) -> None:
+    """Whole answers are not waited for as long as streams are: ``--max-silent-wait-s``."""
+    for streams in (True, False):
+        body = {**BODIES[path], "stream": streams, "job_id": f"{path} {streams}"}
+        assert httpx.post(f"{busy.url}{path}", json=body, timeout=30).status_code == 200
+
+    def arrived() -> dict[str | None, bool]:
+        events = [event for event in read_trace(trace) if isinstance(event, RequestArrived)]
+        return {event.job_id: event.is_silent for event in events}
+
+    until(lambda: f"{path} False" in arrived())
+    assert (arrived()[f"{path} True"], arrived()[f"{path} False"]) == (False, True)

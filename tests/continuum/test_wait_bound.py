@@ -117,6 +117,19 @@ def test_its_bound_is_never_above_that_of_all() -> None:
     assert crowd.seconds_until_started(turn) < MAX_WAIT_S + 2 * TURN_TOKENS * STEP_S
 
 
+def test_who_hears_nothing_waits_for_less() -> None:
+    """A client that gets no stream gives up sooner: its turn starts before one that came first."""
+    room = JobRoom(
+        max_wait_s=10 * MAX_WAIT_S, max_silent_wait_s=MAX_WAIT_S, ttl_rule="fixed", fixed_ttl_s=600.0
+    )
+    crowd = Crowd(room)
+    crowd.run(2 * MAX_WAIT_S)
+    heard = room.add("heard", [901] * BLOCK, job=JobRef("heard"), max_tokens=2)
+    silent = room.add("silent", [900] * BLOCK, job=JobRef("silent", is_silent=True), max_tokens=2)
+    assert MAX_WAIT_S <= crowd.seconds_until_started(silent) < MAX_WAIT_S + 2 * TURN_TOKENS * STEP_S
+    assert heard.first_scheduled_time is None
+
+
 def test_who_is_in_time_waits_behind_the_warm_ones() -> None:
     """The bound changes nothing before it is reached: memory that is held is used first."""
     _, crowd = (found := crowded_room())

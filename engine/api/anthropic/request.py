@@ -218,6 +218,7 @@ class MessagesRequest(PromptRequest):
             priority=self.priority,
             cache_salt=self.cache_salt,
             asked_ttl_s=self.asked_lifetime_s(),
+            streams=bool(self.stream),
         )
 
     def sampling_params(self, defaults: SamplingParams) -> SamplingParams:

@@ -179,6 +179,7 @@ class GenerationRequest(BaseModel):
             priority=self.priority,
             cache_salt=self.cache_salt,
             asked_ttl_s=asked_ttl_s(self.prompt_cache_options, self.prompt_cache_retention),
+            streams=bool(self.stream),
             kv_transfer_params=self.kv_transfer_params,
         )
 

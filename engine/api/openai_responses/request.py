@@ -180,7 +180,12 @@ class ResponsesRequest(GenerationRequest):
     def identity_after(self, previous_job_id: str | None) -> ClientIdentity:
         """The body's fields that identify the job, which continues that of the previous response."""
         named = self.conversation_name or self.conversation_id
-        return replace(self.identity(), conversation=named, previous_job_id=previous_job_id)
+        return replace(
+            self.identity(),
+            conversation=named,
+            previous_job_id=previous_job_id,
+            streams=bool(self.stream or self.background),
+        )
 
     def named(self, error: ContextLengthError) -> ContextLengthError:
         """The error with the output limit under the client's name for it."""

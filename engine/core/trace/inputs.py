@@ -117,7 +117,7 @@ class InputTrace:
         if job is not None:
             event.job_id, event.is_last_step, event.tenant = job.job_id, job.is_last_step, job.tenant
             event.num_replies, event.num_results = job.num_replies, job.num_results
-            event.owner, event.asked_ttl_s = job.owner, job.asked_ttl_s
+            event.owner, event.asked_ttl_s, event.is_silent = job.owner, job.asked_ttl_s, job.is_silent
             num_tokens = request.num_prompt_tokens
             event.tokens = reads.runs((max(0, num_tokens - 2 * self._block_size), num_tokens))
         self._tracer.emit(event)

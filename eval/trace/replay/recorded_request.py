@@ -163,4 +163,5 @@ def _job_ref(arrived: RequestArrived) -> JobRef | None:
         arrived.num_results,
         owner=arrived.owner,
         asked_ttl_s=arrived.asked_ttl_s,
+        is_silent=arrived.is_silent,
     )
