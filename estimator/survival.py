@@ -119,9 +119,15 @@ class SurvivalCurve:
         known = self.probabilities[-1]
         quantiles = [(self.quantile(level), level) for level in levels if level <= known]
         points = sorted([*zip(self.edges_s, self.probabilities, strict=True), *quantiles])
-        edges_s, probabilities, last_s = [0.0], [0.0], 0.0
+        edges_s, probabilities, last_s, right = [0.0], [0.0], 0.0, 0
         for time_s, probability in points[1:]:
-            moved_s = (time_s + floor_s) * _clamped(probability, levels, factors) - floor_s
+            while right < len(levels) and levels[right] < probability:
+                right += 1
+            if 0 < right < len(levels):
+                factor = _between(probability, levels, factors, right)
+            else:
+                factor = factors[0] if right == 0 else factors[-1]
+            moved_s = (time_s + floor_s) * factor - floor_s
             last_s = moved_s if moved_s > last_s else math.nextafter(last_s, math.inf)
             edges_s.append(last_s)
             probabilities.append(probability)
@@ -154,11 +160,3 @@ def _between(x: float, xs: Sequence[float], ys: Sequence[float], right: int) -> 
     x0, x1 = xs[right - 1], xs[right]
     y0, y1 = ys[right - 1], ys[right]
     return y0 + (y1 - y0) * ((x - x0) / (x1 - x0))
-
-
-def _clamped(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
-    """y at x by lines between the points, and constant beyond them."""
-    right = bisect_left(xs, x)
-    if right == 0:
-        return ys[0]
-    return ys[-1] if right == len(xs) else _between(x, xs, ys, right)

@@ -1,4 +1,4 @@
-"""Corrects what the estimator says of a turn's calls by a learned model, and collects calls for the next
+"""Corrects what clients are told of a turn's calls by a learned model, and collects calls for the next
 lesson.
 
 The unit is the gap: of parallel calls only the end of the last one is seen.

@@ -32,7 +32,12 @@ class GapLearner(BranchListener):
 
     def remaining(self, tip: BranchTip, now: float) -> SurvivalCurve:
         """Time until the turn returns, from now, by experience and by its client's hints."""
-        return self._told.remaining(tip, self._tools.curve_of(tip), now)
+        known = self._tools.curve(tip.tools, tip.job.job_id, tip.job.tenant)
+        return self._told.remaining(tip, known, now)
+
+    def expected(self, tip: BranchTip, now: float) -> SurvivalCurve:
+        """The same as a learned model corrects it, for who asks."""
+        return self._told.remaining(tip, self._tools.corrected_curve(tip), now)
 
     def on_continued(self, tip: BranchTip, turn: Turn, now: float) -> None:
         gap_s = turn.gap_s
@@ -44,7 +49,7 @@ class GapLearner(BranchListener):
             self._published.returned(tip, gap_s)
         with_result = _brings_result(turn, tip)
         if with_result and tip.hint is not None:
-            self._told.observe(tip, gap_s, self._tools.curve_of(tip))
+            self._told.observe(tip, gap_s, self._tools.curve(tip.tools, job_id, tenant))
         if with_result:
             self._corrections.ended(tip, gap_s)
         self._tools.observe(tip.tools, gap_s, now, censored=not with_result, job_id=job_id, tenant=tenant)

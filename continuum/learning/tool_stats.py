@@ -59,9 +59,9 @@ class ToolStats:
         curves = [self._learned.survival(tenant or "", key, job_id) for key in tools]
         return curves[0] if len(curves) == 1 else max_of(curves)
 
-    def curve_of(self, tip: BranchTip) -> SurvivalCurve:
+    def corrected_curve(self, tip: BranchTip) -> SurvivalCurve:
         """Time from the turn's end until it returns, as a learned model corrects it where one is
-        believed."""
+        believed. It is told to who asks; nothing is held by it (decision 97)."""
         known = self.curve(tip.tools, tip.job.job_id, tip.job.tenant)
         return known if tip.estimate is None else tip.estimate.of(known)
 
@@ -91,7 +91,7 @@ class ToolStats:
 
     def return_probability(self, tip: BranchTip, deadline_s: float, now: float) -> float:
         """P(the turn is back by the deadline | it is not back yet), as far as any was seen to return."""
-        curve = self.curve_of(tip)
+        curve = self.curve(tip.tools, tip.job.job_id, tip.job.tenant)
         if not curve.support:
             return self._tuning.unseen_return
         gone = curve.cdf(max(0.0, now - tip.ended_s))

@@ -40,5 +40,5 @@ class JobReports:
         return self._log.of_job(job_id, now)
 
     def _status(self, job: Job, now: float) -> JobStatus:
-        tips = [tip_status(tip, self._gaps.remaining(tip, now), self._block_size, now) for tip in job.tips]
+        tips = [tip_status(tip, self._gaps.expected(tip, now), self._block_size, now) for tip in job.tips]
         return job_status(job, tips, job.kind, now)

@@ -144,9 +144,9 @@ class Retention(BranchListener):
 
     def _decide(self, tip: BranchTip, now: float, remaining: SurvivalCurve | None = None) -> TtlDecision:
         """Ask the rule with all its inputs; the decision goes into the receipt and the trace."""
-        curve = remaining
+        job, curve = tip.job, remaining
         if curve is None:
-            curve = self._tools.curve_of(tip)
+            curve = self._tools.curve(tip.tools, job.job_id, job.tenant)
         elapsed_s = 0.0 if remaining is None else now - tip.ended_s
         inputs = self._inputs(tip, curve)
         decision = self._choose_ttl(tip, inputs)
@@ -161,9 +161,9 @@ class Retention(BranchListener):
                 max_ttl_s=self._config.max_ttl_s,
             )
         self._trace.decided(tip, inputs, decision, self._config.ttl_rule, now)
-        if tip.receipt is not None and curve.known_median_s is not None:
-            expected_s = elapsed_s + curve.known_median_s
-            tip.receipt = structs.replace(tip.receipt, expected_tool_s=expected_s)
+        median_s = (self._tools.corrected_curve(tip) if remaining is None else curve).known_median_s
+        if tip.receipt is not None and median_s is not None:
+            tip.receipt = structs.replace(tip.receipt, expected_tool_s=elapsed_s + median_s)
         self.update_receipt(tip, decision)
         return decision
 

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from continuum.learning import gap_corrections
+from engine.messages import TurnReceipt
 from engine.process.lessons import ModelLearned
 from estimator.learned.call_history import FEATURES, PastCall, log_of
 from estimator.learned.duration_model import DurationModel
@@ -26,10 +27,15 @@ def learn(room: JobRoom, model: DurationModel) -> None:
     room.scheduler.signal(ModelLearned(encode_model(model).decode()), room.clock.now())
 
 
+def called(room: JobRoom, name: str, command: str = "pytest") -> TurnReceipt:
+    """A job's first turn has ended with this call."""
+    room.turn(f"{name}-1", [len(room.tokens) + 1] * 60, name)
+    return room.read(f"{name}-1", command)
+
+
 def gap(room: JobRoom, name: str, seconds: float, command: str = "pytest") -> float | None:
     """A job of two turns with this call between them; how long the call was predicted to take."""
-    room.turn(f"{name}-1", [len(room.tokens) + 1] * 60, name)
-    expected_s = room.read(f"{name}-1", command).expected_tool_s
+    expected_s = called(room, name, command).expected_tool_s
     room.clock.advance(seconds)
     room.turn(f"{name}-2", [*room.said(f"{name}-1"), *[7] * 20], name)
     room.read(f"{name}-2")
@@ -45,7 +51,7 @@ def experienced(**options: Any) -> JobRoom:
 
 
 def test_a_call_is_predicted_as_corrected() -> None:
-    """For who asks and for who decides; a model that is no better than nothing changes no bit."""
+    """For who asks; a model that is no better than nothing changes no bit."""
     without, twice, useless = (experienced() for _ in range(3))
     learn(twice, TWICE)
     learn(useless, NO_BETTER)
@@ -53,6 +59,18 @@ def test_a_call_is_predicted_as_corrected() -> None:
     assert expected_s is not None
     assert corrected_s == pytest.approx(2 * expected_s, rel=0.01)
     assert same_s == expected_s
+
+
+def test_nothing_is_held_by_it() -> None:
+    """The receipts differ in what they tell of the call; the list of jobs tells the same as they do."""
+    without, twice = experienced(), experienced()
+    learn(twice, TWICE)
+    plain, corrected = called(without, "next"), called(twice, "next")
+    assert corrected.expected_tool_s != plain.expected_tool_s
+    assert msgspec.structs.replace(corrected, expected_tool_s=plain.expected_tool_s) == plain
+    status = twice.policy.job("next", twice.clock.now())
+    assert status is not None
+    assert status.expected_return_s == pytest.approx(corrected.expected_tool_s, abs=0.1)
 
 
 def test_a_model_that_is_wrong_is_believed_no_longer() -> None:

@@ -19,7 +19,7 @@ from tracing.plain_text import plain_name
 _INPUTS = {
     "tool_observations": "calls of this kind seen",
     "tool_median_s": "median time to return",
-    "tool_correction": "by a learned model times",
+    "tool_correction": "a learned model tells that times",
     "all_observations": "calls seen in all",
     "prefill_s": "to compute it again",
     "reload_s": "to load it again",

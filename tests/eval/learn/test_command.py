@@ -78,7 +78,7 @@ def test_what_was_learned_orders_jobs_of_other_groups(
     assert main(["trace", "explain", str(trace), f"{SHORT}25"]) == 0
     explained = " ".join(capsys.readouterr().out.split())
     assert "was predicted to take" in explained
-    assert "by a learned model times " in explained, "long answers to tools take longer here"
+    assert "a learned model tells that times " in explained, "long answers to tools take longer here"
 
 
 def test_a_trace_teaches_as_the_recording_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
