@@ -232,7 +232,7 @@ class SignalEvent(msgspec.Struct, tag_field="type", tag="signal", kw_only=True, 
     now: float
     kind: str
     """One of: tool_gap_started (the API server has read the turn's calls) | tool_signal (its
-    client reports a call) | job_finished | model_learned (of jobs' remaining work)."""
+    client reports a call) | job_finished | model_learned (of jobs or of calls)."""
     req_id: str | None = None
     """Id of the turn; in a ``tool_signal`` the client's id."""
     job_id: str | None = None

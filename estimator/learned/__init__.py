@@ -1,4 +1,5 @@
-"""What a regressor learns of how much work a job still has: features, trees, and their trainer.
+"""What regressors learn of how much work a job still has, and of how long calls take: features, trees,
+and their trainer.
 
-Only the trainer imports scikit-learn, in a process of its own. The core walks the trees.
+Only ``boosting`` imports scikit-learn, in the trainer's process. The core walks the trees.
 """
