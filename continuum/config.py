@@ -52,7 +52,7 @@ class ContinuumConfig(Tuning):
     """Maximum fraction of the pin budget for one tenant, even with no other tenant waiting."""
     max_wait_s: float = 1800.0
     """Aging: a request that waited this many seconds may revoke any pin, and goes before all later ones."""
-    max_return_wait_s: float = 120.0
+    max_return_wait_s: float = 230.0
     """Aging of the later turns of a job, in seconds; the smallest bound that holds for a request counts."""
     max_silent_wait_s: float = 230.0
     """Aging of a request whose client hears nothing before the whole answer is there, in seconds: below the
