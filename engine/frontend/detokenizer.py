@@ -142,7 +142,7 @@ def token_decoder(
 
 
 class AnswerFinder:
-    """Finds the end of the reasoning, where the answer begins."""
+    """Finds the end of the reasoning, and where the answer begins: white space before it is layout."""
 
     def __init__(self, reasoning: ReasoningSpan) -> None:
         self._reasoning = reasoning
@@ -157,8 +157,11 @@ class AnswerFinder:
             self._look_for_start(text)
         if self.begin is None and self._is_inside:
             end = text.find(self._reasoning.end, self._num_searched)
-            self.begin = None if end < 0 else end + len(self._reasoning.end)
-            self._num_searched = max(0, len(text) - len(self._reasoning.end) + 1)
+            if end < 0:
+                self._num_searched = max(0, len(text) - len(self._reasoning.end) + 1)
+                return
+            answer = text[end + len(self._reasoning.end) :].lstrip()
+            self.begin = len(text) - len(answer) if answer else None
 
     def _look_for_start(self, text: str) -> None:
         start, begin = self._reasoning.start, text.lstrip()

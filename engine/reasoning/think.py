@@ -1,19 +1,18 @@
 """Splits a response into a reasoning section and the answer: ``<think>...</think>`` and similar tags.
 
 The opening tag may be in the response, or at the prompt's end, so that the response begins inside
-the section. A token that only tool calls have ends the section. A call spelled as plain text inside
-the section is reasoning and not a call, unless the section has no closing tag or ends right after
-it: a model that acts has ended its reasoning.
+the section. A call inside the section is a draft, and so reasoning, if reasoning goes on behind it or
+an answer follows. It is made if the response ends with it, closing tag or not: a model that acts has
+ended its reasoning. Where the section is not closed, tokens that only calls have make it end there.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import msgspec
-
+from engine.tool_parsers.arguments import CallArguments
 from engine.tool_parsers.base import (
     ContentDelta,
     ParsedReply,
@@ -21,10 +20,10 @@ from engine.tool_parsers.base import (
     ReasoningDelta,
     ReplyDelta,
     ReplyParser,
-    ToolCallDelta,
 )
 from engine.tool_parsers.reader import ReplyReader, Steps, Tag
 
+_QUOTES = "`'\""
 _CONTROL_TEXT = re.compile(r"<[|｜]|\[/?[A-Z_]+\]")
 """What chat templates write between turns."""
 
@@ -40,6 +39,20 @@ class ThinkTags:
     opening tag."""
     make_answer: Callable[[], ReplyParser] = PlainParser
     """Makes the parser of an answer in which no calls are looked for."""
+    bare: str | None = None
+    """Another form of the opening tag, at the response's begin only: what is left of it where the tokenizer
+    leaves its token out, say."""
+    other_ends: tuple[str, ...] = ()
+    """Other forms of the closing tag."""
+    efforts: tuple[tuple[str, str], ...] = ()
+    """Other pairs of tags, which a prompt may have opened: for less reasoning."""
+
+    def opened_by(self, prompt_tail: str) -> ThinkTags:
+        """These tags, or the pair that the prompt has opened."""
+        for begin, end in self.efforts:
+            if begin in prompt_tail:
+                return replace(self, begin=begin, end=end)
+        return self
 
     def open_in(self, prompt_tail: str) -> bool | None:
         """Whether the prompt ends inside a section; None if it ends outside without having closed
@@ -55,7 +68,7 @@ class CallTags:
     """The parts of a format's calls that may occur in reasoning."""
 
     ending: tuple[str, ...] = ()
-    """Tags that only calls have: they end the section."""
+    """Tags that only calls have: text behind such a call is an answer, where no end of the section comes."""
     spelled: tuple[str, ...] = ()
     """Texts that a call may begin with."""
 
@@ -74,14 +87,16 @@ class ThinkSection(ReplyReader):
         call_tags: CallTags | None = None,
     ) -> None:
         super().__init__()
+        tags = tags.opened_by(prompt_tail)
+        ends = (tags.end, *tags.other_ends)
         self._make_answer = make_answer
         self._answer = make_answer()
         self._stray = _StrayEnd(tags.end)
-        self._begin_tag = Tag(tags.begin)
-        self._end_tag = Tag(tags.end, line_breaks=2)
+        self._begin_tag = Tag(tags.begin, *(() if tags.bare is None else (tags.bare,)))
+        self._end_tag = Tag(*ends, line_breaks=2)
         self._calls = call_tags or CallTags()
-        self._any_end = Tag(tags.end, *self._calls.ending, *self._calls.spelled, line_breaks=2)
-        self._end_text = tags.end
+        self._any_end = Tag(*ends, *self._calls.ending, *self._calls.spelled, line_breaks=2)
+        self._ends = ends
         open_in_prompt = tags.open_in(prompt_tail)
         self._closed = open_in_prompt is False
         self._inside = open_in_prompt or (tags.assumed and not self._closed)
@@ -94,6 +109,7 @@ class ThinkSection(ReplyReader):
     def finish(self) -> list[ReplyDelta]:
         deltas = super().finish()
         deltas += self._stray.left_out_of(self._answer.finish())
+        self.cut_head = getattr(self._answer, "cut_head", "")
         return deltas + self._stray.finish()
 
     def _read(self) -> Steps[None]:
@@ -106,60 +122,56 @@ class ThinkSection(ReplyReader):
         self._take()
         while found := (yield from self._pass_until(self._any_end, self._give_reasoning)):
             tag = found.lstrip("\n")
-            if tag == self._end_text:
-                yield from self._end_section()
+            if tag in self._ends:
+                yield from self._skip_space()
+                self._take()
                 return
-            if tag in self._calls.ending or (yield from self._read_spelled(found, tag)):
+            if (yield from self._read_draft(found, tag)):
                 return
 
-    def _end_section(self) -> Steps[None]:
-        self._stray.may_come = False
-        yield from self._skip_space()
-        self._take()
-
-    def _read_spelled(self, found: str, tag: str) -> Steps[bool]:
+    def _read_draft(self, found: str, tag: str) -> Steps[bool]:
         """Read what may be a call, up to the end of the reasoning or of the response; True if
         either was reached.
 
         False if it is no call: then its first tag is reasoning, and what follows is left unread.
         """
-        parser, reply = self._make_answer(), ParsedReply()
-        deltas: list[ReplyDelta] = []
+        draft = _Draft(self._make_answer())
         num_fed = len(found) - len(tag)
         end: re.Match[str] | None = None
         while end is None:
             start = self._begin + num_fed
             end = self._end_tag.search(self._text, start)
             safe = end.start() if end else len(self._text) - self._num_held_from(start)
-            read = parser.feed(self._text[start:safe])
-            reply.add(read)
-            deltas += read
+            draft.add(draft.parser.feed(self._text[start:safe]))
             num_fed = safe - self._begin
-            if _first_is_content(deltas):
+            if draft.is_none or (end is None and not (yield from self._more())):
                 break
-            if end is None and not (yield from self._more()):
-                break
-        if end is None and self._ended and not _first_is_content(deltas):
-            read = parser.finish()
-            reply.add(read)
-            deltas += read
-        if end is None and (_first_is_content(deltas) or not reply.calls):
+        if end is None and not draft.is_none:
+            draft.add(draft.parser.finish())
+        if end is None and (draft.is_none or not draft.reply.calls):
             self._give_reasoning(found)
             self._at = self._begin + len(found)
             self._take()
             return False
-        if end is None or _ends_in_whole_call(deltas, reply):
-            self._answer = parser
-            self._deltas += [
-                ReasoningDelta(delta.text) if isinstance(delta, ContentDelta) else delta for delta in deltas
-            ]
-        else:
-            self._give_reasoning(self._text[self._begin : self._begin + num_fed])
         self._at = self._begin + num_fed + (len(end.group()) if end else 0)
-        if end is not None:
-            yield from self._end_section()
-        self._take()
+        yield from self._skip_space()
+        if end is None:
+            is_made = tag in self._calls.ending or not draft.rest.strip()
+        else:
+            is_made = draft.ends_in_whole_call and not (yield from self._peek())
+        self._end_draft(
+            draft, num_fed, is_made=is_made, is_thought=end is not None or tag not in self._calls.ending
+        )
         return True
+
+    def _end_draft(self, draft: _Draft, num_read: int, *, is_made: bool, is_thought: bool) -> None:
+        """Give out a draft as the calls that it makes, or as reasoning."""
+        if not is_made:
+            self._give_reasoning(self._text[self._begin : self._begin + num_read])
+        else:
+            self._answer = draft.parser
+            self._deltas += draft.as_reasoning() if is_thought else draft.as_answer()
+        self._take()
 
     def _num_held_from(self, start: int) -> int:
         return 0 if self._ended else self._end_tag.num_held(self._text, start)
@@ -175,61 +187,95 @@ class ThinkSection(ReplyReader):
 
 
 class _StrayEnd:
-    """Removes the section's closing tag from the content after a call that ended the section before
-    it."""
+    """Removes closing tags of sections from an answer: they close nothing. A tag in quotes is spoken of."""
 
     def __init__(self, end: str) -> None:
         self._tag = Tag(end, line_breaks=2)
-        self._behind_call = False
+        self._said = ""
+        """The last character of the answer."""
         self._strips = False
         """Whether the next white space belongs to the tag."""
         self._held = ""
-        self.may_come = True
 
     def left_out_of(self, deltas: list[ReplyDelta]) -> list[ReplyDelta]:
-        if not self.may_come and not self._strips:
-            return deltas
         kept: list[ReplyDelta] = []
         for delta in deltas:
-            if isinstance(delta, ContentDelta) and self._behind_call:
+            if isinstance(delta, ContentDelta):
                 kept += self._content(delta.text)
-                continue
-            self._behind_call = self._behind_call or isinstance(delta, ToolCallDelta)
-            kept += [*self.finish(), delta]
+            else:
+                kept += [*self.finish(), delta]
+                self._said = ""
         return kept
 
     def finish(self) -> list[ReplyDelta]:
         """Give the text that was held back, because it might have been the start of the tag."""
         held, self._held = self._held, ""
-        return [ContentDelta(held)] if held else []
+        return self._given(held)
 
     def _content(self, text: str) -> list[ReplyDelta]:
         text = self._held + text
-        found = self._tag.search(text, 0) if self.may_come else None
-        if found is not None:
-            before, text = text[: found.start()], text[found.end() :]
-            self.may_come, self._strips, self._held = False, True, ""
-            return [*([ContentDelta(before)] if before else []), *self._content(text)]
+        self._held = ""
+        given: list[ReplyDelta] = []
+        while found := self._tag.search(text, 0):
+            before, tag, text = text[: found.start()], found.group(), text[found.end() :]
+            given += self._given(before)
+            if self._said in _QUOTES and self._said:
+                given += self._given(tag)
+            else:
+                self._strips = not self._said
+                given += self._given(tag[: len(tag) - len(tag.lstrip("\n"))] if self._said else "")
+        num_held = self._tag.num_held(text, 0)
+        self._held = text[len(text) - num_held :]
+        return given + self._given(text[: len(text) - num_held])
+
+    def _given(self, text: str) -> list[ReplyDelta]:
         if self._strips:
             text = text.lstrip()
             self._strips = not text
-        num_held = self._tag.num_held(text, 0) if self.may_come else 0
-        given, self._held = text[: len(text) - num_held], text[len(text) - num_held :]
-        return [ContentDelta(given)] if given else []
+        if text and not text.isspace():
+            self._said = text[-1]
+        return [ContentDelta(text)] if text else []
 
 
-def _first_is_content(deltas: list[ReplyDelta]) -> bool:
-    return bool(deltas) and isinstance(deltas[0], ContentDelta)
+class _Draft:
+    """What may be a call inside the section, while it is read."""
 
+    def __init__(self, parser: ReplyParser) -> None:
+        self.parser = parser
+        self.reply = ParsedReply()
+        self._deltas: list[ReplyDelta] = []
 
-def _ends_in_whole_call(deltas: list[ReplyDelta], reply: ParsedReply) -> bool:
-    """Whether only white space follows the last of the calls, which is complete."""
-    rest = ""
-    for delta in deltas:
-        rest = rest + delta.text if isinstance(delta, ContentDelta) else ""
-    if not reply.calls or rest.strip():
-        return False
-    try:
-        return isinstance(msgspec.json.decode(reply.calls[-1].arguments), dict)
-    except (msgspec.DecodeError, RecursionError):
-        return False
+    def add(self, deltas: list[ReplyDelta]) -> None:
+        self.reply.add(deltas)
+        self._deltas += deltas
+
+    @property
+    def is_none(self) -> bool:
+        """Whether it has turned out to be no call."""
+        return bool(self._deltas) and isinstance(self._deltas[0], ContentDelta)
+
+    @property
+    def rest(self) -> str:
+        """The text behind the last call."""
+        rest = ""
+        for delta in self._deltas:
+            rest = rest + delta.text if isinstance(delta, ContentDelta) else ""
+        return rest
+
+    @property
+    def ends_in_whole_call(self) -> bool:
+        """Whether only white space follows the last of the calls, which is complete."""
+        if not self.reply.calls or self.rest.strip():
+            return False
+        arguments = CallArguments()
+        arguments.feed(self.reply.calls[-1].arguments)
+        return arguments.is_closed or not arguments.has_begun
+
+    def as_answer(self) -> list[ReplyDelta]:
+        return self._deltas
+
+    def as_reasoning(self) -> list[ReplyDelta]:
+        """The calls; the text between them was thought."""
+        return [
+            ReasoningDelta(delta.text) if isinstance(delta, ContentDelta) else delta for delta in self._deltas
+        ]

@@ -9,7 +9,10 @@ while it grows. So what has been passed on can always be completed:
   a fence around the object is no part of it, and an object in a string is that object.
 * Where the text stops being a JSON object, or ends too early between two values, the object is closed there
   and gets a last member ``INVALID_JSON`` with all that the model wrote. Sent back, it is taken out again.
-* Where it ends inside a string, the string stays open, so that no client takes half a value for the whole.
+* Where the reply ends inside a string, the string stays open, so that no client takes half a value for the
+  whole.
+* A name that an object has twice, and text of the call that is no argument, end the object in the same way:
+  nothing that the model wrote is dropped. So the object's last bracket comes with the end of the call.
 
 Every decision depends on the text read so far and never on where it was cut.
 """
@@ -39,6 +42,8 @@ _SCALAR_CHARS = re.compile(r"[-+.0-9a-zA-Z]*")
 _SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 _FENCE = re.compile(r"```\w*(?=[\s{])")
+_NO_STRAY = re.compile(r"[}\])`\s]*+")
+"""What may stand behind an object: brackets too many, the end of a fence."""
 _FENCE_BEGUN = re.compile(r"`{1,3}|```\w{1,20}")
 
 
@@ -55,6 +60,14 @@ class CallArguments:
         self._new: list[str] = []
         self._open: list[str] = []
         """The closing brackets of the open objects and lists, the outermost first."""
+        self._names: list[set[str]] = []
+        """The names of the members so far of each of them."""
+        self._stray: list[str] = []
+        """Text of the call that is no argument."""
+        self._behind: list[str] = []
+        """Text behind the object."""
+        self._is_broken = False
+        """Whether the call ended inside a string."""
         self._before_string: int | None = None
         """Number of pieces passed on when the open string value began."""
         self._step: Callable[[], bool] | None = self._read_value
@@ -67,9 +80,29 @@ class CallArguments:
         self._raw.append(text)
         given = []
         for start in range(0, len(text), _CHUNK_CHARS):  # steps cut off what they read: from a short text
-            self._text += text[start : start + _CHUNK_CHARS] if self._step is not None else ""
+            self._text += text[start : start + _CHUNK_CHARS]
             given.append(self._run())
         return "".join(given)
+
+    def add_stray(self, text: str) -> None:
+        """Take text of the call that is no argument: it is told in ``INVALID_JSON``."""
+        self._stray.append(text)
+
+    @property
+    def _has_stray(self) -> bool:
+        return self._is_broken or _NO_STRAY.fullmatch("".join([*self._stray, *self._behind])) is None
+
+    def leave(self) -> str:
+        """The reply has ended inside the call: return what was written and not passed on, as it stands, so
+        that the arguments are no JSON."""
+        rest = "".join([self._held, self._text, *self._stray])
+        is_object = self._before_string is None and _is_json("".join([*self._given, rest]))
+        return "" if is_object else rest
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the object has its last bracket."""
+        return self._step == self._read_rest
 
     def finish(self, *, is_whole: bool = False) -> str:
         """The call has ended: return what completes the object, if anything can.
@@ -80,7 +113,10 @@ class CallArguments:
         """
         self._ended, self._is_whole = True, is_whole
         given = self._run()
-        if self._before_string is None and (self._open or not self._given):
+        if is_whole and self._before_string is not None:
+            self._give('"')
+            self._before_string, self._is_broken = None, True
+        if self._before_string is None:
             self._give(self._completion(self._given, self._open))
         return given + self._take()
 
@@ -99,8 +135,10 @@ class CallArguments:
         return "".join(given) + self._completion(given, self._open)
 
     def _completion(self, given: list[str], is_open: list[str]) -> str:
-        raw = "".join(self._raw)
-        if self._is_whole:
+        raw = "".join([*self._raw, *self._stray])
+        if self.is_closed and not self._has_stray:
+            return "".join(is_open)
+        if self._is_whole and not self._has_stray:
             if not raw.strip():
                 return "{}"
             if self._step == self._read_next and is_open:
@@ -190,6 +228,7 @@ class CallArguments:
             return self._break()
         self._give_held(1)
         self._open.append("}" if char == "{" else "]")
+        self._names.append(set())
         self._step = self._read_first
         return True
 
@@ -205,10 +244,22 @@ class CallArguments:
 
     def _close_container(self) -> bool:
         self._held = self._held.replace(",", "")  # one that nothing follows
+        if len(self._open) == 1:  # given when the call ends, unless something comes that is no argument
+            self._give(self._held)
+            self._held, self._text = "", self._text[1:]
+            self._step = self._read_rest
+            return True
         self._give_held(1)
         self._open.pop()
-        self._step = self._read_next if self._open else None
-        return bool(self._open)
+        self._names.pop()
+        self._step = self._read_next
+        return True
+
+    def _read_rest(self) -> bool:
+        """Behind the object."""
+        self._behind.append(self._text)
+        self._text = ""
+        return False
 
     def _read_key(self) -> bool:
         if self._next_char() == "}" and "," in self._held:
@@ -216,6 +267,10 @@ class CallArguments:
         key = _KEY.match(self._text[:MAX_KEY_CHARS])
         if key is None:
             return self._break() if self._ended or len(self._text) >= MAX_KEY_CHARS else False
+        name: str = json.loads(key.group().rstrip()[:-1])
+        if name in self._names[-1]:  # who parses the object would see one of the two values
+            return self._break()
+        self._names[-1].add(name)
         self._held += key.group()
         self._text = self._text[key.end() :]
         self._step = self._read_value
@@ -278,3 +333,11 @@ class CallArguments:
         self._give("\\\\")
         self._text = self._text[1:]
         return True
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True

@@ -36,6 +36,8 @@ class ToolCallDelta:
     call_id: str | None = None
     name: str | None = None
     arguments: str = ""
+    stray: str = ""
+    """Text that the model wrote inside the call, and that is neither an argument nor markup."""
 
 
 ReplyDelta = ContentDelta | ReasoningDelta | ToolCallDelta

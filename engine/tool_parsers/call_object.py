@@ -5,14 +5,20 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from engine.tokenization.unicode_text import is_unicode
-from engine.tool_parsers.parameters import ToolSchemas
 from engine.tool_parsers.reader import MAX_NAME_CHARS, ReplyReader, Steps, Tag
 
 ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
-_CALL_KEYS = ARGUMENT_KEYS | {"name", "id", "type"}
+WRAPPER_KEYS = ARGUMENT_KEYS | {"args", "input", "kwargs", "params"}
+"""Names of an object that holds all arguments, where the function has no parameter of that name."""
+_FUNCTION = "function"
+"""The key of an object with name and arguments, as OpenAI's API has it."""
+_OWN_KEYS = frozenset({"name", "id", "type", "tool_call_id", "call_id", "index"})
+"""Keys that say something about the call."""
+_CALL_KEYS = ARGUMENT_KEYS | {"name", "id", "type", _FUNCTION}
 """The only keys of a call without a tag around it: other objects are answers in JSON."""
 
 _OBJECT = Tag("{")
@@ -27,6 +33,8 @@ FENCES = ("```json\n", "```\n", "```tool_call\n", "```python\n", "```tool_code\n
 FENCE = Tag(*FENCES)
 """The Markdown fence that some models put around calls, as if they were code."""
 
+_OWN_VALUE = re.compile(r'"[\w.:-]*+"|\d++|null')
+"""An id, a type or a number."""
 _IN_STRING = re.compile(r'["\\]')
 _OUTSIDE = re.compile(r'["{}\[\]<]')
 _SCALAR_END = re.compile(r"[,\]}\s<]")
@@ -80,8 +88,6 @@ class CallObjectReader(ReplyReader):
     """Ends text that is in the place of arguments and is not an object."""
     name_keys = frozenset({"name"})
     """Keys of the function's name."""
-    _tools = ToolSchemas(())
-    """The functions that a call without a tag may name."""
 
     def _pass_raw(self) -> Steps[None]:
         """Pass on text in the place of arguments as it is: the model wrote it, though it is not an
@@ -149,16 +155,38 @@ class CallObjectReader(ReplyReader):
         It is certain once its name is known and its arguments begin. ``bare``: no tag announced it,
         so it must have arguments, and before them no other keys than calls have.
         """
+        call = _CallSoFar(bare)
+        if not (yield from self._read_members(call)):
+            return call.begun
+        return call.begun or self._begin_whole(call)
+
+    def _read_members(self, call: _CallSoFar) -> Steps[bool]:
+        """Read the object at this position as a call; False if it does not end as an object does."""
         if not (yield from self._accept(_OBJECT)):
             return False
-        call = _CallSoFar(bare)
         while (yield from self._read_member(call)):
             yield from self._skip_space()
             if (yield from self._accept(_OBJECT_END)):
-                return call.begun or self._begin_whole(call)
+                return True
             if not (yield from self._accept(_COMMA)):
                 break
-        return call.begun
+        if call.begun:
+            yield from self._skip_broken_members()
+        return False
+
+    def _skip_broken_members(self) -> Steps[None]:
+        """After the arguments: what follows in the object is none of its members."""
+        self._at = self._begin
+        yield from self._skip_space()
+        yield from self._accept(_COMMA)
+        yield from self._skip_space()
+        if (yield from self._peek()) in ("", *"{[]<`"):  # the object's end is missing
+            return
+        self._take()
+        end = Tag("}", *(() if self.raw_end is None else self.raw_end.texts))
+        found = yield from self._pass_until(end, self._give_stray)
+        self._at -= 0 if found == "}" else len(found)
+        self._take()
 
     def _read_call_objects(self, *, bare: bool = False) -> Steps[bool]:
         """Read the calls at this position: a list of them, or one or more by themselves; maybe in a
@@ -193,6 +221,7 @@ class CallObjectReader(ReplyReader):
         """Read one ``"key": value`` of a call; False if there is none, or one that a call cannot
         have."""
         yield from self._skip_space()
+        offset = self._length
         key = yield from self._read_string()
         if key is None or (call.bare and not call.begun and key not in _CALL_KEYS):
             return False
@@ -201,42 +230,93 @@ class CallObjectReader(ReplyReader):
             return False
         yield from self._skip_space()
         if call.begun:
-            return (yield from self._read_value()) is not None
-        if key in self.name_keys:
+            return (yield from self._skip_member(key, offset))
+        if key in self.name_keys and call.name is None:
             call.name = yield from self._read_string()
             return call.name is not None and (not call.bare or call.name in self._tools)
-        if key in ARGUMENT_KEYS and call.name is not None:
-            return (yield from self._read_arguments(call, call.name))
+        if key == _FUNCTION and call.name is None:
+            return (yield from self._read_function(call))
+        if self._holds_all(key, call) and call.name is not None:
+            return (yield from self._read_arguments(call, key, call.name))
         value = yield from self._read_value()
-        if key in ARGUMENT_KEYS and value is not None:
-            call.arguments = _arguments_of(value)
-            return call.arguments is not None
+        if value is not None:
+            call.add(key, value)
         return value is not None
 
-    def _read_arguments(self, call: _CallSoFar, name: str) -> Steps[bool]:
+    def _skip_member(self, key: str, offset: int) -> Steps[bool]:
+        """Read the value of a member behind the arguments; what says nothing of the call is told."""
+        value = yield from self._read_value()
+        if value is None:
+            return False
+        is_own = key in _OWN_KEYS and _OWN_VALUE.fullmatch(value) is not None
+        if not is_own and value not in ("{}", "null"):
+            self._give_stray(self._text[self._begin + offset : self._at])
+            self._take()
+        return True
+
+    def _read_function(self, call: _CallSoFar) -> Steps[bool]:
+        """Read the value of ``"function"``: the name, or an object with name and arguments."""
+        if (yield from self._peek()) != "{":
+            call.name = yield from self._read_string()
+            return call.name is not None and (not call.bare or call.name in self._tools)
+        return (yield from self._read_members(call))
+
+    def _holds_all(self, key: str, call: _CallSoFar) -> bool:
+        """Whether a member of this name holds all arguments."""
+        if key in ARGUMENT_KEYS:
+            return True
+        return key in WRAPPER_KEYS and (call.name is None or self._tools.types(call.name, key) is None)
+
+    def _read_arguments(self, call: _CallSoFar, key: str, name: str) -> Steps[bool]:
         """Read the arguments of a call whose name is known; anything else is passed on if a tag
         announced the call."""
-        if (yield from self._peek()) == "{":
+        if (yield from self._peek()) == "{" and not (call.is_flat and key not in ARGUMENT_KEYS):
             call.begun = True
             self._begin_call(name)
+            self._give_stray(call.other_members())
             return (yield from self._pass_object())
         offset = self._length
         value = yield from self._read_value()
-        call.arguments = None if value is None else _arguments_of(value)
-        if call.arguments is not None or call.bare:
-            return call.arguments is not None
+        if value is not None and (key not in ARGUMENT_KEYS or _arguments_of(value) is not None):
+            call.add(key, value)
+            return True
+        if call.bare:
+            return False
         call.begun = True
         self._at = self._begin + offset
         self._begin_call(name)
+        self._give_stray(call.other_members())
         yield from self._pass_raw()
         return False
 
     def _begin_whole(self, call: _CallSoFar) -> bool:
-        """Begin a call whose arguments did not come last, or not as an object."""
-        if call.name is None or (call.bare and call.arguments is None):
+        """Begin a call whose arguments did not come last, or not as an object, or beside its name."""
+        if call.name is None or (call.bare and not ARGUMENT_KEYS & call.members.keys()):
             return False
-        self._begin_call(call.name, call.arguments or "{}")
+        arguments, stray = self._members_as_arguments(call, call.name)
+        self._begin_call(call.name, arguments)
+        self._give_stray(stray)
         return True
+
+    def _members_as_arguments(self, call: _CallSoFar, name: str) -> tuple[str, str]:
+        """The arguments among the members that were read, and the rest of them."""
+        for key in ("arguments", "parameters", *sorted(WRAPPER_KEYS - ARGUMENT_KEYS)):
+            value = call.members.get(key)
+            said = None if value is None else _arguments_of(value)
+            is_object = said is not None and said.lstrip().startswith("{")
+            if said is None or not (key in ARGUMENT_KEYS or (is_object and self._holds_all(key, call))):
+                continue
+            if said.strip() in ("", "{}") and call.is_flat:
+                continue
+            del call.members[key]
+            return said, call.other_members()
+        declared = {key for key in call.members if self._tools.types(name, key) is not None}
+        flat = {
+            key: value
+            for key, value in call.members.items()
+            if key in declared or key not in _OWN_KEYS | ARGUMENT_KEYS
+        }
+        return "{" + _members_text(flat) + "}", ", ".join(call.again)
 
 
 @dataclass(slots=True)
@@ -245,8 +325,35 @@ class _CallSoFar:
 
     bare: bool
     name: str | None = None
-    arguments: str | None = None
+    members: dict[str, str] = field(default_factory=dict)
+    """The other members, as they were written."""
+    again: list[str] = field(default_factory=list)
+    """The text of members whose name was there before."""
     begun: bool = False
+
+    def add(self, key: str, value: str) -> None:
+        if key in self.members:
+            self.again.append(_members_text({key: value}))
+        else:
+            self.members[key] = value
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether there are members beside the name that may be arguments."""
+        return not self.members.keys() <= _OWN_KEYS | WRAPPER_KEYS
+
+    def other_members(self) -> str:
+        """The text of the members that say nothing about the call."""
+        others = {
+            key: value
+            for key, value in self.members.items()
+            if not (key in _OWN_KEYS and _OWN_VALUE.fullmatch(value)) and value not in ("{}", "null")
+        }
+        return ", ".join(filter(None, [_members_text(others), *self.again]))
+
+
+def _members_text(members: Mapping[str, str]) -> str:
+    return ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in members.items())
 
 
 def _arguments_of(value: str) -> str | None:

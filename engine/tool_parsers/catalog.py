@@ -12,10 +12,19 @@ from engine.tool_parsers.deepseek import (
     KIMI_SECTION,
     DeepSeekToolParser,
     KimiToolParser,
+    PlamoToolParser,
 )
-from engine.tool_parsers.dsml import INVOKE, MARK, SECTIONS, DsmlToolParser
+from engine.tool_parsers.dsml import (
+    GCML_MARK,
+    INVOKE,
+    MARK,
+    SECTIONS,
+    Dsml41ToolParser,
+    DsmlToolParser,
+    GcmlToolParser,
+)
 from engine.tool_parsers.forced import JSON_CALLS, CallSyntax
-from engine.tool_parsers.glm import GlmToolParser, HyToolParser
+from engine.tool_parsers.glm import GlmToolParser, HorizonToolParser, HyToolParser, SolarToolParser
 from engine.tool_parsers.harmony import CHANNEL, MESSAGE, START, HarmonyParser
 from engine.tool_parsers.hermes import HermesToolParser
 from engine.tool_parsers.json_calls import (
@@ -27,23 +36,30 @@ from engine.tool_parsers.json_calls import (
 from engine.tool_parsers.mistral import ARGS, OPEN, MistralToolParser
 from engine.tool_parsers.parameters import Tool
 from engine.tool_parsers.pythonic import LfmToolParser, OlmoToolParser, PythonicToolParser
-from engine.tool_parsers.qwen3_coder import Qwen3CoderToolParser, SeedToolParser
+from engine.tool_parsers.qwen3_coder import MimoToolParser, Qwen3CoderToolParser, SeedToolParser
 from engine.tool_parsers.tagged.framed import (
     COHERE,
     COHERE_ANSWER,
     ERNIE,
     ERNIE_ANSWER,
+    HUNYUAN,
+    HUNYUAN_ANSWER,
     CohereToolParser,
     ErnieToolParser,
+    HunyuanToolParser,
 )
 from engine.tool_parsers.tagged.gemma4 import FunctionGemmaToolParser, GemmaToolParser
-from engine.tool_parsers.tagged.invoke import MiniMaxToolParser, StepToolParser
+from engine.tool_parsers.tagged.invoke import (
+    DotsToolParser,
+    MiniCpmToolParser,
+    MiniMaxToolParser,
+    StepToolParser,
+)
 from engine.tool_parsers.tagged.json_between import (
     ApertusToolParser,
     GigaChatToolParser,
     GraniteCodeToolParser,
     GraniteToolParser,
-    HunyuanToolParser,
     InternLmToolParser,
     LongCatToolParser,
     NemotronToolParser,
@@ -111,13 +127,13 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         HarmonyParser, signs=(CHANNEL, MESSAGE), tags=(START, CHANNEL, MESSAGE, "<|constrain|>", "<|end|>")
     ),
     "gemma4": ToolFormat(
-        lambda tools: GemmaToolParser(),
+        GemmaToolParser,
         ("<|tool_call>", "<tool_call|>"),
         ("<|tool_call>", "<tool_call|>", '<|"|>'),
         ("<|tool_call>",),
     ),
     "functiongemma": ToolFormat(
-        lambda tools: FunctionGemmaToolParser(),
+        FunctionGemmaToolParser,
         ("<start_function_call>",),
         ("<start_function_call>", "<end_function_call>", "<escape>"),
         ("<start_function_call>",),
@@ -137,14 +153,14 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         text_syntax=STEP,
     ),
     "apertus": ToolFormat(
-        lambda tools: ApertusToolParser(),
+        ApertusToolParser,
         ("<|tools_prefix|>",),
         ("<|tools_prefix|>", "<|tools_suffix|>"),
         ("<|tools_prefix|>",),
         _listed("<|tools_prefix|>[", "]<|tools_suffix|>", before='{"{name}": '),
     ),
     "cohere": ToolFormat(
-        lambda tools: CohereToolParser(),
+        CohereToolParser,
         ("<|START_ACTION|>",),
         ("<|START_ACTION|>", "<|END_ACTION|>"),
         ("<|START_ACTION|>",),
@@ -156,14 +172,14 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         frame=(*COHERE.begins, *COHERE.ends),
     ),
     "internlm": ToolFormat(
-        lambda tools: InternLmToolParser(),
+        InternLmToolParser,
         ("<|action_start|>", "<|plugin|>"),
         ("<|action_start|>", "<|plugin|>", "<|action_end|>"),
         InternLmToolParser.opening.texts,
         CallSyntax('<|action_start|><|plugin|>\n{"name": "{name}", "parameters": ', "}<|action_end|>"),
     ),
     "gigachat3": ToolFormat(
-        lambda tools: GigaChatToolParser(),
+        GigaChatToolParser,
         ("<|role_sep|>", "<|message_sep|>"),
         ("<|function_call|>", "<|role_sep|>"),
         GigaChatToolParser.opening.texts,
@@ -176,26 +192,26 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         begins_call=OlmoToolParser.opening.texts,
     ),
     "granite": ToolFormat(
-        lambda tools: GraniteToolParser(),
+        GraniteToolParser,
         ("<|tool_call|>",),
         ("<|tool_call|>",),
         ("<|tool_call|>",),
         _listed("<|tool_call|>[", "]"),
     ),
     "granite-20b-fc": ToolFormat(
-        lambda tools: GraniteCodeToolParser(),
+        GraniteCodeToolParser,
         ("<function_call>",),
         ("<function_call>",),
         syntax=CallSyntax('<function_call> {"name": "{name}", "arguments": ', "}", between="\n"),
     ),
     "nemotron_json": ToolFormat(
-        lambda tools: NemotronToolParser(),
+        NemotronToolParser,
         ("<TOOLCALL>",),
         ("<TOOLCALL>", "</TOOLCALL>"),
         syntax=_listed("<TOOLCALL>[", "]</TOOLCALL>"),
     ),
     "longcat": ToolFormat(
-        lambda tools: LongCatToolParser(),
+        LongCatToolParser,
         ("<longcat_tool_call>",),
         ("<longcat_tool_call>", "</longcat_tool_call>"),
         begins_call=("<longcat_tool_call>",),
@@ -223,11 +239,57 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         HyToolParser.section.texts,
     ),
     "hunyuan_a13b": ToolFormat(
-        lambda tools: HunyuanToolParser(),
+        HunyuanToolParser,
         ("<tool_calls>",),
         ("<tool_calls>", "</tool_calls>"),
         begins_call=("<tool_calls>",),
         syntax=_listed("<tool_calls>[", "]</tool_calls>"),
+        make_plain=HUNYUAN_ANSWER,
+        frame=(*HUNYUAN.begins, *HUNYUAN.ends),
+    ),
+    "deepseek_v41": ToolFormat(
+        Dsml41ToolParser,
+        (Dsml41ToolParser.tags.sections[0],),
+        (MARK,),
+        (*Dsml41ToolParser.tags.sections, Dsml41ToolParser.tags.invoke),
+    ),
+    "gigachat35": ToolFormat(
+        GcmlToolParser,
+        (GCML_MARK,),
+        (GCML_MARK,),
+        (*GcmlToolParser.tags.sections, GcmlToolParser.tags.invoke),
+    ),
+    "dots": ToolFormat(
+        DotsToolParser,
+        DotsToolParser.tags.sections,
+        (*DotsToolParser.tags.sections, *DotsToolParser.tags.section_ends),
+        DotsToolParser.tags.sections,
+    ),
+    "k2_horizon": ToolFormat(
+        HorizonToolParser,
+        HorizonToolParser.section.texts,
+        (
+            *(*HorizonToolParser.raw_end.texts, *HorizonToolParser.section.texts),
+            *(*HorizonToolParser.key.texts, *HorizonToolParser.value.texts),
+        ),
+        HorizonToolParser.section.texts,
+    ),
+    "solar_open2": ToolFormat(
+        SolarToolParser,
+        SolarToolParser.opening.texts,
+        (*SolarToolParser.raw_end.texts, *SolarToolParser.key.texts, *SolarToolParser.value.texts),
+        begins_call=SolarToolParser.opening.texts,
+    ),
+    "plamo3": ToolFormat(
+        PlamoToolParser,
+        PlamoToolParser.tags.begin.texts,
+        (*PlamoToolParser.tags.begin.texts, *PlamoToolParser.raw_end.texts),
+        PlamoToolParser.tags.begin.texts,
+    ),
+    "minicpm5": ToolFormat(
+        MiniCpmToolParser,
+        ("<function name=", "<param name="),
+        begins_call=(MiniCpmToolParser.tags.invoke,),
     ),
     "deepseek_v32": ToolFormat(DsmlToolParser, (MARK,), (MARK,), (*SECTIONS, INVOKE), text_syntax=DSML),
     "deepseek_v3": ToolFormat(
@@ -287,7 +349,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         CallSyntax('{"name": "{name}", "arguments": ', "}", begin=OPEN + " [", between=", ", end="]"),
     ),
     "ernie45": ToolFormat(
-        lambda tools: ErnieToolParser(),
+        ErnieToolParser,
         ("<tool_call>", "<response>"),
         _XML_CALL,
         begins_call=("<tool_call>",),
@@ -309,8 +371,9 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         begins_call=Qwen3CoderToolParser.opening.texts,
         text_syntax=CODER,
     ),
+    "mimo": ToolFormat(MimoToolParser, tags=_XML_CALL, begins_call=MimoToolParser.opening.texts),
     "hermes": ToolFormat(
-        lambda tools: HermesToolParser(),
+        HermesToolParser,
         ("<tool_call>",),
         _XML_CALL,
         begins_call=HermesToolParser.opening.texts,
@@ -330,7 +393,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         syntax=CallSyntax('{"name": "{name}", "parameters": ', "}", between="; "),
     ),
     "xlam": ToolFormat(XlamToolParser, tags=_XML_CALL, begins_call=("<tool_call>",), syntax=JSON_CALLS),
-    "phi4_mini_json": ToolFormat(lambda tools: PhiToolParser(), syntax=_listed("functools[", "]")),
+    "phi4_mini_json": ToolFormat(PhiToolParser, syntax=_listed("functools[", "]")),
     "json": ToolFormat(JsonToolParser, syntax=JSON_CALLS),
 }
 """Formats by name, in the order in which ``auto`` tries them."""
@@ -340,12 +403,26 @@ THINK_TAGS: Mapping[str, ThinkTags] = {
     "deepseek_r1": ThinkTags("<think>", "</think>", assumed=True),
     "mistral": ThinkTags("[THINK]", "[/THINK]"),
     "seed_oss": ThinkTags("<seed:think>", "</seed:think>"),
-    "gemma4": ThinkTags("<|channel>thought", "<channel|>"),
+    "gemma4": ThinkTags("<|channel>thought", "<channel|>", bare="thought\n"),
     "minimax_m3": ThinkTags("<mm:think>", "</mm:think>"),
     "kimi_k3": ThinkTags("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
     "apertus": ThinkTags("<|inner_prefix|>", "<|inner_suffix|>"),
     "cohere": ThinkTags("<|START_THINKING|>", "<|END_THINKING|>", make_answer=COHERE_ANSWER),
     "ernie45": ThinkTags("<think>", "</think>", make_answer=ERNIE_ANSWER),
+    "hunyuan_a13b": ThinkTags("<think>", "</think>", make_answer=HUNYUAN_ANSWER),
+    "solar_open2": ThinkTags("<|think:start|>", "<|think:end|>"),
+    "plamo3": ThinkTags("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>", assumed=True),
+    "k2_horizon": ThinkTags(
+        "<ifm|think>",
+        "</ifm|think>",
+        efforts=tuple((f"<ifm|think_{name}>", f"</ifm|think_{name}>") for name in ("faster", "fast")),
+    ),
+    "granite": ThinkTags(
+        "Here is my thought process:",
+        "Here is my response:",
+        bare="Here's my thought process:",
+        other_ends=("Here's my response:",),
+    ),
     "hy_opensource": ThinkTags("<think:opensource>", "</think:opensource>"),
 }
 """The tags of reasoning sections, by name."""
@@ -365,15 +442,18 @@ TOOL_ALIASES = {
     "jamba": "hunyuan_a13b",
     "granite4": "hermes",
     **dict.fromkeys(("cohere_command3", "cohere_command4"), "cohere"),
-    **dict.fromkeys(("step3p5", "mimo", "nemotron_v3"), "qwen3_coder"),
+    **dict.fromkeys(("step3p5", "nemotron_v3", "granite_thinking"), "qwen3_coder"),
+    "ling3": "glm45",
     "deepseek_v4": "deepseek_v32",
     "harmony": HARMONY,
     "gpt_oss": HARMONY,
 }
 REASONING_ALIASES = {
     **dict.fromkeys(("qwen3", "glm45", "glm47", "deepseek_v3", "deepseek_v31", "kimi_k2"), "think"),
-    **dict.fromkeys(("minimax_m2", "hunyuan_a13b", "hy_v3", "step3", "step3p5", "mimo"), "think"),
-    **dict.fromkeys(("nemotron_v3", "olmo3", "longcat"), "think"),
+    **dict.fromkeys(("minimax_m2", "hy_v3", "step3", "step3p5", "mimo"), "think"),
+    **dict.fromkeys(("nemotron_v3", "olmo3", "longcat", "granite_thinking", "dots", "minicpm5"), "think"),
+    **dict.fromkeys(("deepseek_v4", "deepseek_v41", "poolside_v1", "holo2", "ling3", "kolibri1"), "think"),
+    "hy_v4": "hy_opensource",
     **dict.fromkeys(("cohere_command3", "cohere_command4"), "cohere"),
     **dict.fromkeys(("openai_gptoss", "harmony", "gpt_oss"), HARMONY),
 }

@@ -7,12 +7,11 @@ A call's own tokens suffice: the section around it may be missing.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.tool_parsers.call_object import FENCE, CallObjectReader
-from engine.tool_parsers.parameters import Tool, ToolSchemas
 from engine.tool_parsers.reader import Steps, Tag, TaggedReader
 
 DEEPSEEK_SECTION = "<｜tool▁calls▁begin｜>"
@@ -24,6 +23,11 @@ _FENCE_END = Tag("```")
 _NAME = re.compile(r"[^\s<>{}\[\]\"'`]*+")
 _KIMI_NAME = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?")
 _NUMBERED = re.compile(r"(.+?)[.:_\-#]+\d+")
+
+
+_PLAMO_NAME, _PLAMO_NAME_END = Tag("<|plamo:begin_tool_name:plamo|>"), Tag("<|plamo:end_tool_name:plamo|>")
+_PLAMO_TYPE, _PLAMO_MESSAGE = Tag("<|plamo:constrain|>"), Tag("<|plamo:msg|>")
+_PLAMO_END = Tag("<|plamo:end_tool_arguments:plamo|>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +46,9 @@ class SectionToolParser(TaggedReader, CallObjectReader):
 
     tags: SectionTags
 
-    def __init__(self, tools: Sequence[Tool] = ()) -> None:
-        super().__init__()
-        self._tools = ToolSchemas(tools)
+    @property
+    def _ends_of_nothing(self) -> Tag:
+        return Tag(*self.tags.end.texts, *self.tags.call_end.texts)
 
     def _read_calls(self) -> Steps[bool]:
         num_before = self._num_calls
@@ -62,21 +66,29 @@ class SectionToolParser(TaggedReader, CallObjectReader):
 
     def _find_next(self, in_section: bool) -> Steps[str]:
         """Move past the next call's token, or that of the section's end, and return it; empty if
-        none comes. Any other text in a section is discarded."""
+        none comes. Any other text in a section is content."""
         if in_section:
-            return (yield from self._find(Tag(*self.tags.call.texts, *self.tags.end.texts)))
+            length = self._length
+            found = yield from self._find(Tag(*self.tags.call.texts, *self.tags.end.texts))
+            other = self._text[self._begin + length : self._at - len(found)]
+            self._aside += "" if other.isspace() else other
+            return found
         yield from self._skip_space()
         return (yield from self._accept(self.tags.call)) or (yield from self._accept(self.tags.end))
 
     def _read_call(self) -> Steps[None]:
         """After a call's token: read the call; where there is no name, nothing is read."""
+        length = self._length
         yield from self._skip_space()
         if (yield from self._peek()) in ("{", "`"):
             if (yield from self._read_call_objects()):
                 yield from self._skip_closing()
+            else:
+                self._at = self._begin + length
             return
         name = yield from self._read_name()
         if not name:
+            self._at = self._begin + length
             return
         self._begin_call(name)
         if (yield from self._peek()) == "{":
@@ -145,9 +157,33 @@ class KimiToolParser(SectionToolParser):
     closing = tags.call_end
     raw_end = Tag(*tags.call_end.texts, *tags.call.texts, *tags.end.texts)
 
+    _counter = ""
+    """The whole id of a call that names no function."""
+
     def _begin_call(self, name: str, arguments: str = "") -> None:
-        self._written_id = name
+        self._written_id = f"functions.{name}:{self._counter}" if self._counter else name
         super()._begin_call(self._named(name), arguments)
+
+    def _read_name(self) -> Steps[str]:
+        name = yield from super()._read_name()
+        self._counter = name if name.isdigit() and name not in self._tools else ""
+        return (yield from self._counted(name)) if self._counter else name
+
+    def _counted(self, counter: str) -> Steps[str]:
+        """The function that is meant by an id which only counts: the one that takes the arguments."""
+        length = self._length
+        value = (yield from self._read_value()) if (yield from self._peek()) == "{" else None
+        self._at = self._begin + length
+        try:
+            given = set(json.loads(value or "{}", strict=False))
+        except (ValueError, RecursionError):
+            return counter
+        names = [
+            name
+            for name in self._tools.names
+            if all(self._tools.types(name, key) is not None for key in given)
+        ]
+        return names[0] if len(names) == 1 else counter
 
     def _named(self, written: str) -> str:
         """The function that an id stands for. Some are numbered differently from the format's
@@ -159,3 +195,40 @@ class KimiToolParser(SectionToolParser):
 
     def _new_id(self, name: str) -> str:
         return self._written_id
+
+
+class PlamoToolParser(SectionToolParser):
+    """PLaMo 3: name and arguments stand in tags of their own."""
+
+    tags = SectionTags(
+        begin=Tag("<|plamo:begin_tool_requests:plamo|>"),
+        call=Tag("<|plamo:begin_tool_request:plamo|>"),
+        separator=Tag("<|plamo:begin_tool_arguments:plamo|>"),
+        call_end=Tag("<|plamo:end_tool_request:plamo|>"),
+        end=Tag("<|plamo:end_tool_requests:plamo|>"),
+    )
+    opening = Tag(*tags.begin.texts, *tags.call.texts)
+    closing = tags.call_end
+    raw_end = Tag(*_PLAMO_END.texts, *tags.call_end.texts, *tags.call.texts, *tags.end.texts)
+    _type = ""
+    """What the arguments are said to be."""
+
+    def _read_name(self) -> Steps[str]:
+        yield from self._accept(_PLAMO_NAME)
+        name = yield from self._read_word(_NAME)
+        yield from self._accept(_PLAMO_NAME_END)
+        yield from self._skip_space()
+        separated = yield from self._accept(self.tags.separator)
+        self._type = ""
+        if (yield from self._accept(_PLAMO_TYPE)):
+            self._type = (yield from self._read_until(_PLAMO_MESSAGE)) or ""
+        yield from self._skip_space()
+        return name if separated or (yield from self._ends_here()) else ""
+
+    def _begin_call(self, name: str, arguments: str = "") -> None:
+        super()._begin_call(name, arguments)
+        self._give_stray(self._type.strip().removeprefix("json"))
+
+    def _skip_closing(self) -> Steps[None]:
+        yield from self._skip_layout(_PLAMO_END)
+        yield from super()._skip_closing()

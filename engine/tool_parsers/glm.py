@@ -33,6 +33,7 @@ class GlmToolParser(XmlCallReader):
     """What ends a call, whether it belongs to it or to the next one."""
     inside = Tag(KEY, *call_end.texts)
     key, key_end, value = Tag(KEY), Tag("</arg_key>"), Tag(VALUE)
+    other_markup: tuple[str, ...] = (KEY, "</arg_key>", VALUE)
     name_end = Tag(KEY, CLOSE)
     """What shows that a name was a function's; it is left unread."""
 
@@ -56,6 +57,8 @@ class GlmToolParser(XmlCallReader):
         length = self._length
         shows = yield from self._accept(self.name_end)
         self._at = self._begin + length
+        shows = shows or (yield from self._peek_bare_key())
+        self._at = self._begin + length
         if not name or not (shows or (name in self._tools and (yield from self._is_body()))):
             return False
         self._at = self._begin + length
@@ -66,7 +69,7 @@ class GlmToolParser(XmlCallReader):
         """Read one parameter, or what is in its place; False after the last one, where the call has
         ended."""
         yield from self._skip_space()
-        if (yield from self._accept(self.key)):
+        if (yield from self._accept(self.key)) or (yield from self._peek_bare_key()):
             name = yield from self._read_key()
             if name is None:
                 return (yield from self._skip_unexpected())
@@ -80,6 +83,15 @@ class GlmToolParser(XmlCallReader):
             return not self.is_cut
         return (yield from self._skip_unexpected())
 
+    def _peek_bare_key(self) -> Steps[str]:
+        """The name of a parameter whose opening tag is missing; empty if none is here. The position does
+        not change."""
+        length = self._length
+        name = (yield from self._read_word(_KEY_NAME)).strip()
+        ended = yield from self._accept(self.key_end)
+        self._at = self._begin + length
+        return name if ended else ""
+
     def _ends_here(self) -> Steps[bool]:
         length = self._length
         ends = yield from self._accept(self.call_end)
@@ -92,9 +104,14 @@ class GlmToolParser(XmlCallReader):
         name = (yield from self._read_word(_KEY_NAME)).strip()
         ended = yield from self._accept(self.key_end)
         yield from self._skip_space()
+        yield from self._skip_type()
         if not (yield from self._accept(self.value)) and (not ended or (yield from self._has_no_value())):
             return None
         return name or None
+
+    def _skip_type(self) -> Steps[None]:
+        """Move past what says a value's type, where a format does."""
+        yield from ()
 
     def _has_no_value(self) -> Steps[bool]:
         length = self._length
@@ -135,6 +152,7 @@ class HyToolParser(GlmToolParser):
     raw_end = Tag(*call.texts, *closing.texts, *section_end.texts)
     value_end = Tag(*_both(VALUE_END))
     key, key_end, value = Tag(*_both(KEY)), Tag(*_both("</arg_key>")), Tag(*_both(VALUE))
+    other_markup = (*key.texts, *key_end.texts, *value.texts)
     call_end = Tag(*raw_end.texts, *section.texts)
     inside = Tag(*key.texts, *call_end.texts)
     name_end = Tag(*separator.texts, *key.texts, *closing.texts)
@@ -153,3 +171,40 @@ class HyToolParser(GlmToolParser):
         if (yield from self._accept(self.separator)):
             self._take()
         return (yield from super()._read_parameter())
+
+
+class HorizonToolParser(HyToolParser):
+    """K2 Horizon: the same with names of its own, and the type of a value between key and value."""
+
+    section, section_end = Tag("<ifm|tool_calls>"), Tag("</ifm|tool_calls>")
+    call = Tag("<ifm|tool_call>")
+    opening = Tag(*section.texts, *call.texts, line_breaks=1)
+    closing = Tag("</ifm|tool_call>")
+    raw_end = Tag(*call.texts, *closing.texts, *section_end.texts)
+    value_end = Tag("</ifm|arg_value>")
+    key, key_end, value = Tag("<ifm|arg_key>"), Tag("</ifm|arg_key>"), Tag("<ifm|arg_value>")
+    type, type_end = Tag("<ifm|arg_type>"), Tag("</ifm|arg_type>")
+    other_markup = (*key.texts, *key_end.texts, *value.texts)
+    call_end = Tag(*raw_end.texts, *section.texts)
+    inside = Tag(*key.texts, *call_end.texts)
+    name_end = Tag(*key.texts, *closing.texts)
+
+    def _skip_type(self) -> Steps[None]:
+        if (yield from self._accept(self.type)):
+            yield from self._read_until(self.type_end)
+            yield from self._skip_space()
+
+
+class SolarToolParser(GlmToolParser):
+    """Solar Open 2: a key ends where its value begins."""
+
+    opening = Tag("<|tool_call:start|>", line_breaks=1)
+    closing = Tag("<|tool_call:end|>")
+    raw_end = Tag(*opening.texts, *closing.texts)
+    value_end = Tag("<|tool_arg:end|>")
+    call_end = Tag(*closing.texts, *opening.texts)
+    key, value = Tag("<|tool_arg:start|>"), Tag("<|tool_arg:value|>")
+    key_end = value
+    inside = Tag(*key.texts, *call_end.texts)
+    other_markup = (*key.texts, *value.texts)
+    name_end = Tag(*key.texts, *closing.texts)

@@ -8,23 +8,16 @@ the other.
 
 from __future__ import annotations
 
-from engine.tool_parsers.call_object import CallObjectReader
-from engine.tool_parsers.reader import Steps, Tag, TaggedReader
+from engine.tool_parsers.reader import Tag
+from engine.tool_parsers.tagged.json_between import JsonBetweenTags
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
 
 
-class HermesToolParser(TaggedReader, CallObjectReader):
+class HermesToolParser(JsonBetweenTags):
     """Parses one response; see the module's text for what is a call."""
 
     opening = Tag(OPEN, line_breaks=1)
     closing = Tag(CLOSE)
     raw_end = Tag(OPEN, CLOSE)
-
-    def _read_calls(self) -> Steps[bool]:
-        yield from self._skip_space()
-        if not (yield from self._read_call_objects()):
-            return False
-        yield from self._skip_closing()
-        return True

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.tool_parsers.call_object import FENCE, FENCES, CallObjectReader, JsonScanner
-from engine.tool_parsers.parameters import Tool, ToolSchemas
+from engine.tool_parsers.parameters import Tool
 from engine.tool_parsers.reader import Steps, Tag, TaggedReader
 
 PYTHON_TAG = "<|python_tag|>"
@@ -28,10 +28,6 @@ class Llama3JsonToolParser(TaggedReader, CallObjectReader):
     opening = Tag(PYTHON_TAG, "{", "[", *(fence + "{" for fence in FENCES), line_breaks=2)
     announced_by: tuple[str, ...] = (PYTHON_TAG,)
     """Openings that only calls have."""
-
-    def __init__(self, tools: Sequence[Tool] = ()) -> None:
-        super().__init__()
-        self._tools = ToolSchemas(tools)
 
     def _opens_at_once(self) -> Steps[bool]:
         yield from self._skip_space()
@@ -104,8 +100,7 @@ class JsonToolParser(CallObjectReader):
     def __init__(self, tools: Sequence[Tool] = (), *, listed: bool = False) -> None:
         """``listed``: only a list is calls, as where the response was forced to be a list or an
         answer in JSON."""
-        super().__init__()
-        self._tools = ToolSchemas(tools)
+        super().__init__(tools)
         self._listed = listed
 
     def _read(self) -> Steps[None]:

@@ -6,10 +6,8 @@ from __future__ import annotations
 import re
 import secrets
 import string
-from collections.abc import Sequence
 
 from engine.tool_parsers.call_object import FENCE, CallObjectReader
-from engine.tool_parsers.parameters import Tool, ToolSchemas
 from engine.tool_parsers.reader import Steps, Tag, TaggedReader
 
 OPEN = "[TOOL_CALLS]"
@@ -27,10 +25,6 @@ class MistralToolParser(TaggedReader, CallObjectReader):
 
     opening = Tag(OPEN)
     raw_end = Tag(OPEN)
-
-    def __init__(self, tools: Sequence[Tool] = ()) -> None:
-        super().__init__()
-        self._tools = ToolSchemas(tools)
 
     def _read_calls(self) -> Steps[bool]:
         yield from self._skip_space()

@@ -32,7 +32,11 @@ class ToolSchemas:
             if isinstance(function, Mapping) and isinstance(function.get("name"), str):
                 self._functions[function["name"]] = function
 
-    def __contains__(self, name: str) -> bool:
+    @property
+    def names(self) -> list[str]:
+        return list(self._functions)
+
+    def __contains__(self, name: object) -> bool:
         return name in self._functions
 
     def knows_parameters(self, function: str) -> bool:
@@ -142,10 +146,12 @@ class ValueText:
     complete.
     """
 
-    def __init__(self, types: Types) -> None:
+    def __init__(self, types: Types, *, is_json: bool = False) -> None:
+        """``is_json``: a string in quotes is a string, also where the schema allows any text."""
         self._types = types
+        self._is_json = is_json
         self._held = ""
-        self._is_string = types == STRING
+        self._is_string = types == STRING and not is_json
         self._begun = False
 
     @property
@@ -153,14 +159,21 @@ class ValueText:
         """Whether there has been no text."""
         return not self._begun and not self._held
 
+    @property
+    def held(self) -> str:
+        """The text of a value that has not been decided on."""
+        return self._held
+
     def add(self, piece: str) -> str:
         if self._is_string:
             return self._string(piece)
         held, self._held = self._held, ""
         held += piece  # no other reference exists, so it grows in place
         self._held = held
-        if self._types == {"string", "null"} and not any(
-            null.startswith(self._held) for null in ("null", "None")
+        if (
+            not self._is_json
+            and self._types == {"string", "null"}
+            and not any(null.startswith(self._held) for null in ("null", "None"))
         ):
             self._is_string, self._held = True, ""
             return self._string(held)
@@ -169,6 +182,8 @@ class ValueText:
     def end(self) -> str:
         if self._is_string:
             return self._string("") + '"'
+        if self._is_json and _json_type(self._held) == "string":
+            return self._held.strip()
         return value_text(self._held, self._types)
 
     def _string(self, piece: str) -> str:

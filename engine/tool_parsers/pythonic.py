@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 
 from engine.tool_parsers.call_object import FENCE, FENCES
-from engine.tool_parsers.parameters import STRING, ArgumentText, Tool, ToolSchemas, Types, value_text
+from engine.tool_parsers.parameters import STRING, ArgumentText, Tool, Types, value_text
 from engine.tool_parsers.python_literal import LiteralScanner, literal_json
 from engine.tool_parsers.reader import Steps, Tag, TaggedReader
 
@@ -26,10 +26,12 @@ _CLOSE = Tag(")")
 _EQUALS = Tag("=")
 _COMMA = Tag(",")
 _FENCE_END = Tag("```")
+_LFM_END = "<|tool_call_end|>"
 _NOTHING = "nothing"
 """Literals that JSON does not have."""
 
 _FUNCTION = re.compile(r"[\w.\-]*+")
+_ESCAPED = re.compile(r"\\.|['\"]", re.DOTALL)
 _PARAMETER = re.compile(r"\w*+")
 
 
@@ -41,9 +43,8 @@ class PythonicToolParser(TaggedReader):
     start = START
     """Announces a list of calls."""
 
-    def __init__(self, tools: Sequence[Tool]) -> None:
-        super().__init__()
-        self._tools = ToolSchemas(tools)
+    def __init__(self, tools: Sequence[Tool] = ()) -> None:
+        super().__init__(tools)
         self._function = ""
         self._arguments = ArgumentText()
         self._announced = False
@@ -72,10 +73,21 @@ class PythonicToolParser(TaggedReader):
         """After a call: a comma and another one; False if there is none."""
         self._take()
         yield from self._skip_space()
-        if (yield from self._accept(_COMMA)) and (yield from self._read_call()):
-            return True
+        if (yield from self._accept(_COMMA)):
+            if (yield from self._read_call()):
+                return True
+            yield from self._skip_last_comma()
         self._at = self._begin
         return False
+
+    def _skip_last_comma(self) -> Steps[None]:
+        """Settle a comma behind the last call of the list."""
+        self._at = self._begin
+        yield from self._skip_space()
+        yield from self._accept(_COMMA)
+        yield from self._skip_space()
+        if (yield from self._peek()) == "]":
+            self._take()
 
     def _read_call(self) -> Steps[bool]:
         yield from self._skip_space()
@@ -108,6 +120,7 @@ class PythonicToolParser(TaggedReader):
         """A parameter's value and what follows it: the next one's name, empty behind the last."""
         text = yield from self._read_literal()
         if text is None:
+            self._give_arguments(self._arguments.key(name) + self._unsettled)
             self._take()
             self.is_cut = True
             return ""
@@ -132,29 +145,38 @@ class PythonicToolParser(TaggedReader):
             self._take()
             self.is_cut = True
             return
-        if not (yield from self._accept(_CLOSE)):
-            self._at = self._begin
+        closed = yield from self._accept(_CLOSE)
         self._give_arguments(self._arguments.end())
+        if not closed and (yield from self._peek()) != "]":
+            yield from self._pass_unnamed()
         self._take()
+
+    def _pass_unnamed(self) -> Steps[None]:
+        """What follows is no argument with a name: it is told as it stands, up to the call's end."""
+        self._at = self._begin
+        found = yield from self._pass_until(Tag(")", *self.closing.texts), self._give_stray)
+        self._at -= 0 if found == ")" else len(found)
 
     def _read_literal(self) -> Steps[str | None]:
         """The text up to the end of an argument; None, with all of it read, if it does not end."""
         offset = self._length
-        scanner = LiteralScanner()
+        scanner = LiteralScanner(is_last=self._ended)
         while True:
             self._at = scanner.scan(self._text, self._at)
             if scanner.ended:
                 return self._text[self._begin + offset : self._at]
-            if not (yield from self._more()):
+            if scanner.is_last:
                 self._at = len(self._text)
                 return None
+            yield from self._more()
+            scanner.is_last = self._ended
 
 
 def _value_json(text: str, types: Types | None) -> str:
     """The JSON text of a value; where its Python type differs from the schema's, the schema has
     precedence."""
     text = text.strip()
-    literal = literal_json(text)
+    literal = literal_json(text) or _loosely_quoted(text)
     if literal is None:
         return value_text(text, types or STRING)
     is_string = literal.startswith('"')
@@ -165,12 +187,43 @@ def _value_json(text: str, types: Types | None) -> str:
     return literal
 
 
+def _loosely_quoted(text: str) -> str | None:
+    """The JSON string of a text in quotes that holds such quotes itself; None if this is none."""
+    quote = text[:1]
+    if len(text) < 2 or quote not in ("'", '"') or not text.endswith(quote):
+        return None
+    inner = _ESCAPED.sub(lambda found: f"\\{quote}" if found.group() == quote else found.group(), text[1:-1])
+    return literal_json(quote + inner + quote)
+
+
 class LfmToolParser(PythonicToolParser):
-    """LFM2: the list stands between tokens of its own."""
+    """LFM2: the list stands between tokens of its own. The model is known to write it once more behind them;
+    that calls nothing."""
 
     start = "<|tool_call_start|>"
     opening = Tag(start, "[", *(fence + "[" for fence in FENCES), line_breaks=2)
     closing = Tag("<|tool_call_end|>")
+    _written = ""
+    """The text of the list that is being read."""
+
+    def _take(self) -> None:
+        self._written += self._unsettled
+        super()._take()
+
+    def _read_calls(self) -> Steps[bool]:
+        self._written = ""
+        if not (yield from super()._read_calls()):
+            return False
+        if self._announced:
+            yield from self._skip_echo(self._written.split(self.start, 1)[-1].split(_LFM_END)[0].strip())
+        return True
+
+    def _skip_echo(self, written: str) -> Steps[None]:
+        """Move past the same list once more, and its end."""
+        yield from self._skip_space()
+        if written and (yield from self._accept(Tag(written))):
+            yield from self._skip_layout(self.closing)
+        self._at = self._begin
 
 
 class OlmoToolParser(PythonicToolParser):

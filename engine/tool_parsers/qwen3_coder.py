@@ -100,15 +100,19 @@ class Qwen3CoderToolParser(XmlCallReader):
         return (yield from self._look_ahead(_AFTER_MISSING_END)) != VALUE_END
 
 
-class SeedToolParser(Qwen3CoderToolParser):
-    """Seed-OSS, whose calls stand between tags of its own, and values in no line of their own."""
+class MimoToolParser(Qwen3CoderToolParser):
+    """MiMo, whose values stand in no line of their own: line breaks belong to them."""
 
     value_end = Tag(VALUE_END)
+
+    def _skip_line_break(self) -> Steps[None]:
+        yield from ()
+
+
+class SeedToolParser(MimoToolParser):
+    """Seed-OSS, whose calls stand between tags of its own."""
 
     opening = Tag("<seed:tool_call>", FUNCTION, line_breaks=2)
     closing = Tag("</seed:tool_call>")
     raw_end = Tag("<seed:tool_call>", "</seed:tool_call>")
     inside = Tag(PARAMETER, "</function>", "</seed:tool_call>", FUNCTION, "<seed:tool_call>")
-
-    def _skip_line_break(self) -> Steps[None]:
-        yield from ()

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
 from engine.tool_parsers.base import ContentDelta, ReplyDelta, ToolCallDelta, new_call_id
+from engine.tool_parsers.parameters import Tool, ToolSchemas
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
@@ -21,6 +22,12 @@ Steps = Generator[None, None, T]
 MAX_NAME_CHARS = 256
 """A longer text is not the name of a function or a parameter."""
 
+_MIN_HEAD_CHARS = 4
+"""A shorter beginning of a tag, at the end of a reply that was cut off, is taken for text."""
+
+_FENCE_LINE = re.compile(r" {0,3}(`{3,}|~{3,})([^\n]*)")
+_MAX_FENCE_CHARS = 200
+"""Of a longer line only the beginning is looked at."""
 _NOT_SPACE = re.compile(r"\S")
 _TOO_MANY = re.compile(r"[}\])`\s]*+")
 """Superfluous text that models write after a call: closing brackets, the end of a fence."""
@@ -61,6 +68,9 @@ class Tag:
         return 0
 
 
+_EMPTY_LIST = Tag("[]", "[ ]")
+
+
 class ReplyReader(ABC):
     """Parses one response. A format implements ``_read``.
 
@@ -70,14 +80,21 @@ class ReplyReader(ABC):
 
     is_cut = False
     """Whether the response ended inside its last call."""
+    cut_head = ""
+    """The beginning of a call, at the response's end, that does not say yet what it calls: content if the
+    model ended the response there, nothing if its length did."""
 
-    def __init__(self) -> None:
+    def __init__(self, tools: Sequence[Tool] = ()) -> None:
+        self._tools = ToolSchemas(tools)
+        """The functions that the response may call."""
         self._text = ""
         self._begin = 0
         self._at = 0
         self._ended = False
         self._deltas: list[ReplyDelta] = []
         self._num_calls = 0
+        self._ran_out = False
+        """Whether a decision had to be made since no more text comes."""
         self._steps = self._read()
 
     @abstractmethod
@@ -122,6 +139,7 @@ class ReplyReader(ABC):
     def _more(self) -> Steps[bool]:
         """Wait for text; False if no more will come."""
         if self._ended:
+            self._ran_out = True
             return False
         yield
         return True
@@ -190,15 +208,17 @@ class ReplyReader(ABC):
             if not tag.may_begin(self._text, self._at) or not (yield from self._more()):
                 return ""
 
-    def _pass_until(self, tag: Tag, give: Callable[[str], None]) -> Steps[str]:
+    def _pass_until(self, tag: Tag, give: Callable[[str], None], *, leaves_head: bool = False) -> Steps[str]:
         """Give out the text before the next tag and move past the tag; return its text, or an empty
         one if none came.
 
-        The tag itself is not settled: it may yet be content.
+        The tag itself is not settled: it may yet be content. ``leaves_head``: nor is what may be its
+        beginning at the response's end.
         """
         while True:
             found = tag.search(self._text, self._at)
-            end = found.start() if found else len(self._text) - self._num_held(tag)
+            num_held = tag.num_held(self._text, self._at) if leaves_head else self._num_held(tag)
+            end = found.start() if found else len(self._text) - num_held
             if end > self._at:
                 give(self._text[self._at : end])
             self._begin = self._at = end
@@ -275,57 +295,179 @@ class ReplyReader(ABC):
         if text:
             self._deltas.append(ToolCallDelta(self._num_calls - 1, arguments=text))
 
+    def _give_stray(self, text: str) -> None:
+        """Give text inside the last call that is neither an argument nor markup."""
+        if text:
+            self._deltas.append(ToolCallDelta(self._num_calls - 1, stray=text))
+
     def _new_id(self, name: str) -> str:
         return new_call_id()
 
 
+class Fences:
+    """Whether content that comes in pieces has opened a fence of code, as CommonMark defines it, and not
+    closed it: a call in it is an example."""
+
+    def __init__(self) -> None:
+        self._line = ""
+        self._opened = ""
+        """The characters that opened it."""
+
+    def read(self, text: str) -> None:
+        *lines, rest = text.split("\n")
+        for line in lines:
+            self._opened = _fence_behind(self._opened, self._line + line)
+            self._line = ""
+        self._line += rest[: _MAX_FENCE_CHARS - len(self._line)]
+
+    @property
+    def is_open(self) -> bool:
+        """At the position reached, as if its line ended here."""
+        return bool(_fence_behind(self._opened, self._line))
+
+
+def _fence_behind(opened: str, line: str) -> str:
+    """The fence that is open behind a line, which may open or close one."""
+    found = _FENCE_LINE.fullmatch(line)
+    if found is None:
+        return opened
+    marks, info = found.groups()
+    if opened:
+        closes = marks[0] == opened[0] and len(marks) >= len(opened) and not info.strip()
+        return "" if closes else opened
+    return "" if marks[0] == "`" and "`" in info else marks
+
+
 class TaggedReader(ReplyReader):
     """A format in which an opening tag announces calls; white space between and after them is layout."""
+
+    def __init__(self, tools: Sequence[Tool] = ()) -> None:
+        super().__init__(tools)
+        self._fences = Fences()
 
     opening: Tag
     closing: Tag | None = None
     """Ends a call, or several. A late one is not content either."""
     _late = False
     """Whether a closing tag is still expected."""
+    _aside = ""
+    """Text in a section that is no call, and has not been given out: it is content if there is a call."""
 
     def _read(self) -> Steps[None]:
         opened = yield from self._opens_at_once()
         if not opened:
             self._at = self._begin
         while opened or (yield from self._pass_until_opening()):
+            if not opened and self._fences.is_open and self._announces(self._unsettled):
+                self._go_back(self._length)  # an example, not a call
+                continue
             opened = False
             while (yield from self._read_opened()):
-                yield from self._skip_space()
+                yield from self._skip_stray_ends()
                 if self._at == len(self._text):  # the response has ended
                     self._take()
                     return
                 if not (yield from self._accept(self.opening)):
                     self._at = self._begin
                     break
+            if self.cut_head:
+                return
+
+    def _skip_stray_ends(self) -> Steps[None]:
+        """After a call: move past white space, and settle closing tags that close nothing."""
+        yield from self._skip_space()
+        ends = self._ends_of_nothing
+        while ends is not None and (yield from self._accept(ends)):
+            self._take()
+            yield from self._skip_space()
 
     def _pass_until_opening(self) -> Steps[str]:
         """Give out the text before the next opening tag, and move past the tag."""
         while self.closing is not None and self._late:
             tag = Tag(*self.opening.texts, *self.closing.texts, line_breaks=self.opening.line_breaks)
-            found = yield from self._pass_until(tag, self._give_content)
+            found = yield from self._pass_until(tag, self._give_content, leaves_head=True)
+            if not found:
+                return self._leave_head()
             if not found.endswith(self.closing.texts):
                 return found
             self._take()
             self._late = False
-        return (yield from self._pass_until(self.opening, self._give_content))
+        found = yield from self._pass_until(self.opening, self._give_content, leaves_head=True)
+        return found or self._leave_head()
+
+    def _leave_head(self) -> str:
+        """At the response's end: what is left may be the beginning of an opening tag."""
+        self._at = len(self._text)
+        head = self._unsettled.lstrip("\n")
+        if len(head) >= _MIN_HEAD_CHARS and self._announces(head):
+            self.cut_head = self._unsettled
+            self._take()
+        return ""
 
     def _opens_at_once(self) -> Steps[bool]:
         """Whether the response begins with what may be a call, though no tag announces it."""
         yield from ()
         return False
 
+    def _announces(self, opening: str) -> bool:
+        """Whether an opening, or the beginning of one, is markup and not a text that answers have, too."""
+        return not opening.endswith(("{", "[")) and not opening.startswith("```")
+
+    @property
+    def _ends_of_nothing(self) -> Tag | None:
+        """Closing tags, which are layout behind a call, and behind an opening tag that opens nothing."""
+        return self.closing
+
     def _read_opened(self) -> Steps[bool]:
         """After an opening tag: False if no call followed, so that the tag was content."""
         length = self._length
+        opening = self._unsettled.lstrip("\n")
+        if opening and self._announces(opening) and (yield from self._opens_nothing(opening)):
+            return True
+        self._at = self._begin + length
+        self._ran_out, self._aside = False, ""
+        num_before = self._num_calls
         if (yield from self._read_calls()):
             self._take()
+            self._give_aside()
             return True
+        if self._ran_out and opening and self._announces(opening) and self._num_calls == num_before:
+            only_tag = self._num_calls and not self._text[self._begin + length :].strip()
+            self.cut_head = "" if only_tag else self._text[self._begin :]
+            self._begin = self._at = len(self._text)
+            return False
         self._go_back(length)
+        return False
+
+    def _begin_call(self, name: str, arguments: str = "") -> None:
+        self._give_aside()
+        super()._begin_call(name, arguments)
+
+    def _give_aside(self) -> None:
+        aside, self._aside = self._aside, ""
+        self._give_content(aside)
+
+    def _give_content(self, text: str) -> None:
+        self._fences.read(text)
+        super()._give_content(text)
+
+    def _opens_nothing(self, opening: str) -> Steps[bool]:
+        """Whether an opening tag is followed by its end, or written twice: then it is layout."""
+        length = self._length
+        yield from self._skip_space()
+        listed = yield from self._accept(_EMPTY_LIST)
+        yield from self._skip_space()
+        ends = self._ends_of_nothing
+        is_block = not opening.endswith(('"', "="))
+        if (is_block and ends is not None and (yield from self._accept(ends))) or (listed and ends is None):
+            self._take()
+            return True
+        self._at = self._begin + length
+        yield from self._skip_space()
+        if is_block and (yield from self._accept(Tag(opening))):
+            self._begin += length
+            self._at = self._begin
+            return True
         return False
 
     @abstractmethod

@@ -1,5 +1,6 @@
 """Makes every parser's output valid for clients: whole calls have a JSON object as arguments, and
-white space next to calls is not content.
+white space next to calls is not content. Of a call that the reply's length cut off before its
+arguments nothing is shown.
 
 It knows no format.
 """
@@ -32,8 +33,15 @@ class SoundCalls:
         """The response has ended: return what was held back. ``is_whole``: the model ended it, so
         it may have ended a call, too."""
         deltas = self._sound(self._parser.finish())
-        if is_whole and self._arguments is not None and not self._is_cut(self._arguments):
+        if self._arguments is not None and (
+            self._arguments.is_closed or (is_whole and not self._is_cut(self._arguments))
+        ):
             self._end_call(deltas)
+        elif self._arguments is not None and (rest := self._arguments.leave()):
+            deltas.append(ToolCallDelta(self._index, arguments=rest))
+        head: str = getattr(self._parser, "cut_head", "")
+        if is_whole and head:  # what the model ended there is no call, so it is shown
+            self._add_content(ContentDelta(head), deltas)
         if self._space and self._index < 0:
             deltas.append(ContentDelta(self._space))
             self._space = ""
@@ -77,6 +85,8 @@ class SoundCalls:
             return
         assert self._arguments is not None
         piece = self._arguments.feed(delta.arguments)
+        if delta.stray:
+            self._arguments.add_stray(delta.stray)
         if piece or delta.name is not None:
             sound.append(ToolCallDelta(delta.index, delta.call_id, delta.name, piece))
 

@@ -7,12 +7,11 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
-from engine.tool_parsers.call_object import ARGUMENT_KEYS, FENCE, CallObjectReader
+from engine.tool_parsers.call_object import FENCE, WRAPPER_KEYS, CallObjectReader
 from engine.tool_parsers.parameters import (
     STRING,
     ArgumentText,
     Tool,
-    ToolSchemas,
     Types,
     ValueText,
     value_text,
@@ -22,22 +21,29 @@ from engine.tool_parsers.reader import Steps, Tag, TaggedReader
 _FUNCTION_NAME = re.compile(r"[^\s<>{}\[\]\"'=]*+")
 _PARAMETER_NAME = re.compile(r"[^<>\"\n]*+")
 _LINE_BREAK = Tag("\n")
+_TAG_NAME = re.compile(r"[\w:]*+")
+_REST_OF_TAG = r"[\w:]*(?:>|<\|sep\|>)"
+_TAG_END = Tag(">", "<|sep|>")
 
 
 class XmlCallReader(TaggedReader, CallObjectReader):
     """A format whose parameters are text between tags, typed by the tools' schemas.
 
-    A call may also hold its arguments as one JSON object. Any other text is discarded, unless it is
-    in the place of all arguments: then it is what the model wrote instead of them.
+    A call may also hold its arguments as one JSON object. Any other text is told as what the model wrote
+    instead of arguments, or beside them.
     """
 
     value_end: Tag
     inside: Tag
     """The tags that may come in a call after its name, and signs that its end tag is missing."""
+    other_markup: tuple[str, ...] = ()
+    """Other tags of the format."""
+    own_mark: str | None = None
+    """Begins every closing tag of a format whose marks no other text contains: there a misspelt one ends a
+    value, too."""
 
-    def __init__(self, tools: Sequence[Tool]) -> None:
-        super().__init__()
-        self._tools = ToolSchemas(tools)
+    def __init__(self, tools: Sequence[Tool] = ()) -> None:
+        super().__init__(tools)
         self._function = ""
         self._arguments = ArgumentText()
 
@@ -54,6 +60,8 @@ class XmlCallReader(TaggedReader, CallObjectReader):
     def _end_function(self) -> None:
         self._take()
         self._give_arguments(self._arguments.end())
+        if self._arguments.has_begun:
+            self._give_stray(self._arguments.said_instead)
 
     def _read_function_name(self, end: Tag) -> Steps[str | None]:
         """The name before a tag, which is consumed; None if that is not a name."""
@@ -88,22 +96,30 @@ class XmlCallReader(TaggedReader, CallObjectReader):
         found = yield from self._find(self.inside)
         if found:
             self._at -= len(found)
-        if not self._arguments.has_begun:
-            self._arguments.said_instead += self._unsettled
+        self._arguments.said_instead += self._without_markup(self._unsettled)
         if not found:
             self.is_cut = True
-            self._give_arguments(self._arguments.said_instead)
+            give = self._give_stray if self._arguments.has_begun else self._give_arguments
+            give(self._arguments.said_instead)
         self._take()
         return bool(found)
 
-    def _pass_value(self, parameter: str, types: Types | None = None) -> Steps[bool]:
+    def _without_markup(self, text: str) -> str:
+        """Text of a call without tags that are merely too many, or misspelt."""
+        for tag in (*self.value_end.texts, *self.other_markup):
+            text = text.replace(tag, "")
+        return text if self.own_mark is None else re.sub(re.escape(self.own_mark) + _REST_OF_TAG, "", text)
+
+    def _pass_value(
+        self, parameter: str, types: Types | None = None, *, is_json: bool = False
+    ) -> Steps[bool]:
         """Pass on the text before the end tag as a parameter's value; False if the response ends
-        before."""
+        before. ``is_json``: the format says that the text is JSON, whatever the schema says."""
         self._take()
         if types is None:
             types = self._tools.types(self._function, parameter)
         pieces: list[str] = []
-        value = ValueText(STRING if types is None else types)
+        value = ValueText(STRING if types is None else types, is_json=is_json)
         wraps = self._may_wrap(parameter)
         if not wraps:
             self._give_arguments(self._arguments.key(parameter))
@@ -116,6 +132,8 @@ class XmlCallReader(TaggedReader, CallObjectReader):
 
         if not (yield from self._pass_until_end(self.value_end, give)):
             self.is_cut = True
+            self._give_arguments("".join(pieces) if wraps else value.held)
+            self._give_stray(self._arguments.said_instead)
             return False
         self._give_arguments(self._unwrapped(parameter, "".join(pieces)) if wraps else value.end())
         self._take()
@@ -124,13 +142,20 @@ class XmlCallReader(TaggedReader, CallObjectReader):
     def _pass_until_end(self, end: Tag, give: Callable[[str], None]) -> Steps[bool]:
         """Pass on the text up to the end tag, or to a sign that it is missing; False if neither
         comes."""
-        either = Tag(*end.texts, *self.inside.texts, line_breaks=1)
+        marks = () if self.own_mark is None else (self.own_mark,)
+        either = Tag(*end.texts, *self.inside.texts, *marks, line_breaks=1)
         while found := (yield from self._pass_until(either, give)):
             tag = found.lstrip("\n")
+            if tag in marks:
+                tag = yield from self._whole_tag(tag, end)
+                found = self._unsettled
             if tag in end.texts:
                 give(found[: max(0, len(found) - len(tag) - end.line_breaks)])
                 return True
-            if (yield from self._shows_missing_end(tag)):
+            if tag in marks:
+                if (yield from self._skip_misspelt()):
+                    return True
+            elif (yield from self._shows_missing_end(tag)):
                 self._at = self._begin + len(found) - len(tag)
                 return True
             self._at = self._begin + len(found)
@@ -138,11 +163,27 @@ class XmlCallReader(TaggedReader, CallObjectReader):
             self._take()
         return False
 
+    def _whole_tag(self, mark: str, end: Tag) -> Steps[str]:
+        """After the mark that begins all closing tags: move past the tag if it is one, and return it."""
+        self._at -= len(mark)
+        tag = yield from self._accept(Tag(*end.texts, *self.inside.texts))
+        self._at += 0 if tag else len(mark)
+        return tag or mark
+
+    def _skip_misspelt(self) -> Steps[bool]:
+        """After the mark that begins all closing tags: move past the rest of one, whatever its name."""
+        length = self._length
+        yield from self._read_word(_TAG_NAME)
+        if (yield from self._accept(_TAG_END)):
+            return True
+        self._at = self._begin + length
+        return False
+
     def _may_wrap(self, parameter: str) -> bool:
         """Whether a parameter's name is no parameter, but the usual name of an object that wraps
         all of them."""
         return (
-            parameter in ARGUMENT_KEYS
+            parameter in WRAPPER_KEYS
             and self._function in self._tools
             and not self._arguments.has_begun
             and self._tools.types(self._function, parameter) is None

@@ -6,6 +6,7 @@ Each excerpt is the assistant's part of the family's published template, in our 
 from __future__ import annotations
 
 from tests.tool_parsers.family import CALLS, TOOLS, Call, Family
+from tests.tool_parsers.newer_families import NEWER_FAMILIES
 from tests.tool_parsers.rarer_families import RARER_FAMILIES
 
 __all__ = ["CALLS", "COMMON_PIECES", "FAMILIES", "HERMES", "TOOLS", "Call", "Family"]
@@ -411,6 +412,7 @@ FAMILIES = [
     *(HERMES, QWEN3_CODER, GLM45, GLM47, LLAMA3_JSON, MISTRAL, MISTRAL_ARGS, MISTRAL_BARE, DEEPSEEK_V3),
     *(DEEPSEEK_V31, DEEPSEEK_V32, KIMI_K2, PYTHONIC, HARMONY, JSON),
     *RARER_FAMILIES,
+    *NEWER_FAMILIES,
 ]
 COMMON_PIECES = [
     "\n",

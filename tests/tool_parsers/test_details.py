@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from engine.tool_parsers import read_reply
 from engine.tool_parsers.formats import ReplyFormat
 from tests.tool_parsers.families import (
     DEEPSEEK_V3,
@@ -60,7 +61,7 @@ HARMONY_PREAMBLE = (
             " ok",
             [("bash", '{"note": null}')],
         ),
-        (QWEN3_CODER, "<tool_call><function=f>oops", "", [("f", "")]),
+        (QWEN3_CODER, "<tool_call><function=f>oops", "", [("f", "oops")]),
         # GLM: no parameters, with and without a line break.
         (GLM45, "<tool_call>f</tool_call>\n<tool_call>g\n</tool_call>", "", [("f", "{}"), ("g", "{}")]),
         # Llama 3: the tag, other keys, arguments as text.
@@ -100,7 +101,7 @@ HARMONY_PREAMBLE = (
             PYTHONIC,
             "<|python_start|>[f(a=1e999, b=nan)]<|python_end|>",
             "",
-            [("f", '{"a": 1e999, "b": "nan"}')],
+            [("f", '{"a": "1e999", "b": "nan"}')],
         ),
         # Harmony: the recipient in either place, an empty body, a preamble for the user.
         (
@@ -134,14 +135,12 @@ def test_what_models_also_write(family: Family, text: str, content: str, calls: 
     [
         (QWEN3_CODER, "write <function=name> to call, or <tool_call> before it"),
         (QWEN3_CODER, "<tool_call><function=two words></function></tool_call>"),
-        (GLM45, "<tool_call>two words</tool_call> and <tool_call></tool_call>"),
+        (GLM45, "<tool_call>two words</tool_call> and two"),
         (LLAMA3_JSON, '{"name": "Bob", "age": 5}'),
         (LLAMA3_JSON, '{"city": "Rome", "name": "f", "parameters": {}}'),
         (LLAMA3_JSON, "<|python_tag|>print(1)"),
         (MISTRAL, "[TOOL_CALLS] are [what] I make"),
         (DEEPSEEK_V3, "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f"),
-        (DEEPSEEK_V32, f"<{DSML}function_calls>\n</{DSML}function_calls>"),
-        (KIMI_K2, "<|tool_calls_section_begin|><|tool_calls_section_end|>"),
         (PYTHONIC, "[link](https://x) [f(a)] [g(a == b)]"),
         (PYTHONIC, "[1, 2]"),
         (PYTHONIC, "f(a=1)"),
@@ -233,5 +232,5 @@ def test_a_value_has_the_type_of_its_schema(schema: Any, text: str, value: objec
     parameters = {"type": "object", "properties": {"p": schema}, "$defs": definitions}
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
     parser = ReplyFormat.choose("glm45", "none", None).parser(tools, "")
-    deltas = parser.feed(f"<tool_call>f<arg_key>p</arg_key><arg_value>{text}</arg_value></tool_call>")
-    assert json.loads("".join(getattr(delta, "arguments", "") for delta in deltas)) == {"p": value}
+    reply = read_reply(parser, f"<tool_call>f<arg_key>p</arg_key><arg_value>{text}</arg_value></tool_call>")
+    assert json.loads(reply.calls[0].arguments) == {"p": value}

@@ -60,14 +60,14 @@ def test_arguments_are_streamed(family: Family) -> None:
     assert calls == deltas
     assert (calls[0].name, calls[0].arguments) == ("bash", "")
     assert all(delta.name is None and delta.call_id is None for delta in calls[1:])
-    assert len(calls) > (3 if family.name in ("pythonic", "lfm2", "olmo3") else 200)
+    assert len(calls) > (2 if family.name in ("pythonic", "lfm2", "olmo3") else 200)
 
 
 @each_family
 @settings(max_examples=40)
 @given(data=st.data())
 def test_the_cuts_never_matter(family: Family, data: st.DataObject) -> None:
-    """Any text, cut anywhere, raises nothing and is read as the whole is; without a call all is content."""
+    """Any text, cut anywhere, is read as the whole is; without a call all but tags is content."""
     pieces = st.sampled_from([*family.pieces, *COMMON_PIECES])
     text = "".join(data.draw(st.lists(pieces, max_size=14)))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
@@ -76,7 +76,19 @@ def test_the_cuts_never_matter(family: Family, data: st.DataObject) -> None:
     assert summary(read_in_pieces(family, parts)) == summary(whole)
     assert summary(read_in_pieces(family, list(text))) == summary(whole)
     if not whole.calls and not ("<|message|>" in text and family.name == "openai"):
-        assert whole.content == text
+        assert without_markup(family, whole.content) == without_markup(family, text)
+
+
+def without_markup(family: Family, text: str) -> str:
+    """The text without the format's tags: those that enclose nothing are layout."""
+    tool_format = ReplyFormat.choose(family.name, "none", None).tool_format
+    assert tool_format is not None
+    tags = {*tool_format.tags, *tool_format.ends_thinking, *tool_format.begins_call, "[]", "</tool_calls>"}
+    tags |= {"<function=", "<|close|>tools<|sep|>", "<|call|>", "<|end|>"}
+    tags |= {tag.replace("<", "</", 1) for tag in tags} | {tag.replace("<tool", "</tool") for tag in tags}
+    for tag in sorted(tags - {"{", "["}, key=len, reverse=True):
+        text = text.replace(tag, "")
+    return "".join(text.split())
 
 
 words = st.text("ab c.,\n?é😀", max_size=20)

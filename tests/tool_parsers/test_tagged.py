@@ -120,7 +120,7 @@ def arguments(text: str) -> dict[str, Any] | None:
         (
             "gemma4",
             '<|tool_call>call:write{path:<|"|>a<|"|> ? }<tool_call|>\n<|tool_call>call:stop{}<tool_call|>',
-            [("write", {"path": "a"}), ("stop", {})],
+            [("write", {"path": "a", "INVALID_JSON": '{"path": "a" ? }'}), ("stop", {})],
         ),
         (
             "minimax_m3",

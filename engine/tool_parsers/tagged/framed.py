@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from engine.tool_parsers.parameters import Tool
 from engine.tool_parsers.reader import Steps, Tag, TaggedReader
 from engine.tool_parsers.tagged.json_between import JsonBetweenTags
 
@@ -36,8 +37,8 @@ class FramedReader(TaggedReader):
     _framed = False
     """Whether the answer has begun with its tag."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, tools: Sequence[Tool] = ()) -> None:
+        super().__init__(tools)
         texts = () if self.calls is None else self.calls.texts
         self.opening = Tag(*self.frame.begins, *self.frame.ends, *texts, line_breaks=self.frame.line_breaks)
 
@@ -82,6 +83,7 @@ class FramedCalls(FramedReader, JsonBetweenTags):
 
 COHERE = Frame(("<|START_RESPONSE|>", "<|START_TEXT|>"), ("<|END_RESPONSE|>", "<|END_TEXT|>"))
 ERNIE = Frame(("<response>",), ("</response>",), line_breaks=1)
+HUNYUAN = Frame(("<answer>",), ("</answer>",), line_breaks=1)
 
 
 class CohereToolParser(FramedCalls):
@@ -104,6 +106,20 @@ class ErnieToolParser(FramedCalls):
     raw_end = Tag("<tool_call>", "</tool_call>")
 
 
+class HunyuanToolParser(FramedCalls):
+    """Hunyuan A13B and Jamba: ``<tool_calls>[...]</tool_calls>``, behind an answer in ``<answer>`` if the
+    model has thought."""
+
+    frame = HUNYUAN
+    calls = Tag("<tool_calls>")
+    closing = Tag("</tool_calls>")
+    raw_end = Tag("<tool_calls>", "</tool_calls>")
+
+
+class _HunyuanAnswer(FramedReader):
+    frame = HUNYUAN
+
+
 class _CohereAnswer(FramedReader):
     frame = COHERE
 
@@ -114,3 +130,4 @@ class _ErnieAnswer(FramedReader):
 
 COHERE_ANSWER: Callable[[], FramedReader] = _CohereAnswer
 ERNIE_ANSWER: Callable[[], FramedReader] = _ErnieAnswer
+HUNYUAN_ANSWER: Callable[[], FramedReader] = _HunyuanAnswer

@@ -10,18 +10,21 @@ import json
 import re
 
 from engine.tool_parsers.call_object import CallObjectReader
-from engine.tool_parsers.parameters import value_text
+from engine.tool_parsers.parameters import STRING, Types, ValueText, value_text
 from engine.tool_parsers.reader import Steps, Tag, TaggedReader
 
 _NAME = re.compile(r"[^\s<>{}\[\]\"'=,()]*+")
-_KEY = re.compile(r"[^<>{}\[\],:\"]*+")
-_SCALAR_END = Tag(",", "}", "]", "<tool_call|>", "<end_function_call>")
+_KEY = re.compile(r"[^<>{}\[\]()=,:\"]*+")
 _CALL = Tag("call:")
-_OBJECT, _OBJECT_END = Tag("{"), Tag("}")
-_LIST, _LIST_END = Tag("["), Tag("]")
 _COLON, _COMMA = Tag(":"), Tag(",")
+_ASSIGNS = Tag(":", "=")
+_ENDS = {"{": "}", "[": "]", "(": ")"}
+_BEGINS_ITEM = re.compile(r"[\w\"\[{+.-]")
 MAX_DEPTH = 32
 """Deeper values are read as text."""
+
+Path = tuple[str, ...]
+"""The names that lead to a value: of a parameter, of members, ``item`` for an item of a list."""
 
 
 class GemmaToolParser(TaggedReader, CallObjectReader):
@@ -31,24 +34,44 @@ class GemmaToolParser(TaggedReader, CallObjectReader):
     closing = Tag("<tool_call|>")
     raw_end = Tag("<|tool_call>", "<tool_call|>")
     quote = Tag('<|"|>')
+    _function = ""
+
+    def _opens_at_once(self) -> Steps[bool]:
+        """A call of one of the tools, without its opening tag."""
+        yield from self._skip_space()
+        length = self._length
+        name = ""
+        if (yield from self._accept(_CALL)):
+            name = yield from self._read_word(_NAME)
+        opens = name in self._tools and (yield from self._peek()) in ("{", "(")
+        self._at = self._begin + length
+        return opens
 
     def _read_calls(self) -> Steps[bool]:
         yield from self._skip_space()
         if (yield from self._peek()) == "{":
             return (yield from self._read_json())
-        if not (yield from self._accept(_CALL)):
-            return False
+        announced = (yield from self._accept(_CALL)) or (yield from self._accept(_COLON))
         yield from self._skip_space()
         name = yield from self._read_word(_NAME)
         yield from self._skip_space()
-        if not name or (yield from self._peek()) != "{":
+        begins = yield from self._peek()
+        if not name or not (begins in ("{", "(") or (yield from self._has_no_arguments(name, announced))):
             return False
-        self._begin_call(name)
-        if (yield from self._pass_members(0)):
+        self._function = name
+        self._begin_call(name, "" if begins in ("{", "(") else "{}")
+        if begins not in ("{", "(") or (yield from self._pass_members(begins, ())):
             yield from self._skip_closing()
         else:
             yield from self._leave_call()
         return True
+
+    def _has_no_arguments(self, name: str, announced: str) -> Steps[bool]:
+        """Whether the call ends behind its name. The position does not change."""
+        length = self._length
+        ends = yield from self._accept(self.closing)
+        self._at = self._begin + length
+        return bool(ends) and bool(announced or name in self._tools)
 
     def _read_json(self) -> Steps[bool]:
         if not (yield from self._read_call_objects()):
@@ -57,29 +80,32 @@ class GemmaToolParser(TaggedReader, CallObjectReader):
         return True
 
     def _leave_call(self) -> Steps[None]:
-        """Of arguments that make no sense from here on, the rest is discarded with the call's end."""
-        self._take()
-        if not (yield from self._find(Tag(*self.closing.texts, *self.opening.texts))):
+        """Of arguments that make no sense from here on, the rest is told as it stands."""
+        self._at = self._begin
+        found = yield from self._pass_until(self.raw_end, self._give_stray)
+        if not found:
             self.is_cut = True
-        elif self._unsettled.endswith(self.opening.texts):
-            self._at -= len(self.opening.texts[0])
+        elif found in self.opening.texts:
+            self._at = self._begin
         self._take()
 
-    def _pass_members(self, depth: int) -> Steps[bool]:
+    def _pass_members(self, begin: str, path: Path) -> Steps[bool]:
         """Pass on the object at this position as JSON; False if it is cut off or goes wrong."""
-        yield from self._accept(_OBJECT)
+        self._at += 1
         self._give_taken("{")
+        end, first = Tag(_ENDS[begin]), True
         yield from self._skip_space()
-        first = True
-        while not (yield from self._accept(_OBJECT_END)):
-            if not first and not (yield from self._accept(_COMMA)):
-                return False
-            yield from self._skip_space()
+        while not (yield from self._accept(end)):
+            if not first:
+                yield from self._accept(_COMMA)
+                yield from self._skip_space()
+                if (yield from self._accept(end)):
+                    break
             key = yield from self._read_key()
             if key is None:
                 return False
             self._give_taken(("" if first else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
-            if not (yield from self._pass_value(depth + 1)):
+            if not (yield from self._pass_value(begin, (*path, key))):
                 return False
             yield from self._skip_space()
             first = False
@@ -95,64 +121,117 @@ class GemmaToolParser(TaggedReader, CallObjectReader):
         else:
             key = (yield from self._read_word(_KEY)).strip() or None
         yield from self._skip_space()
-        return key if key is not None and (yield from self._accept(_COLON)) else None
+        return key if key is not None and (yield from self._accept(_ASSIGNS)) else None
 
-    def _pass_value(self, depth: int) -> Steps[bool]:
-        """Pass on the value at this position as JSON; False if it is cut off or goes wrong."""
+    def _pass_value(self, inside: str, path: Path) -> Steps[bool]:
+        """Pass on the value at this position as JSON; False if it is cut off or goes wrong. ``inside``:
+        the bracket that opened the object or list that it stands in."""
         yield from self._skip_space()
         if (yield from self._accept(self.quote)):
-            return (yield from self._pass_text())
+            return (yield from self._pass_text(inside, path))
         begins = yield from self._peek()
-        if begins == "{" and depth < MAX_DEPTH:
-            return (yield from self._pass_members(depth))
-        if begins == "[" and depth < MAX_DEPTH:
-            return (yield from self._pass_items(depth))
+        if begins == "{" and len(path) < MAX_DEPTH:
+            return (yield from self._pass_members(begins, path))
+        if begins == "[" and len(path) < MAX_DEPTH:
+            return (yield from self._pass_items(path))
         if begins == '"':
             self._take()
             return (yield from self._pass_object())  # a JSON string, which ends as an object does
-        return (yield from self._pass_scalar())
+        return (yield from self._pass_scalar(inside, path))
 
-    def _pass_items(self, depth: int) -> Steps[bool]:
-        yield from self._accept(_LIST)
+    def _pass_items(self, path: Path) -> Steps[bool]:
+        self._at += 1
         self._give_taken("[")
+        end, first = Tag("]"), True
         yield from self._skip_space()
-        first = True
-        while not (yield from self._accept(_LIST_END)):
+        while not (yield from self._accept(end)):
             if not first:
                 if not (yield from self._accept(_COMMA)):
                     return False
+                yield from self._skip_space()
+                if (yield from self._accept(end)):
+                    break
                 self._give_taken(", ")
-            if not (yield from self._pass_value(depth + 1)):
+            if not (yield from self._pass_value("[", (*path, "item"))):
                 return False
             yield from self._skip_space()
             first = False
         self._give_taken("]")
         return True
 
-    def _pass_text(self) -> Steps[bool]:
-        """Pass on the text before the closing quote as a JSON string."""
-        self._give_taken('"')
+    def _pass_text(self, inside: str, path: Path) -> Steps[bool]:
+        """Pass on the text before the closing quote as a JSON string. A quote behind which neither the
+        list or object ends nor another value begins belongs to the text."""
+        types = self._types(path)
+        value = ValueText(types if types and "string" not in types else STRING)
+        self._take()
 
         def give(text: str) -> None:
-            self._give_arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+            self._give_arguments(value.add(text))
 
-        if not (yield from self._pass_until(self.quote, give)):
-            self.is_cut = True
+        give("")
+        ends = Tag(*self.quote.texts, *self.raw_end.texts)
+        while found := (yield from self._pass_until(ends, give)):
+            if found not in self.quote.texts:
+                break
+            if (yield from self._closes(inside, len(path), ends)):
+                self._give_taken(value.end())
+                return True
+            give('"')
+            self._take()
+        self.is_cut = not found
+        self._at = self._begin
+        return False
+
+    def _closes(self, inside: str, depth: int, ends: Tag) -> Steps[bool]:
+        """Whether a quote that has just been read closes its text: the last one of a call does. The
+        position does not change."""
+        length = self._length
+        closes = yield from self._value_has_ended(inside, depth)
+        self._at = self._begin + length
+        return closes or (yield from self._look_ahead(ends)) not in self.quote.texts
+
+    def _value_has_ended(self, inside: str, depth: int) -> Steps[bool]:
+        yield from self._skip_space()
+        follows = yield from self._peek()
+        if not follows or (yield from self._accept(self.raw_end)):
+            return True
+        if follows == _ENDS[inside]:
+            self._at += 1
+            return depth > 1 or (yield from self._call_has_ended())
+        comma = yield from self._accept(_COMMA)
+        yield from self._skip_space()
+        if comma and (yield from self._peek()) in ("", _ENDS[inside]):
+            return True
+        if inside == "[":
+            return bool(comma) and (
+                bool(_BEGINS_ITEM.match((yield from self._peek())))
+                or bool((yield from self._accept(self.quote)))
+            )
+        if (yield from self._read_key()) is None:
             return False
-        self._give_taken('"')
-        return True
+        yield from self._skip_space()
+        return bool(comma) or bool((yield from self._accept(self.quote)))
 
-    def _pass_scalar(self) -> Steps[bool]:
+    def _call_has_ended(self) -> Steps[bool]:
+        yield from self._skip_space()
+        return not (yield from self._peek()) or bool((yield from self._accept(self.raw_end)))
+
+    def _pass_scalar(self, inside: str, path: Path) -> Steps[bool]:
         """Pass on a number, a word that JSON knows, or else text without quotes."""
         self._take()
-        found = yield from self._find(_SCALAR_END)
+        found = yield from self._find(Tag(",", _ENDS[inside], "}", "]", *self.raw_end.texts))
         if not found:
             self.is_cut = True
             return False
         self._at -= len(found)
-        text = self._unsettled.strip()
-        self._give_taken(value_text(text, frozenset()) if text else "null")
+        text, types = self._unsettled.strip(), self._types(path)
+        is_text = not text and (not types or "string" in types)
+        self._give_taken('""' if is_text else value_text(text, frozenset()) if text else "null")
         return True
+
+    def _types(self, path: Path) -> Types | None:
+        return self._tools.types_at(self._function, path)
 
     def _give_taken(self, text: str) -> None:
         """Settle what was read, and give this for it."""

@@ -14,6 +14,9 @@ from engine.tool_parsers.parameters import Types
 from engine.tool_parsers.reader import Steps, Tag
 from engine.tool_parsers.xml_call import XmlCallReader
 
+_CDATA, _CDATA_END = Tag("<![CDATA["), Tag("]]>")
+_BETWEEN_CALLS = re.compile(r"function|<｜tool_sep｜>|<｜tool_call_(?:begin|end)｜>")
+"""What Step 3 writes around each call of a section."""
 _PARAMETER_NAME = re.compile(r"[^<>\"\n]*+")
 
 
@@ -37,6 +40,8 @@ class InvokeTags:
     """Ends a call behind its element."""
     layout: tuple[str, ...] = ()
     """Other tags, which are no content."""
+    mark: str | None = None
+    """Begins every closing tag, if nothing else does."""
     opening: Tag = field(init=False)
     any_section_end: Tag = field(init=False)
     inside: Tag = field(init=False)
@@ -57,6 +62,7 @@ class InvokeToolParser(XmlCallReader):
     def __init_subclass__(cls) -> None:
         cls.opening, cls.closing = cls.tags.opening, cls.tags.any_section_end
         cls.value_end, cls.inside = Tag(cls.tags.parameter_end), cls.tags.inside
+        cls.own_mark = cls.tags.mark
 
     def _read_calls(self) -> Steps[bool]:
         if self._unsettled.endswith(self.tags.layout):
@@ -65,6 +71,8 @@ class InvokeToolParser(XmlCallReader):
         in_section = not self._unsettled.endswith(self.tags.invoke)
         if not in_section:
             yield from self._read_invoke()
+        elif (yield from self._read_objects()):
+            return True
         while in_section or self._num_calls > num_before:
             found = yield from self._find_next(in_section)
             if found != self.tags.invoke:
@@ -72,12 +80,24 @@ class InvokeToolParser(XmlCallReader):
             yield from self._read_invoke()
         return self._num_calls > num_before
 
+    def _read_objects(self) -> Steps[bool]:
+        """Read calls that a section holds as JSON; False if it holds none."""
+        length = self._length
+        yield from self._skip_space()
+        if (yield from self._peek()) in ("{", "[") and (yield from self._read_call_objects()):
+            yield from self._skip_closing()
+            return True
+        self._at = self._begin + length
+        return False
+
     def _find_next(self, in_section: bool) -> Steps[str]:
         """Move past what begins the next call, or ends the section, and return it; empty if none
-        comes. Any other text in a section is discarded."""
+        comes. Other text in a section is content, apart from what repeats that a call comes."""
         either = Tag(self.tags.invoke, *self.tags.section_ends)
         if in_section and (found := (yield from self._look_ahead(either))):
+            length = self._length
             yield from self._find(either)
+            self._set_aside(self._text[self._begin + length : self._at - len(found)])
             return found
         if self.tags.call_end is not None and self._num_calls:
             yield from self._skip_layout(Tag(self.tags.call_end))
@@ -87,10 +107,18 @@ class InvokeToolParser(XmlCallReader):
         self._at = self._at if found else self._begin + length
         return found
 
+    def _set_aside(self, text: str) -> None:
+        """Take text in a section that is no call."""
+        if _BETWEEN_CALLS.sub("", self._without_markup(text)).strip():
+            self._aside += text.strip()
+
     def _read_invoke(self) -> Steps[None]:
         """After what begins a call: read the call; where there is no name, nothing is read."""
+        length = self._length
         name = yield from self._read_invoked()
-        if name is not None:
+        if name is None:
+            self._at = self._begin + length
+        else:
             self._begin_function(name)
             while (yield from self._read_parameter()):
                 pass
@@ -107,7 +135,7 @@ class InvokeToolParser(XmlCallReader):
             name = yield from self._read_parameter_name(Tag(*self.tags.name_ends))
             if name is None:
                 return (yield from self._skip_unexpected())
-            return (yield from self._pass_value(name, self._types(name)))
+            return (yield from self._pass_value(name, self._types(name), is_json=self._is_json()))
         if (yield from self._ends_here()):
             self._end_function()
             return False
@@ -124,6 +152,10 @@ class InvokeToolParser(XmlCallReader):
         ends = yield from self._accept(Tag(self.tags.invoke, *self.tags.section_ends))
         self._at = self._begin + length
         return bool(ends)
+
+    def _is_json(self) -> bool:
+        """Whether the tag that was read last says that its value is JSON."""
+        return False
 
     def _types(self, name: str) -> Types | None:
         """The possible types of a value."""
@@ -159,6 +191,44 @@ class MiniMaxToolParser(InvokeToolParser):
     )
 
 
+class DotsToolParser(InvokeToolParser):
+    """dots.1."""
+
+    tags = InvokeTags(
+        sections=("<dots_function_call>",),
+        section_ends=("</dots_function_call>",),
+        invoke='<invoke name="',
+        invoke_end="</invoke>",
+        parameter='<parameter name="',
+        parameter_end="</parameter>",
+    )
+
+
+class MiniCpmToolParser(InvokeToolParser):
+    """MiniCPM 5: ``<function name="f"><param name="k">v</param></function>``; a value may stand in CDATA, and
+    the parameters in ``<arguments>``."""
+
+    tags = InvokeTags(
+        sections=("<function_calls>",),
+        section_ends=("</function_calls>",),
+        invoke='<function name="',
+        invoke_end="</function>",
+        parameter='<param name="',
+        parameter_end="</param>",
+    )
+    other_markup = ("<arguments>", "</arguments>")
+
+    def _pass_value(
+        self, parameter: str, types: Types | None = None, *, is_json: bool = False
+    ) -> Steps[bool]:
+        quoted = yield from self._accept(_CDATA)
+        self.value_end = _CDATA_END if quoted else Tag(self.tags.parameter_end)
+        whole = yield from super()._pass_value(parameter, types, is_json=is_json)
+        if quoted:
+            yield from self._accept(Tag(self.tags.parameter_end))
+        return whole
+
+
 class StepToolParser(InvokeToolParser):
     """Step 3, which repeats before each call what kind it is: that is discarded as other text is."""
 
@@ -171,4 +241,5 @@ class StepToolParser(InvokeToolParser):
         parameter_end="</steptml:parameter>",
         unique=True,
         call_end="<｜tool_call_end｜>",
+        mark="</steptml:",
     )

@@ -14,20 +14,41 @@ _MESSAGE_END = Tag("<|message_sep|>")
 class JsonBetweenTags(TaggedReader, CallObjectReader):
     """``{"name": ..., "arguments": {...}}`` behind an opening tag, as Hermes' format has it."""
 
+    def _opens_at_once(self) -> Steps[bool]:
+        """A call of one of the tools with a closing tag behind it, and no opening one before."""
+        if self.closing is None:
+            return False
+        yield from self._skip_space()
+        length = self._length
+        names_tool = yield from self._names_tool()
+        self._at = self._begin + length
+        closes = names_tool and (yield from self._read_value()) is not None
+        if closes:
+            yield from self._skip_space()
+            closes = bool((yield from self._accept(self.closing)))
+        self._at = self._begin + length
+        return closes
+
+    def _names_tool(self) -> Steps[bool]:
+        """Whether an object at this position, or in a list here, begins with the name of a tool."""
+        yield from self._accept(_LIST)
+        yield from self._skip_space()
+        if not (yield from self._accept(_OBJECT)):
+            return False
+        yield from self._skip_space()
+        key = yield from self._read_string()
+        yield from self._skip_space()
+        if key not in self.name_keys or not (yield from self._accept(_COLON)):
+            return False
+        yield from self._skip_space()
+        return (yield from self._read_string()) in self._tools
+
     def _read_calls(self) -> Steps[bool]:
         yield from self._skip_space()
         if not (yield from self._read_call_objects()):
             return False
         yield from self._skip_closing()
         return True
-
-
-class HunyuanToolParser(JsonBetweenTags):
-    """Hunyuan A13B and Jamba: ``<tool_calls>[...]</tool_calls>``."""
-
-    opening = Tag("<tool_calls>", line_breaks=1)
-    closing = Tag("</tool_calls>")
-    raw_end = Tag("<tool_calls>", "</tool_calls>")
 
 
 class GraniteToolParser(JsonBetweenTags):

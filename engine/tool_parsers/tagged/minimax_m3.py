@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from engine.tool_parsers.parameters import STRING, Types, ValueText
 from engine.tool_parsers.reader import Steps, Tag
@@ -19,6 +21,7 @@ _OPEN, _CLOSE = Tag(f"{NS}<"), Tag(f"{NS}</")
 _NAME_END = Tag(">")
 _ELEMENT = re.compile(r"[^<>\"\n\[\]]*+")
 _ITEM = "item"
+_AROUND = ("invoke", "tool_call")
 MAX_DEPTH = 32
 """Deeper elements are text."""
 
@@ -36,6 +39,8 @@ class MiniMaxM3ToolParser(InvokeToolParser):
         name_ends=(">",),
         unique=True,
     )
+    _pieces: list[str] | None = None
+    """Takes what is given as arguments while a part of them is put together."""
 
     def _read_parameter(self) -> Steps[bool]:
         yield from self._skip_space()
@@ -43,8 +48,10 @@ class MiniMaxM3ToolParser(InvokeToolParser):
             self._end_function()
             return False
         if (yield from self._accept(_CLOSE)):  # of an element that was not opened
-            yield from self._read_word(_ELEMENT)
+            closed = yield from self._read_word(_ELEMENT)
             yield from self._accept(_NAME_END)
+            if len(closed.split()) > 1:
+                self._give_stray(closed)
             self._take()
             return True
         if not (yield from self._accept(_OPEN)):
@@ -57,7 +64,42 @@ class MiniMaxM3ToolParser(InvokeToolParser):
             return (yield from self._skip_unexpected())
         self._take()
         self._give_arguments(self._arguments.key(name))
+        types = self._tools.types_at(self._function, (name,))
+        if types and "array" in types:
+            return (yield from self._pass_repeated(name))
         return (yield from self._pass_element(name, (name,), 0))
+
+    def _pass_repeated(self, name: str) -> Steps[bool]:
+        """Pass on a list that may be written as one element for each of its items."""
+        values: list[str] = []
+        again, whole = True, True
+        while again and whole:
+            with self._collecting() as pieces:
+                whole = yield from self._pass_element(name, (name,), 0)
+            values.append("".join(pieces))
+            length = self._length
+            yield from self._skip_space()
+            again = whole and bool((yield from self._accept(Tag(f"{NS}<{name}>"))))
+            if again:
+                self._take()
+            else:
+                self._at = self._begin + length
+        self._give_arguments(_several(values))
+        return whole
+
+    @contextmanager
+    def _collecting(self) -> Iterator[list[str]]:
+        """What is given as arguments goes to a list meanwhile."""
+        outer, pieces = self._pieces, list[str]()
+        self._pieces = pieces
+        yield pieces
+        self._pieces = outer
+
+    def _give_arguments(self, text: str) -> None:
+        if self._pieces is None:
+            super()._give_arguments(text)
+        else:
+            self._pieces.append(text)
 
     def _pass_element(self, name: str, path: tuple[str, ...], depth: int) -> Steps[bool]:
         """Pass on what an element holds, and move past its end; False if the response ends before."""
@@ -66,18 +108,31 @@ class MiniMaxM3ToolParser(InvokeToolParser):
             return (yield from self._pass_children(name, path, depth, child))
         types = self._tools.types_at(self._function, path)
         value = ValueText(STRING if types is None and depth == 0 else types or frozenset())
-        end = Tag(f"{NS}</{name}>", *self.tags.section_ends, self.tags.invoke_end, self.tags.invoke)
+        end = Tag(*_CLOSE.texts, self.tags.invoke)
         found = yield from self._pass_until(end, lambda text: self._give_arguments(value.add(text)))
         if not found:
             self.is_cut = True
+            self._give_arguments(value.held)
+            self._give_stray(self._arguments.said_instead)
             return False
-        if found != end.texts[0]:  # its own end is missing
+        if found == self.tags.invoke:  # its own end is missing
             self._at -= len(found)
+        else:
+            yield from self._skip_end(name, path)
         self._take()
         self._give_arguments(
             _EMPTY.get(types or STRING, "") or value.end() if value.is_empty else value.end()
         )
         return True
+
+    def _skip_end(self, name: str, path: tuple[str, ...]) -> Steps[None]:
+        """After what begins a closing tag: move past it if it is this element's, well spelt or not, and not
+        that of an element around it."""
+        closed = yield from self._read_word(_ELEMENT)
+        if not (yield from self._accept(_NAME_END)) or (closed != name and closed in (*path[:-1], *_AROUND)):
+            self._at = self._begin
+        elif len(closed.split()) > 1:
+            self._give_stray(closed)
 
     def _child(self) -> Steps[str | None]:
         """The name of the element that begins at this position, which is not consumed; None if text does."""
@@ -90,26 +145,40 @@ class MiniMaxM3ToolParser(InvokeToolParser):
         return name
 
     def _pass_children(self, name: str, path: tuple[str, ...], depth: int, first: str) -> Steps[bool]:
-        """Pass on the elements inside one: items of a list, or members of an object."""
+        """Pass on the elements inside one: items of a list, or members of an object, where several of one
+        name are a list."""
         is_list = first == _ITEM
-        self._give_arguments("[" if is_list else "{")
+        values: dict[str, list[str]] = {}
         child: str | None = first
-        while child is not None:
+        whole = True
+        while whole and child is not None:
             yield from self._skip_space()
             yield from self._accept(Tag(f"{NS}<{child}>"))
             self._take()
-            if not is_list:
-                self._give_arguments(json.dumps(child, ensure_ascii=False) + ": ")
-            if not (yield from self._pass_element(child, (*path, child), depth + 1)):
-                return False
+            with self._collecting() as pieces:
+                whole = yield from self._pass_element(child, (*path, child), depth + 1)
+            values.setdefault(child, []).append("".join(pieces))
+            if is_list and child != _ITEM:
+                self._give_stray(child)
             child = yield from self._child()
-            if child is not None:
-                self._give_arguments(", ")
+        if is_list:
+            items = ", ".join(value for each in values.values() for value in each)
+            self._give_arguments("[" + items + ("]" if whole else ""))
+        else:
+            members = (f"{json.dumps(key, ensure_ascii=False)}: {_several(values[key])}" for key in values)
+            self._give_arguments("{" + ", ".join(members) + ("}" if whole else ""))
+        if not whole:
+            return False
         yield from self._skip_space()
-        yield from self._accept(Tag(f"{NS}</{name}>"))
+        if (yield from self._accept(_CLOSE)):
+            yield from self._skip_end(name, path)
         self._take()
-        self._give_arguments("]" if is_list else "}")
         return True
+
+
+def _several(values: list[str]) -> str:
+    """The JSON of one value, or of a list of several."""
+    return values[0] if len(values) == 1 else "[" + ", ".join(values) + "]"
 
 
 _EMPTY: dict[Types, str] = {frozenset({"object"}): "{}", frozenset({"array"}): "[]"}
