@@ -26,6 +26,7 @@ from engine.messages import MediaSpan
 from engine.tokenization.content_format import ContentFormat
 from engine.tokenization.prompt_encoder import ContinuedTokens
 from engine.tokenization.tokenizer import INLINE_CHARS, Tokenizer
+from engine.tool_parsers.call_ids import CallIds, with_native_ids
 
 MAX_COUNTED_CHARS = 2**20
 """A prompt that cannot fit is tokenized up to this length, to report its token count within a
@@ -87,9 +88,11 @@ class Prompts:
         config: ServerConfig,
         on_volatile_text: Callable[[str], None],
         placeholders: Placeholders | None = None,
+        call_ids: CallIds | None = None,
     ) -> None:
         """``on_volatile_text`` is called with the name of what was removed from a prompt. ``placeholders``:
-        those of pictures; None if the model reads text only."""
+        those of pictures; None if the model reads text only. ``call_ids``: the ids of calls that the chat
+        template takes; None if it takes any."""
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._chat_template = config.chat_template
@@ -98,6 +101,7 @@ class Prompts:
         self._separates_owners = config.access.separates_owners
         self._on_volatile_text = on_volatile_text
         self._placeholders = placeholders
+        self._call_ids = call_ids
 
     async def encode(
         self, text: str, *, add_special_tokens: bool, owner: str | None, is_prompt: bool = False
@@ -139,7 +143,7 @@ class Prompts:
         """
         end = self._tokenizer.token_text(known.token_ids[-1])
         tools = [STAND_IN_TOOL] if chat.tools else None
-        normal = normalize(chat.messages)
+        normal = self._normalized(chat.messages)
         if self._placeholders is not None:
             normal = self._placeholders.blind(normal)
 
@@ -176,7 +180,7 @@ class Prompts:
                 "chat_template in requests needs a server with --trust-request-chat-template.",
                 "chat_template",
             )
-        normal = with_one_system(self._without_volatile_text(normalize(chat.messages)))
+        normal = with_one_system(self._without_volatile_text(self._normalized(chat.messages)))
         pictures: list[StoredPicture] = []
         if chat.pictures is not None:
             pictures = await chat.pictures.read(normal, owner if self._separates_owners else None, lease)
@@ -184,6 +188,10 @@ class Prompts:
         if chat.chat_template is not None or _is_long(chat.messages):  # a client's template may run forever
             return await asyncio.to_thread(in_some_shape, normal, render), pictures
         return in_some_shape(normal, render), pictures
+
+    def _normalized(self, messages: list[Message]) -> list[Message]:
+        normal = normalize(messages)
+        return normal if self._call_ids is None else with_native_ids(normal, self._call_ids)
 
     def _render(self, chat: ChatPrompt, num_pictures: int, messages: list[Message]) -> str:
         template, tools = chat.chat_template or self._chat_template, chat.tools

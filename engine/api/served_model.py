@@ -72,12 +72,15 @@ class ServedModel:
         """Reads the pictures of requests; None if the model is shown none."""
         if self.pictures is not None:
             self.pictures.store.on_lookup = lambda found: self.metrics.record_picture(is_known=found)
+        self.reply_format = self._reply_format(config)
+        tool_format = self.reply_format.tool_format
         self.prompts = Prompts(
             engine.tokenizer,
             self.max_model_len,
             config,
             self.metrics.record_volatile_text,
             None if self.pictures is None else Placeholders(engine.tokenizer, self.pictures.model),
+            None if tool_format is None else tool_format.call_ids,
         )
         self.pooling_inputs = (
             None
@@ -88,7 +91,6 @@ class ServedModel:
         self.generation = Generation(engine, self._board, config.limits.request_timeout_s)
         self.sse_keep_alive_s = config.limits.sse_keep_alive_interval or None
         self.heartbeat = CoreHeartbeat(engine, config.limits.core_silence_s, config.limits.core_step_s)
-        self.reply_format = self._reply_format(config)
         self.gives_receipts = config.receipts
 
     @property

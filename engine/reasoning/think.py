@@ -3,7 +3,8 @@
 The opening tag may be in the response, or at the prompt's end, so that the response begins inside
 the section. A call inside the section is a draft, and so reasoning, if reasoning goes on behind it or
 an answer follows. It is made if the response ends with it, closing tag or not: a model that acts has
-ended its reasoning. Where the section is not closed, tokens that only calls have make it end there.
+ended its reasoning; and if it stands on lines of its own, the last ones of the section, and no other call
+follows. Where the section is not closed, tokens that only calls have make it end there.
 """
 
 from __future__ import annotations
@@ -97,6 +98,7 @@ class ThinkSection(ReplyReader):
         self._calls = call_tags or CallTags()
         self._any_end = Tag(*ends, *self._calls.ending, *self._calls.spelled, line_breaks=2)
         self._ends = ends
+        self._has_thought = False
         open_in_prompt = tags.open_in(prompt_tail)
         self._closed = open_in_prompt is False
         self._inside = open_in_prompt or (tags.assumed and not self._closed)
@@ -158,11 +160,21 @@ class ThinkSection(ReplyReader):
         if end is None:
             is_made = tag in self._calls.ending or not draft.rest.strip()
         else:
-            is_made = draft.ends_in_whole_call and not (yield from self._peek())
+            alone = (found.startswith("\n") or not self._has_thought) and end.group().startswith("\n")
+            is_made = draft.ends_in_whole_call and (yield from self._nothing_follows(alone=alone))
         self._end_draft(
             draft, num_fed, is_made=is_made, is_thought=end is not None or tag not in self._calls.ending
         )
         return True
+
+    def _nothing_follows(self, *, alone: bool) -> Steps[bool]:
+        """Whether nothing follows the section that speaks against a call at its end. ``alone``: the call
+        stands on lines of its own."""
+        length = self._length
+        follows = yield from self._peek()
+        is_call = yield from self._accept(Tag(*self._calls.ending, *self._calls.spelled))
+        self._at = self._begin + length
+        return not follows or (alone and not is_call)
 
     def _end_draft(self, draft: _Draft, num_read: int, *, is_made: bool, is_thought: bool) -> None:
         """Give out a draft as the calls that it makes, or as reasoning."""
@@ -178,6 +190,7 @@ class ThinkSection(ReplyReader):
 
     def _give_reasoning(self, text: str) -> None:
         if text:
+            self._has_thought = True
             self._deltas.append(ReasoningDelta(text))
 
     def _give_content(self, text: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from engine.reasoning.think import ThinkTags
 from engine.tool_parsers.base import PlainParser, ReplyParser
+from engine.tool_parsers.call_ids import CallIds, KimiIds, MistralIds
 from engine.tool_parsers.deepseek import (
     DEEPSEEK_SECTION,
     KIMI_SECTION,
@@ -94,6 +95,8 @@ class ToolFormat:
     """Makes the parser of a response that may call nothing."""
     text_syntax: TextSyntax | None = None
     """How a call is written whose one argument is text; None where that is in quotes, or not known."""
+    call_ids: CallIds | None = None
+    """The ids that its templates take; None where they take any."""
     frame: tuple[str, ...] = ()
     """Other texts that are special tokens in some tokenizers, which a response without calls has, too."""
 
@@ -318,7 +321,11 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         ),
     ),
     "kimi_k2": ToolFormat(
-        KimiToolParser, (KIMI_SECTION,), _KIMI_TAGS, (KIMI_SECTION, *KimiToolParser.tags.call.texts)
+        KimiToolParser,
+        (KIMI_SECTION,),
+        _KIMI_TAGS,
+        (KIMI_SECTION, *KimiToolParser.tags.call.texts),
+        call_ids=KimiIds(),
     ),
     "kimi_k3": ToolFormat(
         KimiK3ToolParser,
@@ -340,6 +347,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         (OPEN, ARGS),
         (OPEN,),
         CallSyntax(before=OPEN + "{name}" + ARGS, after=""),
+        call_ids=MistralIds(),
     ),
     "mistral": ToolFormat(
         MistralToolParser,
@@ -347,6 +355,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         (OPEN, ARGS),
         (OPEN,),
         CallSyntax('{"name": "{name}", "arguments": ', "}", begin=OPEN + " [", between=", ", end="]"),
+        call_ids=MistralIds(),
     ),
     "ernie45": ToolFormat(
         ErnieToolParser,

@@ -208,3 +208,7 @@ class SolarToolParser(GlmToolParser):
     inside = Tag(*key.texts, *call_end.texts)
     other_markup = (*key.texts, *value.texts)
     name_end = Tag(*key.texts, *closing.texts)
+
+    def _read_key(self) -> Steps[str | None]:
+        name = (yield from self._read_word(_KEY_NAME)).strip()
+        return name or None if (yield from self._accept(self.value)) else None

@@ -137,6 +137,7 @@ def test_a_short_beginning_that_may_be_text_stays() -> None:
             [],
         ),
         (f"<think>one could {HERMES}</think>", "one could ", "", [("f", {"a": "x"})]),
+        (f"<think>I must\n{HERMES}\n</think>\n\nok", "I must", "ok", [("f", {"a": "x"})]),
         (f"<think>one could {HERMES} or not", f"one could {HERMES} or not", "", []),
         (f"<think>one could\n{HERMES}</think>\n{HERMES}", f"one could\n{HERMES}", "", [("f", {"a": "x"})]),
     ],
@@ -144,6 +145,7 @@ def test_a_short_beginning_that_may_be_text_stays() -> None:
 def test_a_call_in_the_thoughts_is_made_if_the_reply_ends_with_it(
     text: str, reasoning: str, content: str, made: list[tuple[str, Any]]
 ) -> None:
+    """Or if it stands at their end on lines of its own; else it was drafted."""
     reply = read("hermes", text, "qwen3")
     assert (reply.reasoning.strip(), reply.content, calls(reply)) == (reasoning.strip(), content, made)
 

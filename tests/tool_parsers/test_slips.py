@@ -570,9 +570,10 @@ CALL_OF = {
     [
         ("<think>I look.\n", "", "", ""),
         ("<think>I look.\n", "\n</think>", "", ""),
-        ("<think>I look.\n", "\n</think>\n\n", "", ""),
+        ("<think>I look. ", "</think>", "", ""),
+        ("<think>I look.\n", "\n</think>\n\nok", "ok", ""),
         ("I look.\n", "", "", "<think>\n"),
-        ("I look.\n", "\n</think>\n\n", "", "<think>\n"),
+        ("I look.\n", "\n</think>\n\nok", "ok", "<think>\n"),
     ],
 )
 def test_a_call_ends_thoughts_that_were_not_closed(
