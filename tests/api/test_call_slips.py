@@ -165,3 +165,26 @@ def test_a_stream_of_it_ends_the_same_way(http: httpx.Client, path: str) -> None
         assert delta["stop_reason"] == "max_tokens"
         pieces = [e["delta"]["partial_json"] for e in events if e["type"] == "content_block_delta"]
         assert "".join(pieces) == '{"command": "rm -rf /tmp/x'
+
+
+@each_dialect
+@pytest.mark.parametrize("key", ["args", "input", "kwargs", None])
+def test_arguments_under_another_name_are_never_lost(http: httpx.Client, path: str, key: str | None) -> None:
+    """A call is not run without what was written for it, wherever that stands."""
+    members = '"command": "ls"'
+    inside = members if key is None else f'"{key}": {{{members}}}'
+    answer = said(http, path, f'<tool_call>\n{{"name": "bash", {inside}}}\n</tool_call>')
+    assert json.loads(call_in(path, answer)) == {"command": "ls"}
+
+
+@each_dialect
+def test_the_head_of_a_call_that_was_cut_off_is_no_text(http: httpx.Client, path: str) -> None:
+    """A reply that its length ends before it says what it calls shows none of the markup."""
+    reply = 'Sure. <tool_call>\n{"na'
+    ids = http.post("/tokenize", json={"prompt": reply, "add_special_tokens": False}).json()["tokens"]
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    fields = {"replay_token_ids": ids, limit: len(ids)}
+    answer = http.post(path, json={**BODIES[path], **fields}).json()
+    assert "Sure." in json.dumps(answer)
+    assert "<tool_call>" not in json.dumps(answer)
+    assert ending(path, answer) in ("length", "incomplete", "max_tokens")
