@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -16,6 +19,7 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
 MAX_NAME_CHARS = 256
 MAX_RANK = 512
+MAX_CONFIG_BYTES = 2**20
 _DIGEST_CHARS = 16
 _READ_BYTES = 2**20
 
@@ -79,18 +83,44 @@ def find_adapter(name: str, path: str) -> Adapter:
         )
     folder = Path(path)
     digest = sha256()
-    for file in (folder / CONFIG_FILE, folder / WEIGHTS_FILE):
+    for file_name, most_bytes in ((CONFIG_FILE, MAX_CONFIG_BYTES), (WEIGHTS_FILE, None)):
         try:
-            with file.open("rb") as content:
+            with open_regular(folder / file_name, most_bytes) as content:
                 while part := content.read(_READ_BYTES):
                     digest.update(part)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise RequestError(
-                f"lora_path must be a folder with {CONFIG_FILE} and {WEIGHTS_FILE}: {file.name} of adapter "
-                f"{name!r} cannot be read ({error.strerror}).",
+                f"lora_path must be a folder with {CONFIG_FILE} and {WEIGHTS_FILE}: {file_name} of adapter "
+                f"{name!r} cannot be read ({getattr(error, 'strerror', None) or error}).",
                 "lora_path",
             ) from error
-    return Adapter(name, str(folder.resolve()), digest.hexdigest()[:_DIGEST_CHARS])
+    return Adapter(name, str(folder.resolve()), _short(digest))
+
+
+def digest_of(config: bytes, weights: bytes) -> str:
+    """The digest of an adapter's two files."""
+    digest = sha256(config)
+    digest.update(weights)
+    return _short(digest)
+
+
+def _short(digest: Any) -> str:
+    return str(digest.hexdigest()[:_DIGEST_CHARS])
+
+
+def open_regular(path: Path, most_bytes: int | None = None) -> BinaryIO:
+    """Open a regular file, which neither blocks nor goes on for ever; OSError or ValueError for anything
+    else."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    file = os.fdopen(descriptor, "rb")
+    seen = os.fstat(descriptor)
+    if not stat.S_ISREG(seen.st_mode):
+        file.close()
+        raise ValueError("it is no regular file")
+    if most_bytes is not None and seen.st_size > most_bytes:
+        file.close()
+        raise ValueError(f"it has {seen.st_size} bytes, and at most {most_bytes} are read")
+    return file
 
 
 def read_lora_config(

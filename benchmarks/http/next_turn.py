@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -148,6 +148,9 @@ class CoreClient:
 
     async def call_utility(self, method: str, *args: object) -> Any:
         raise AssertionError("no utility is called")
+
+    def operating(self) -> AbstractAsyncContextManager[None]:
+        raise AssertionError("nobody operates")
 
     async def signal(self, signal: Signal) -> TurnReceipt | None:
         with self._core.times.measured("all of the core"):

@@ -196,11 +196,13 @@ async def drain(request: Request) -> Response:
 
 @endpoint(router, "GET", "/is_paused", operators_only=True)
 async def is_paused(request: Request) -> Response:
-    """Whether the engine is paused, and how many requests run and wait."""
+    """Whether the engine is paused, why, and how many requests run and wait."""
     state = await model_of(request).engine.statistics()
+    reasons = await model_of(request).engine.why_paused()
     return JSONResponse(
         {
             "is_paused": state.pause_state != PauseState.UNPAUSED.value,
+            "reasons": reasons,
             "num_running": state.num_running,
             "num_waiting": state.num_waiting,
         }

@@ -45,8 +45,10 @@ def note_prompt_logprobs(result: ModelRunnerOutput, requests: Mapping[str, Reque
     """Keep what a step tells of prompts until the first token is told; not twice, after a preemption."""
     for request_id, told in result.prompt_logprobs.items():
         request = requests.get(request_id)
-        if request is not None and len(request.prompt_logprobs) == told.first - 1:
-            request.prompt_logprobs += told.entries
+        if request is not None:
+            num_known = len(request.prompt_logprobs) - (told.first - 1)
+            if num_known >= 0:  # after a preemption the chunks may be other ones
+                request.prompt_logprobs += told.entries[num_known:]
 
 
 def failed_output(request_id: str, reason: str) -> EngineCoreOutput:

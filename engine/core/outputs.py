@@ -106,6 +106,8 @@ class RemoteReads:
     source: PrefixSource
     names: Sequence[bytes]
     block_ids: Sequence[int]
+    owner: str = ""
+    """Whose request wants them: owners take turns."""
 
     def __len__(self) -> int:
         return len(self.block_ids)

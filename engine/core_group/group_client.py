@@ -7,8 +7,9 @@ have moved. A core that dies ends its own requests; the others go on.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,10 +21,11 @@ from engine.core.core_outputs import failed_output
 from engine.core_group.ledger import RequestLedger
 from engine.core_group.load_board import LoadBoard
 from engine.core_group.merged_answers import merge_answers
+from engine.core_group.operator_records import OperatorRecords
 from engine.core_process.client_protocols import Delivery, EngineState
 from engine.core_process.core_client import AsyncMPClient
 from engine.core_process.launcher import Core
-from engine.errors import EngineDeadError, RequestError
+from engine.errors import EngineDeadError, EngineGenerateError, RequestError
 from engine.messages import (
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -34,6 +36,8 @@ from engine.messages import (
     TurnReceipt,
 )
 from engine.routing import EngineLoad, RoutedTurn, Router
+
+logger = logging.getLogger(__name__)
 
 CORE_DIED = "The engine core that ran this request has died; send the request again."
 NO_CORE = "No engine core takes requests at the moment; try again later."
@@ -66,6 +70,7 @@ class CoreGroupClient:
         on_attached: Callable[[CoreGroupClient, asyncio.AbstractEventLoop], None] | None = None,
         ready: EngineReady | None = None,
         clock: Clock | None = None,
+        records: OperatorRecords | None = None,
     ) -> None:
         """Starts or joins all cores; None is one that is to come (``replace``). ``on_core_died`` is called on
         the event loop with the number of a core that has died and its client, which it is to close, and says
@@ -82,8 +87,8 @@ class CoreGroupClient:
         self._ledger = RequestLedger()
         self._awaited = {engine.index for engine in self._engines if engine.client is None}
         """Places to which a core is to come."""
-        self._paused: tuple[object, ...] | None = None
-        """Arguments of the pause that holds; a core that comes back is paused, too."""
+        self._records = records or OperatorRecords()
+        self._joining: set[asyncio.Task[None]] = set()
         self.loop: asyncio.AbstractEventLoop | None = None
         self._deliver: Callable[[Delivery], None] = lambda delivery: None
         self._closed = False
@@ -246,13 +251,32 @@ class CoreGroupClient:
             self._deliver(EngineDeadError("All engine cores have died."))
 
     def replace(self, index: int, client: AsyncMPClient) -> None:
-        """A new core has come in place of one that died; on the event loop, after its ``await_ready``."""
+        """A new core has come in place of one that died; on the event loop, after its ``await_ready``. It is
+        up once it is what operators have made of the others."""
+        assert self.loop is not None
         engine = self._engines[index]
-        self._awaited.discard(index)
-        engine.client = client
-        self._attach(engine)
-        if self._paused is not None and self.loop is not None:
-            self._pausing = self.loop.create_task(client.call_utility("pause", *self._paused))
+        client.attach(self.loop, partial(self._take, engine, client))
+        joining = self.loop.create_task(self._join(engine, client))
+        self._joining.add(joining)
+        joining.add_done_callback(self._joining.discard)
+
+    async def _join(self, engine: _Engine, client: AsyncMPClient) -> None:
+        try:
+            async with self._records.operating():
+                record = None
+                while record != (now := self._records.read()):  # a pause does not wait
+                    record = now
+                    await client.call_utility("take_record", msgspec.to_builtins(record))
+                if not client.dead:
+                    self._awaited.discard(engine.index)
+                    engine.client = client
+                    return
+        except (EngineDeadError, EngineGenerateError) as error:
+            if not client.dead:
+                logger.error("Engine core %d cannot become what the others are: %s", engine.index, error)
+        if not self._closed:
+            self._on_core_died(engine.index, client)
+            self._end_if_none_is_left()
 
     def give_up(self, index: int) -> None:
         """No core will come in place of the one that died."""
@@ -263,13 +287,14 @@ class CoreGroupClient:
 
     async def call_utility(self, method: str, *args: object) -> Any:
         """Ask every core that is up; one that dies meanwhile is left out."""
-        if method == "pause":
-            self._paused = args
-        elif method == "resume":
-            self._paused = None
         calls = [client.call_utility(method, *args) for client in self._clients()]
         answers = await asyncio.gather(*calls, return_exceptions=True)
-        return merge_answers(method, _without_the_dead(answers), args)
+        answer = merge_answers(method, _without_the_dead(answers), args)
+        self._records.note(method, args, answer)
+        return answer
+
+    def operating(self) -> AbstractAsyncContextManager[None]:
+        return self._records.operating()
 
     async def signal(self, signal: Signal) -> TurnReceipt | None:
         calls = [client.signal(signal) for client in self._concerned_by(signal)]

@@ -47,6 +47,7 @@ class GroupCores:
             from engine.core_group.node_listener import NodeListener  # not loaded on one machine
 
             self._listener = NodeListener(spec.config, remote)
+        self._made: set[int] = set()
         self.meet_anew()
 
     def meet_anew(self) -> None:
@@ -64,7 +65,9 @@ class GroupCores:
     def make(self, index: int) -> StartableCore:
         """A core for this place."""
         if index in self._spec.config.parallel.local_engines:
-            return CoreProcess(spec_of_engine(self._spec, index))
+            spec = self._spec if index not in self._made else _without_adapters(self._spec)
+            self._made.add(index)
+            return CoreProcess(spec_of_engine(spec, index))
         from engine.core_group.remote_core import RemoteCore
 
         if self._nodes is not None:
@@ -78,3 +81,11 @@ class GroupCores:
             self._listener.close()
         if self._nodes is not None:
             self._nodes.close()
+
+
+def _without_adapters(spec: CoreSpec) -> CoreSpec:
+    """For a core that comes again: adapters are loaded when requests name them. Those of the start may have
+    been unloaded, or written anew, which must not keep a core from coming back."""
+    if spec.config.lora is None:
+        return spec
+    return replace(spec, config=replace(spec.config, lora=replace(spec.config.lora, modules=())))

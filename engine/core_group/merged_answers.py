@@ -29,6 +29,10 @@ def _whether_all(answers: Answers, args: Sequence[Any]) -> bool:
     return all(answers)
 
 
+def _every(answers: Answers, args: Sequence[Any]) -> list[str]:
+    return sorted({each for answer in answers for each in answer})
+
+
 def _largest(answers: Answers, args: Sequence[Any]) -> Any:
     return max(answers)
 
@@ -95,6 +99,11 @@ _MERGES: dict[str, Callable[[Answers, Sequence[Any]], Any]] = {
     "watch": _watch,
     "unwatch": _nothing,
     "load_adapter": _nothing,
+    "rest": _whether_all,
+    "check_operation": _nothing,
+    "why_paused": _every,
+    "undo_weights": _nothing,
+    "take_record": _nothing,
     "sleep": _whether_all,
     "wake_up": _nothing,
     "stop_resting": _nothing,

@@ -9,17 +9,23 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+import time
 from contextlib import suppress
 
 import msgspec
 
 from engine.messages import EngineReady, EngineStartFailed
+from engine.process.frames import frame_length, receive_exactly
 from engine.process.network import keep_alive
 
 PROTOCOL = 1
 BEAT_S = 0.4
 SILENCE_S = 2.0
 MAX_MESSAGE_BYTES = 2**30
+HELLO_BYTES, HELLO_S = 64 * 2**10, 5.0
+"""Of a connection's first message: a stranger's may be no larger, nor take longer."""
+MESSAGE_S = 600.0
+"""How long a message of a node may take to come."""
 TOKEN_VARIABLE = "CONTINUUM_GROUP_TOKEN"
 _LENGTH = struct.Struct("!I")
 
@@ -107,28 +113,20 @@ class NodeChannel:
         with self._sending:
             self._connection.sendall(_LENGTH.pack(len(content)) + content)
 
-    def receive(self) -> NodeMessage:
-        """The next message but for beats; OSError if the other side has gone or says what is no message."""
+    def receive(self, *, is_first: bool = False) -> NodeMessage:
+        """The next message but for beats; OSError if the other side has gone or says what is no message.
+        ``is_first``: of a stranger, who has little time and room."""
+        most, time_s = (HELLO_BYTES, HELLO_S) if is_first else (MAX_MESSAGE_BYTES, MESSAGE_S)
+        hello_until = time.monotonic() + HELLO_S if is_first else None
         while True:
-            (length,) = _LENGTH.unpack(self._take(_LENGTH.size))
-            if length > MAX_MESSAGE_BYTES:
-                raise ConnectionError(f"a message of {length} bytes")
+            length = frame_length(receive_exactly(self._connection, _LENGTH.size, hello_until), most)
+            deadline = time.monotonic() + time_s
             try:
-                message: NodeMessage = _decoder.decode(self._take(length))
+                message: NodeMessage = _decoder.decode(receive_exactly(self._connection, length, deadline))
             except msgspec.DecodeError as error:
                 raise ConnectionError(f"no message of a node: {error}") from error
             if not isinstance(message, Beat):
                 return message
-
-    def _take(self, count: int) -> bytearray:
-        content = bytearray(count)
-        view, num_taken = memoryview(content), 0
-        while num_taken < count:
-            num_new = self._connection.recv_into(view[num_taken:])
-            if not num_new:
-                raise ConnectionError("the connection was closed")
-            num_taken += num_new
-        return content
 
     def close(self) -> None:
         """May be called on any thread, and again: who receives gets an OSError."""

@@ -25,6 +25,9 @@ from engine.parallel_config import is_loopback
 
 logger = logging.getLogger(__name__)
 
+MAX_STRANGERS = 64
+"""Connections that have not said hello: more are closed at once."""
+
 
 def group_token(address: str) -> str:
     """What nodes and their head must both know. ConfigError if the network is not this machine's alone and
@@ -51,6 +54,7 @@ class NodeListener:
         self._in_use: dict[int, NodeChannel] = {}
         self._changed = threading.Condition()
         self._closed = False
+        self._strangers = threading.BoundedSemaphore(MAX_STRANGERS)
         try:
             self._socket = socket.create_server((address, port), backlog=64)
         except OSError as error:
@@ -91,12 +95,21 @@ class NodeListener:
         with suppress(OSError):  # closed
             while True:
                 connection, _ = self._socket.accept()
-                threading.Thread(target=self._admit, args=(connection,), daemon=True).start()
+                if not self._strangers.acquire(blocking=False):
+                    connection.close()
+                    continue
+                threading.Thread(target=self._meet, args=(connection,), daemon=True).start()
+
+    def _meet(self, connection: socket.socket) -> None:
+        try:
+            self._admit(connection)
+        finally:
+            self._strangers.release()
 
     def _admit(self, connection: socket.socket) -> None:
         channel = NodeChannel(connection)
         try:
-            hello = channel.receive()
+            hello = channel.receive(is_first=True)
             if not isinstance(hello, Hello):
                 raise ConnectionError("it did not say hello")
             refusal = self._refusal(hello)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -84,6 +85,9 @@ class AsyncCoreClient(Protocol):
 
     def attach(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[Delivery], None]) -> None:
         """Call ``deliver`` on this loop from now on, also for what came before."""
+
+    def operating(self) -> AbstractAsyncContextManager[None]:
+        """Held by one operator at a time, of all API server processes."""
 
     def add_requests(self, requests: Sequence[EngineCoreRequest]) -> None:
         """Send the requests of one prompt: as many as it is to have answers."""

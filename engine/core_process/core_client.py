@@ -317,6 +317,7 @@ class AsyncMPClient(MPClient):
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self._continued = ContinuedPrompts()
+        self._operating = asyncio.Lock()
         self._unsent: list[bytes] = []
         """Frames of messages that are sent together: waking the core costs more than any one of them."""
         self._send_scheduled = self._delayed_send_scheduled = False
@@ -386,6 +387,10 @@ class AsyncMPClient(MPClient):
         future = asyncio.get_running_loop().create_future()
         self._send_signal(future, signal)
         return msgspec.convert(await future, TurnReceipt | None)
+
+    def operating(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Held by one operator at a time."""
+        return self._operating
 
     async def engine_states(self) -> list[EngineState]:
         return [lone_engine(self.pid, await self.call_utility("statistics"))]

@@ -26,7 +26,7 @@ import zmq
 from engine.clock import MonotonicClock
 from engine.core.core_outputs import failed_output
 from engine.core_process.client_registry import FIRST_CLIENT, ClientRegistry
-from engine.core_process.core_sleep import SLOW_UTILITIES
+from engine.core_process.core_operations import SLOW_UTILITIES
 from engine.core_process.core_start import FAILED, READY, CoreSpec, CoreStart
 from engine.core_process.engine_core import EngineCore
 from engine.core_process.output_sockets import OutputSockets, socket_address

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -48,6 +49,7 @@ from engine.core_process.utilities import CoreUtilities
 from engine.core_process.waves import Waves
 from engine.errors import EngineError, RequestError
 from engine.executor import Executor, ExecutorFactory, FinishedOutput, PendingOutput
+from engine.kv_transfer.messages import SavedPrefix
 from engine.messages import (
     AbortRequest,
     EngineCoreOutput,
@@ -139,6 +141,8 @@ class EngineCore:
         self.ready = engine_ready(config, info, self.policy)
         watch = LiveFeed(self._untraced, self._tracer, clock, self._changed)
         self.utilities = CoreUtilities(lambda: self.scheduler, clock, self._changed, self._executor)
+        operations = self.utilities.operations
+        operations.on_loaded, operations.switch_trace = self._loaded, self._trace.switch
         self._adapters = CoreAdapters(self._executor, config.lora, self.utilities.adapters_in_use)
         self._by_name: dict[str, Callable[..., Any]] = {
             **self.utilities.by_name(),
@@ -159,6 +163,15 @@ class EngineCore:
     def _begin_trace(self, from_start: bool) -> TraceHeader:
         return self._traced.begin_trace(time.time(), self._clock.now(), from_start=from_start)
 
+    def _loaded(self, folder: Path | None) -> None:
+        """Other weights have been loaded, whose saved KV is in this folder: look there for what waits."""
+        if self._saved_prefixes is not None and folder is not None:
+            with self._changed:
+                self._saved_prefixes.use(folder)
+                for request in self.scheduler.requests.values():
+                    if isinstance(request.kv_transfer, SavedPrefix):
+                        request.kv_transfer = self._saved_prefixes.find(request)
+
     # ---- input ----
 
     def add_request(
@@ -173,9 +186,13 @@ class EngineCore:
             self._adapters.ensure(message.adapter)
             # Hashing a long prompt takes milliseconds, and so do files: before the lock.
             request = Request.from_core_request(message, self.scheduler.request_block_hasher, before)
-            if self._saved_prefixes is not None:
-                request.kv_transfer = self._saved_prefixes.find(request)
+            saved = self._saved_prefixes
+            looked_in = None if saved is None else saved.saved
+            if saved is not None:
+                request.kv_transfer = saved.find(request)
             with self._changed:
+                if saved is not None and saved.saved is not looked_in:  # other weights have come since
+                    request.kv_transfer = saved.find(request)
                 self.scheduler.add_request(request, self._clock.now())
                 if self._lease_keeper is not None:  # under the lock: before it can have a token, or end
                     self._lease_keeper.opened(message)

@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 2.0
 RENEWALS_PER_LEASE = 3
+MAX_PAUSED = 1000
 PAUSE_S = 5.0
 """How long a server that does not answer is left alone."""
 
@@ -31,11 +32,18 @@ class _Lease:
     request_ids: set[str] = field(default_factory=set)
 
 
+_Key = tuple[str, int, str]
+
+
+def _key(source: RemotePrefix) -> _Key:
+    return source.host, source.port, source.lease_id
+
+
 class LeaseKeeper:
     """Knows which requests have a lease at another server. Says on a thread what is to be said there."""
 
     def __init__(self) -> None:
-        self._leases: dict[str, _Lease] = {}
+        self._leases: dict[_Key, _Lease] = {}
         self._by_request: dict[str, _Lease] = {}
         self._to_release: list[RemotePrefix] = []
         self._changed = threading.Condition()
@@ -51,7 +59,7 @@ class LeaseKeeper:
             return
         with self._changed:
             renew_at = time.monotonic() + source.lease_s / RENEWALS_PER_LEASE
-            lease = self._leases.setdefault(source.lease_id, _Lease(source, renew_at))
+            lease = self._leases.setdefault(_key(source), _Lease(source, renew_at))
             lease.request_ids.add(request_id)
             self._by_request[request_id] = lease
             self._changed.notify()
@@ -68,7 +76,7 @@ class LeaseKeeper:
                     continue
                 lease.request_ids.discard(request_id)
                 if not lease.request_ids:
-                    del self._leases[lease.source.lease_id]
+                    del self._leases[_key(lease.source)]
                     self._to_release.append(lease.source)
                     self._changed.notify()
 
@@ -90,16 +98,16 @@ class LeaseKeeper:
         """What to say next, and to whom; None when closed and all is said."""
         with self._changed:
             while True:
+                now = time.monotonic()
+                due = min(self._leases.values(), key=lambda lease: lease.renew_at, default=None)
+                if due is not None and due.renew_at <= now and not self._closing:
+                    due.renew_at = now + due.source.lease_s / RENEWALS_PER_LEASE
+                    return due.source, RenewLease(due.source.lease_id)
                 if self._to_release:
                     source = self._to_release.pop()
                     return source, ReleaseLease(source.lease_id)
                 if self._closing:
                     return None
-                now = time.monotonic()
-                due = min(self._leases.values(), key=lambda lease: lease.renew_at, default=None)
-                if due is not None and due.renew_at <= now:
-                    due.renew_at = now + due.source.lease_s / RENEWALS_PER_LEASE
-                    return due.source, RenewLease(due.source.lease_id)
                 self._changed.wait(None if due is None else due.renew_at - now)
 
     def _say(self, source: RemotePrefix, message: Asked) -> None:
@@ -115,7 +123,9 @@ class LeaseKeeper:
             self._paused_until.pop(address, None)
         except (OSError, msgspec.DecodeError) as error:
             logger.warning("The KV server %s:%d does not answer: %s.", *address, error)
-            self._paused_until = {address: time.monotonic() + PAUSE_S}
+            while len(self._paused_until) >= MAX_PAUSED:
+                del self._paused_until[next(iter(self._paused_until))]
+            self._paused_until[address] = time.monotonic() + PAUSE_S
 
 
 def open_lease_keeper(config: EngineConfig) -> LeaseKeeper | None:

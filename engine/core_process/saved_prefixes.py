@@ -19,10 +19,14 @@ class SavedPrefixes:
     ) -> None:
         """``folder``: of the first rank. ``block_size`` in tokens. ``name_of``: the name of a block there.
         ``must_load``: requests whose load fails end with an error."""
-        self._saved = SavedBlocks(folder)
+        self.saved = SavedBlocks(folder)
         self._block_size = block_size
         self._name_of = name_of
         self._must_load = must_load
+
+    def use(self, folder: Path) -> None:
+        """Look in another folder from now on: other weights have been loaded."""
+        self.saved = SavedBlocks(folder)
 
     def find(self, request: Request) -> SavedPrefix | None:
         """The prefix whose last block is there. A block before it may be gone: then the load fails.
@@ -33,7 +37,7 @@ class SavedPrefixes:
         low, high = 0, len(hashes)
         while low < high:
             middle = (low + high) // 2
-            if self._saved.has(self._name_of(hashes[middle])):
+            if self.saved.has(self._name_of(hashes[middle])):
                 low = middle + 1
             else:
                 high = middle

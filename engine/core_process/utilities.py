@@ -1,4 +1,4 @@
-"""The core's utility calls: statistics, jobs, pause and resume, reset of the prefix cache."""
+"""The core's utility calls: statistics, jobs, reset of the prefix cache, and what operators change."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from engine.clock import Clock
 from engine.core.policy import JobDirectory
 from engine.core.scheduler import Scheduler
-from engine.core.scheduler_report import PauseState, SchedulerStatistics
+from engine.core.scheduler_report import SchedulerStatistics
 from engine.core.traced_scheduler import TracedScheduler
-from engine.core_process.core_sleep import CoreSleep
+from engine.core_process.core_operations import CoreOperations
 from engine.executor import Executor
 from engine.messages import JobStatus, PastTurn
 from engine.process.lessons import Lesson
@@ -33,15 +33,15 @@ class CoreUtilities:
         self._policy = scheduler().policy
         self._clock = clock
         self._lock = lock
-        self._sleep = CoreSleep(scheduler, executor, clock, lock)
+        self.operations = CoreOperations(scheduler, executor, clock, lock)
 
     def by_name(self) -> dict[str, Callable[..., Any]]:
         """All utilities by the name under which another process calls them."""
         utilities = (
-            *(self.reset_prefix_cache, self.statistics, self.check_invariants, self.pause, self.resume),
+            *(self.reset_prefix_cache, self.statistics, self.check_invariants),
             *(self.jobs, self.job, self.past_turns, self.reset_encoder_cache),
         )
-        return {utility.__name__: utility for utility in utilities} | self._sleep.by_name()
+        return {utility.__name__: utility for utility in utilities} | self.operations.by_name()
 
     def reset_prefix_cache(self) -> bool:
         with self._lock:
@@ -79,12 +79,3 @@ class CoreUtilities:
     def check_invariants(self) -> None:
         with self._lock:
             self._scheduler().check_invariants()
-
-    def pause(self, running_too: bool = False) -> None:
-        state = PauseState.PAUSED_ALL if running_too else PauseState.PAUSED_NEW
-        with self._lock:
-            self._scheduler().set_pause_state(state, self._clock.now())
-
-    def resume(self) -> None:
-        with self._lock:
-            self._scheduler().set_pause_state(PauseState.UNPAUSED, self._clock.now())

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from functools import partial
 from typing import TypeVar
 
@@ -299,6 +299,10 @@ class AsyncLLM(EngineOperations):
         if enabled and state.state == "off":
             raise RequestError(f"The trace could not be started: {state.error}.", "name")
         return state
+
+    def _operating(self) -> AbstractAsyncContextManager[None]:
+        self.start()
+        return self._client.operating()
 
     async def _utility(self, method: str, result_type: type[T], *args: object) -> T:
         self.start()

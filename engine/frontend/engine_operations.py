@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
 from engine.lora import Adapter
@@ -16,6 +17,10 @@ REST_POLL_S = 0.05
 
 class EngineOperations(ABC):
     """Calls of the core's utilities. On a group of cores each is of all of them."""
+
+    @abstractmethod
+    def _operating(self) -> AbstractAsyncContextManager[None]:
+        """Held by one operator at a time, of all API servers."""
 
     @abstractmethod
     async def _utility(self, method: str, result_type: type[T], *args: object) -> T:
@@ -35,11 +40,12 @@ class EngineOperations(ABC):
     async def sleep(self, level: int) -> None:
         """Gives memory back, once what runs has ended: that of the KV pool (1), or of the weights,
         too (2). Further requests are accepted and wait. EngineGenerateError if the model cannot sleep."""
-        await self._until_done("sleep", level)
+        await self._at_rest("sleep", level)
 
     async def wake_up(self) -> None:
         """Ends the sleep: what waits runs."""
-        await self._utility("wake_up", type(None))
+        async with self._operating():
+            await self._utility("wake_up", type(None))
 
     async def sleep_level(self) -> int:
         """The level of sleep; 0 is awake."""
@@ -48,19 +54,29 @@ class EngineOperations(ABC):
     async def update_weights(self, folder: str) -> None:
         """Serves the weights of another folder, once what runs has ended, with an empty cache.
         EngineGenerateError if they cannot be served: then those before are."""
-        await self._until_done("update_weights", folder)
+        await self._at_rest("update_weights", folder)
 
-    async def _until_done(self, method: str, *args: object) -> None:
-        """Asks a core to rest until it does; if nobody waits any more, it goes on."""
-        is_done = False
-        try:
-            while not is_done:
-                is_done = await self._utility(method, bool, *args)
-                await asyncio.sleep(0 if is_done else REST_POLL_S)
-        except asyncio.CancelledError:
-            if not is_done:
+    async def why_paused(self) -> list[str]:
+        """The reasons why nothing is admitted; none if it is."""
+        return await self._utility("why_paused", list[str])
+
+    async def _at_rest(self, method: str, *args: object) -> None:
+        """Lets all cores come to rest, and does this once on each, or on none; then they go on, also if
+        nobody waits any more."""
+        async with self._operating():
+            await self._utility("check_operation", type(None), method, *args)
+            try:
+                is_done = False
+                while not is_done:
+                    rests = await self._utility("rest", bool)
+                    is_done = rests and await self._utility(method, bool, *args)
+                    await asyncio.sleep(0 if is_done else REST_POLL_S)
+            except BaseException:
+                if method == "update_weights":
+                    await self._utility("undo_weights", type(None), *args)
+                raise
+            finally:
                 await self._utility("stop_resting", type(None))
-            raise
 
     async def load_adapter(self, adapter: Adapter) -> None:
         """Loads an adapter on all cores; EngineGenerateError if it cannot be served."""

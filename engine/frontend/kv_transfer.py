@@ -6,6 +6,8 @@ The fields are vLLM V1's, so that its proxies work unchanged: the first server i
 
 from __future__ import annotations
 
+import math
+import re
 import secrets
 import time
 from collections.abc import Mapping
@@ -19,6 +21,8 @@ from engine.errors import RequestError
 from engine.kv_transfer.messages import KVLeased, KVLeaseOrder, KVTransfer, RemotePrefix
 
 FIELD = "kv_transfer_params"
+_LEASE_ID = re.compile(r"[0-9a-f]{32}")
+"""What servers make; it goes into messages as it is."""
 
 
 class KVTransferParams(msgspec.Struct, kw_only=True):
@@ -88,8 +92,16 @@ class KVTransferDoor:
                 "remote_num_tokens.",
                 FIELD,
             )
-        if not 1 <= port <= 65535 - self._tp_size or params.remote_num_tokens < 0 or len(lease_id) > 128:
-            raise RequestError(f"{FIELD}: remote_port, remote_num_tokens or remote_request_id is bad.", FIELD)
+        if _LEASE_ID.fullmatch(lease_id) is None:
+            raise RequestError(f"{FIELD}.remote_request_id must be 32 hexadecimal digits.", FIELD)
+        if params.remote_num_tokens < 0:
+            raise RequestError(f"{FIELD}.remote_num_tokens must be at least 0.", FIELD)
+        if not all(config.allows_port(port + rank) for rank in range(self._tp_size)):
+            raise RequestError(
+                f"{FIELD}.remote_port: KV is not fetched from port {port}; the server's operator may add it "
+                "to allowed_ports (kv_transfer_config, kv_connector_extra_config).",
+                FIELD,
+            )
         if not config.allows(host):
             raise RequestError(
                 f"{FIELD}.remote_host: KV is not fetched from {host!r}; the server's operator may add it to "
@@ -99,7 +111,10 @@ class KVTransferDoor:
         must_load = config.kv_load_failure_policy == "fail"
         if params.tp_size not in (None, self._tp_size) and not must_load:
             return None  # parts of other sizes: all is recomputed
-        lease_s = min(max(params.remote_lease_s or 30.0, 1.0), 86400.0)
+        asked_s = params.remote_lease_s or 30.0
+        if not math.isfinite(asked_s):
+            raise RequestError(f"{FIELD}.remote_lease_s must be a finite number.", FIELD)
+        lease_s = min(max(asked_s, 1.0), 86400.0)
         return RemotePrefix(lease_id, params.remote_num_tokens, host, port, lease_s, must_load)
 
     def tell(self, leased: KVLeased | None) -> dict[str, Any] | None:

@@ -265,17 +265,23 @@ class LLM(PoolingMethods):
         return [self._adapter(each) for each in _one_each("lora_request", asked, count)]
 
     def _adapter(self, asked: LoRARequest | None) -> Adapter | None:
-        """The adapter of a request, whose folder is read once."""
+        """The adapter of a request. Its folder is read again if the worker has dropped it: a trainer may have
+        written another one there."""
         if asked is None:
             return None
         if self.engine.config.lora is None:
             raise RequestError("lora_request needs enable_lora.", "lora_request")
         named = asked.lora_name, asked.lora_path
-        if named not in self._adapters:
-            adapter = find_adapter(*named)
-            self.engine.load_adapter(adapter)
-            self._adapters[named] = adapter
-        return self._adapters[named]
+        known = self._adapters.get(named)
+        if known is not None:
+            try:
+                self.engine.load_adapter(known)
+                return known
+            except RequestError:
+                self.engine.unload_adapter(known)
+        adapter = self._adapters[named] = find_adapter(*named)
+        self.engine.load_adapter(adapter)
+        return adapter
 
     def _run(
         self, requests: Sequence[EngineCoreRequest], prompts: Sequence[str | None], use_tqdm: bool

@@ -152,8 +152,12 @@ class LLMEngine:
         """Calls a utility that needs the engine at rest, which it is between calls; RequestError if
         it is refused."""
         try:
-            while not self._utility(method, bool, *args):
-                time.sleep(REST_POLL_S)
+            self._utility("check_operation", type(None), method, *args)
+            try:
+                while not self._utility(method, bool, *args):
+                    time.sleep(REST_POLL_S)
+            finally:
+                self._utility("stop_resting", type(None))
         except EngineGenerateError as error:
             raise RequestError(str(error)) from error
 
@@ -173,6 +177,10 @@ class LLMEngine:
             self._utility("load_adapter", type(None), adapter.name, adapter.path, adapter.digest)
         except EngineGenerateError as error:
             raise RequestError(str(error), "lora_request") from error
+
+    def unload_adapter(self, adapter: Adapter) -> None:
+        """Drops an adapter once no request has it."""
+        self._utility("unload_adapter", type(None), adapter.key)
 
     def statistics(self) -> SchedulerStatistics:
         return self._utility("statistics", SchedulerStatistics)

@@ -90,7 +90,7 @@ class RequestState:
             receipt=receipt,
             metrics=self.stats,
             kv_transfer_params=self.kv_transfer_params,
-            prompt_logprobs=self.prompt_logprobs,
+            prompt_logprobs=self.prompt_logprobs if self.parent is None else self.parent.prompt_logprobs,
             pooled=self.pooled,
         )
 
@@ -289,6 +289,8 @@ class OutputProcessor:
         num_top = state.request.sampling_params.prompt_logprobs or 0
         positions = (position_logprobs(self._tokenizer, position, num_top) for position in told)
         state.prompt_logprobs = [None, *positions]
+        if state.parent is not None:
+            state.parent.prompt_logprobs = state.prompt_logprobs
 
     @staticmethod
     def _hand_out(state: RequestState, result: RequestOutput, request_outputs: list[RequestOutput]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.frontend.request_output import CompletionOutput
+from engine.frontend.request_output import CompletionOutput, PositionLogprobs
 from engine.messages import EngineCoreRequest, TurnReceipt
 from engine.sampling_params import RequestOutputKind
 
@@ -20,20 +20,30 @@ class ParentRequest:
         self._unfinished = set(range(self.n))
         self._answers: list[CompletionOutput] = []
         self._receipt: TurnReceipt | None = None
+        self.prompt_logprobs: list[PositionLogprobs | None] | None = None
+        """Of the prompt that all answers share."""
 
     def children(self) -> list[EngineCoreRequest]:
         """One request per answer. Seeds differ, since equal ones would give equal answers."""
+        return [self._child(index) for index in range(self.n)]
+
+    def _child(self, index: int) -> EngineCoreRequest:
+        """The first one tells the prompt's log-probabilities. It computes the prompt by itself: what another
+        has computed of it would not be told."""
         params = self._request.sampling_params
-        return [
-            msgspec.structs.replace(
-                self._request,
-                request_id=f"{index}_{self.request_id}",
-                sampling_params=msgspec.structs.replace(
-                    params, n=1, seed=None if params.seed is None else _wrapped(params.seed + index)
-                ),
-            )
-            for index in range(self.n)
-        ]
+        tells = params.prompt_logprobs is not None
+        salt = self._request.cache_salt
+        return msgspec.structs.replace(
+            self._request,
+            request_id=f"{index}_{self.request_id}",
+            cache_salt=f"{salt} others" if tells and index else salt,
+            sampling_params=msgspec.structs.replace(
+                params,
+                n=1,
+                seed=None if params.seed is None else _wrapped(params.seed + index),
+                prompt_logprobs=None if index else params.prompt_logprobs,
+            ),
+        )
 
     def receipt_of_ended(self, receipt: TurnReceipt) -> TurnReceipt:
         """The receipt of the answer that ends now, with the steps and drafts of all that have ended."""

@@ -87,7 +87,8 @@ class RequestOutput:
         self.receipt = later.receipt
         self.metrics = later.metrics
         self.kv_transfer_params = later.kv_transfer_params
-        self.prompt_logprobs, self.pooled = later.prompt_logprobs, later.pooled
+        self.prompt_logprobs = later.prompt_logprobs or self.prompt_logprobs
+        self.pooled = later.pooled
 
     def _merge_completion(self, later: CompletionOutput, delta: bool) -> None:
         for position, earlier in enumerate(self.outputs):

@@ -180,6 +180,8 @@ class StreamingSessions:
         on_accepted: Callable[[], None] | None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yields the outputs of a session; RequestError for one that cannot be."""
+        if request_id in [name for name, _ in self._open]:
+            raise RequestError(f"request_id {request_id!r} is that of a session that is open.", "request_id")
         opened = (request_id, StreamingSession(self._engine, inputs, params, request_id, context))
         self._open.append(opened)
         try:

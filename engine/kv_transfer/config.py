@@ -19,6 +19,8 @@ CONNECTORS = (*PEER_CONNECTORS, "SharedStorageConnector", "OffloadingConnector")
 PROTOCOLS = ("tcp", "rdma")
 ROLES = ("kv_producer", "kv_consumer", "kv_both")
 FAILURE_POLICIES = ("recompute", "fail")
+NEAR_PORTS = 64
+"""Servers that belong together usually listen side by side."""
 LOOPBACK = ("localhost", "127.0.0.0/8", "::1/128")
 
 
@@ -31,6 +33,9 @@ class KVConnectorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     allowed_peers: tuple[str, ...] = ()
     """Hosts, addresses and networks such as 10.0.0.0/24 that KV may be fetched from, beside this machine's
     loopback (the same)."""
+    allowed_ports: tuple[int | str, ...] = ()
+    """Ports, and ranges such as "5600-5700", that KV may be fetched from, beside those next to ``kv_port``,
+    up to 64 below or above (the same)."""
     mooncake_protocol: str = "tcp"
     """``tcp`` | ``rdma`` (``MooncakeConnector``)."""
     cpu_bytes_to_use: int | None = None
@@ -41,6 +46,13 @@ class KVConnectorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     shared_storage_max_bytes: int | None = None
     """Above it, the files that were not used for longest are deleted; of one model and its ranks. None: no
     limit (``SharedStorageConnector``)."""
+
+    def check_peers(self) -> None:
+        """ConfigError for a network or a range of ports that is none."""
+        for peer in self.allowed_peers:
+            _network_of(peer)
+        for ports in self.allowed_ports:
+            _ports_of(ports)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +93,7 @@ class KVTransferConfig:
             raise ConfigError(
                 f"mooncake_protocol must be one of {', '.join(PROTOCOLS)}, got {options.mooncake_protocol!r}."
             )
-        for peer in options.allowed_peers:
-            _network_of(peer)
+        options.check_peers()
         is_offloading = self.kv_connector == "OffloadingConnector"
         if is_offloading != (options.cpu_bytes_to_use is not None):
             raise ConfigError("OffloadingConnector and cpu_bytes_to_use need each other.")
@@ -126,6 +137,12 @@ class KVTransferConfig:
         size = self.kv_connector_extra_config.cpu_bytes_to_use
         return None if size is None else size / 2**30
 
+    def allows_port(self, port: int) -> bool:
+        """Whether KV may be fetched from this port: a client's request names it."""
+        ranges = map(_ports_of, self.kv_connector_extra_config.allowed_ports)
+        is_near = abs(port - self.kv_port) <= NEAR_PORTS
+        return 1 <= port <= 65535 and (is_near or any(port in ports for ports in ranges))
+
     def allows(self, host: str) -> bool:
         """Whether KV may be fetched from this host: a client's request names it."""
         allowed = (*LOOPBACK, self.kv_ip, *self.kv_connector_extra_config.allowed_peers)
@@ -136,6 +153,18 @@ class KVTransferConfig:
         except ValueError:
             return False
         return any(address in network for peer in allowed if (network := _network_of(peer)) is not None)
+
+
+def _ports_of(given: int | str) -> range:
+    """The ports that a number or a range names. ConfigError for one that names none."""
+    first, dash, last = str(given).partition("-")
+    try:
+        ports = range(int(first), int(last if dash else first) + 1)
+    except ValueError:
+        ports = range(0)
+    if not ports or ports[0] < 1 or ports[-1] > 65535:
+        raise ConfigError(f"allowed_ports: {given!r} is neither a port from 1 to 65535 nor a range of them.")
+    return ports
 
 
 def _network_of(peer: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:

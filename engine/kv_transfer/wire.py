@@ -11,13 +11,22 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
 
+from engine.process.frames import frame_length, receive_exactly
+
 MAX_FRAME_BYTES = 64 * 2**20
 """Names of a million blocks fit."""
+HELLO_BYTES = 4096
+"""Of the first message on a connection, and of answers that hold no blocks' places."""
+FRAME_TIME_S = 30.0
+"""How long a message may take to come."""
+PLACE_BYTES = 16
+"""Of a block's name or place in a message, at most."""
 CHUNK_BYTES = 4 * 2**20
 CHUNK, GONE = b"\x01", b"\x00"
 _LENGTH = struct.Struct("!I")
@@ -87,13 +96,17 @@ class Noted(msgspec.Struct, array_like=True, frozen=True, tag=True):
     """The lease is renewed or released, or goes on."""
 
 
+class NotYet(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """There is no such lease so far: a worker may hear of one a moment after its reader. Ask again."""
+
+
 class Refused(msgspec.Struct, array_like=True, frozen=True, tag=True):
     """The lease is gone, or the servers do not fit together."""
 
     reason: str
 
 
-Answer = Granted | Located | Noted | Refused
+Answer = Granted | Located | Noted | NotYet | Refused
 Message = TypeVar("Message")
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -107,18 +120,22 @@ def send(connection: socket.socket, message: Asked | Answer) -> None:
     connection.sendall(_LENGTH.pack(len(content)) + content)
 
 
-def receive_asked(connection: socket.socket) -> Asked | None:
-    """The next message of a reader; None if it has closed the connection.
+def receive_asked(
+    connection: socket.socket, most_bytes: int, time_s: float = FRAME_TIME_S, wait_s: float | None = None
+) -> Asked | None:
+    """The next message of a reader, of so many bytes at most; None if it has closed the connection.
+    ``time_s``: for the message once it has begun; ``wait_s``: for its first byte, None as the socket says.
 
     ConnectionError, msgspec.DecodeError and TimeoutError if what comes is no message.
     """
-    content = _receive_frame(connection)
+    content = _receive_frame(connection, most_bytes, time_s, wait_s)
     return None if content is None else _asked.decode(content)
 
 
-def receive_answer(connection: socket.socket) -> Answer:
-    """The answer to what was sent; ConnectionError if there is none."""
-    content = _receive_frame(connection)
+def receive_answer(connection: socket.socket, num_blocks: int = 0) -> Answer:
+    """The answer to what was sent, which may hold the places of so many blocks; ConnectionError if there is
+    none."""
+    content = _receive_frame(connection, HELLO_BYTES + PLACE_BYTES * num_blocks, FRAME_TIME_S, None)
     if content is None:
         raise ConnectionError("the other server closed the connection")
     answer: Answer = _answer.decode(content)
@@ -147,15 +164,19 @@ def blocks_per_chunk(block_bytes: int) -> int:
     return max(1, CHUNK_BYTES // block_bytes)
 
 
-def _receive_frame(connection: socket.socket) -> bytes | None:
-    first = connection.recv(1)
+def _receive_frame(
+    connection: socket.socket, most_bytes: int, time_s: float, wait_s: float | None
+) -> bytes | None:
+    before = connection.gettimeout()
+    if wait_s is not None:
+        connection.settimeout(wait_s)
+    try:
+        first = connection.recv(1)
+    finally:
+        connection.settimeout(before)
     if not first:
         return None
-    rest = bytearray(_LENGTH.size - 1)
-    receive_into(connection, memoryview(rest))
-    (length,) = _LENGTH.unpack(first + rest)
-    if length > MAX_FRAME_BYTES:
-        raise ConnectionError(f"a message of {length} bytes, above the {MAX_FRAME_BYTES} that are allowed")
-    content = bytearray(length)
-    receive_into(connection, memoryview(content))
-    return bytes(content)
+    deadline = time.monotonic() + time_s
+    head = first + receive_exactly(connection, _LENGTH.size - 1, deadline)
+    length = frame_length(head, min(most_bytes, MAX_FRAME_BYTES))
+    return bytes(receive_exactly(connection, length, deadline))

@@ -12,7 +12,7 @@ from PIL import Image, WebPImagePlugin  # noqa: F401  # loaded before memory is 
 
 from engine.media.limits import MAX_PIXELS, PictureFault, too_many_pixels
 from engine.media.picture import PictureModel
-from engine.media.resizing import fitted_size
+from engine.media.resizing import check_ratio, fitted_size
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """Other decoders are not run, whatever the first bytes are like."""
@@ -44,6 +44,7 @@ def decode(data: bytes, model: PictureModel, path: str) -> tuple[int, int]:
             width, height = picture.size
             if width * height > MAX_PIXELS:
                 raise too_many_pixels(width, height)
+            check_ratio(height, width)  # before anything is decoded
             rgb = in_rgb(_upright(picture))
             fitted = fitted_size(rgb.height, rgb.width, model)
     except PictureFault:
@@ -68,7 +69,13 @@ def _upright(picture: Image.Image) -> Image.Image:
 
 
 def in_rgb(picture: Image.Image) -> Image.Image:
-    """The picture in RGB; what is transparent shows white, as in transformers."""
+    """The picture in RGB; what is transparent shows white, as in transformers. Gray of 16 bits is scaled to
+    8, which Pillow alone would cut off at white."""
+    if picture.mode.startswith("I"):
+        transparent = picture.info.get("transparency")
+        picture = picture.convert("I").point(lambda value: value / 256, "L")
+        if isinstance(transparent, int):
+            picture.info["transparency"] = transparent >> 8
     if "A" not in picture.getbands() and picture.info.get("transparency") is None:
         return picture.convert("RGB")
     picture = picture.convert("RGBA")

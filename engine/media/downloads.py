@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 import httpx
@@ -16,6 +17,10 @@ from engine.media.limits import MAX_FILE_BYTES, PictureFault, too_many_bytes
 TIME_LIMIT_S = 10.0
 """The most seconds for one picture, redirects included."""
 MAX_REDIRECTS = 5
+MAX_AT_ONCE, MAX_PER_OWNER = 16, 4
+"""Pictures that are fetched at a time: as many files are in memory, whole or in part."""
+TURN_LIMIT_S = 30.0
+"""How long one may wait for its turn."""
 
 Address = IPv4Address | IPv6Address
 _TRANSLATED = ip_network("64:ff9b::/96")
@@ -27,6 +32,8 @@ class PictureDownloads:
 
     def __init__(self, allowed_hosts: Sequence[str]) -> None:
         self._allowed = frozenset(_plain(host) for host in allowed_hosts)
+        self._context: ssl.SSLContext | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def check(self, url: str) -> httpx.URL:
         """The URL, if it may be fetched; else PictureFault."""
@@ -45,15 +52,53 @@ class PictureDownloads:
             raise PictureFault("must not have a user in its URL")
         return found
 
-    async def fetch(self, url: str) -> bytes:
-        """The file at a URL; PictureFault if it cannot or may not be fetched."""
+    async def fetch(self, url: str, owner: str | None = None) -> bytes:
+        """The file at a URL, in its owner's turn; PictureFault if it cannot or may not be fetched."""
         try:
-            async with asyncio.timeout(TIME_LIMIT_S):
-                return await self._follow(self.check(url))
+            async with self._turn(owner):
+                async with asyncio.timeout(TIME_LIMIT_S):
+                    return await self._follow(self.check(url))
         except TimeoutError as error:
             raise PictureFault(f"could not be fetched within {TIME_LIMIT_S:g} s") from error
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ssl.SSLError) as error:
             raise PictureFault(f"could not be fetched: {type(error).__name__}") from error
+
+    @asynccontextmanager
+    async def _turn(self, owner: str | None) -> AsyncIterator[None]:
+        """One of the few fetches at a time, of all and of an owner; PictureFault after a long wait."""
+        self._use_loop()
+        own, count = self._by_owner.get(owner, (asyncio.Semaphore(MAX_PER_OWNER), 0))
+        self._by_owner[owner] = own, count + 1
+        try:
+            async with AsyncExitStack() as held:
+                try:
+                    async with asyncio.timeout(TURN_LIMIT_S):
+                        await held.enter_async_context(own)
+                        await held.enter_async_context(self._at_once)
+                except TimeoutError as error:
+                    raise PictureFault("could not be fetched: too many pictures are being fetched") from error
+                yield
+        finally:
+            own, count = self._by_owner.pop(owner)
+            if count > 1:
+                self._by_owner[owner] = own, count - 1
+
+    def _use_loop(self) -> None:
+        """What is waited for belongs to one event loop."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop = loop
+            self._at_once = asyncio.Semaphore(MAX_AT_ONCE)
+            self._making_context = asyncio.Lock()
+            self._by_owner: dict[str | None, tuple[asyncio.Semaphore, int]] = {}
+            """Of each owner who fetches, and how many of its requests there are."""
+
+    async def _tls(self) -> ssl.SSLContext:
+        """Reading the system's certificates takes tens of milliseconds: once, on a thread."""
+        async with self._making_context:
+            if self._context is None:
+                self._context = await asyncio.to_thread(ssl.create_default_context)
+            return self._context
 
     async def _follow(self, url: httpx.URL) -> bytes:
         for _ in range(MAX_REDIRECTS + 1):
@@ -70,8 +115,11 @@ class PictureDownloads:
         # Connects to the address that was checked; the certificate is still that of the name.
         direct = url.copy_with(host=str(address))
         names = {"sni_hostname": url.host}
+        context = await self._tls()
         async with (
-            httpx.AsyncClient(follow_redirects=False, trust_env=False, timeout=None) as client,
+            httpx.AsyncClient(
+                verify=context, follow_redirects=False, trust_env=False, timeout=None
+            ) as client,
             client.stream("GET", direct, headers=headers, extensions=names) as answer,
         ):
             if answer.is_redirect:

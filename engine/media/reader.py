@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from engine.media.config import MediaConfig
 from engine.media.limits import PictureFault
@@ -24,9 +24,12 @@ from engine.media.sources import (
     read_inline,
 )
 from engine.media.store import PictureLease, PictureStore, StoredPicture
+from engine.process.fair_threads import FairThreads
 
 if TYPE_CHECKING:
     from engine.media.downloads import PictureDownloads
+
+T = TypeVar("T")
 
 MAX_KNOWN_URLS = 16384
 READ_THREADS = 2
@@ -57,7 +60,7 @@ class PictureReader:
         self.model = model
         self.store = PictureStore(model, config.max_idle_bytes, max_held_bytes)
         self._allowed_hosts = config.allowed_media_domains
-        self._threads = ThreadPoolExecutor(READ_THREADS, "picture-reader")
+        self._threads = FairThreads(READ_THREADS, "picture-reader")
         self._urls: OrderedDict[tuple[str | None, str], str] = OrderedDict()
         """Hashes of the files that were last found at URLs, by owner."""
 
@@ -105,10 +108,23 @@ class PictureReader:
     ) -> StoredPicture:
         def read() -> Future[StoredPicture]:
             data = read_inline(source)
-            return self.store.get(self.store.hash_of(data, owner), data, lease)
+            return self.store.get(self.store.hash_of(data, owner), data, lease, owner)
 
-        found = await asyncio.wrap_future(self._threads.submit(read))
-        return await asyncio.wrap_future(found)
+        return await asyncio.wrap_future(await self._in_turn(owner, read))
+
+    async def _in_turn(self, owner: str | None, work: Callable[[], T]) -> T:
+        """The result of work on a thread in the owner's turn; none is done for who has left."""
+        done: Future[T] = Future()
+
+        def run() -> None:
+            if done.set_running_or_notify_cancel():
+                try:
+                    done.set_result(work())
+                except BaseException as error:
+                    done.set_exception(error)
+
+        self._threads.submit(owner or "", run)
+        return await asyncio.wrap_future(done)
 
     async def _read_remote(
         self, url: str, is_new: bool, owner: str | None, lease: PictureLease | None
@@ -117,15 +133,15 @@ class PictureReader:
         if known is not None and not is_new and (picture := self.store.find(known, lease)) is not None:
             self._urls.move_to_end((owner, url))
             return picture
-        data = await self._downloads.fetch(url)
+        data = await self._downloads.fetch(url, owner)
         check_file(data)
-        name = await asyncio.wrap_future(self._threads.submit(self.store.hash_of, data, owner))
+        name = await self._in_turn(owner, partial(self.store.hash_of, data, owner))
         self._urls[owner, url] = name
         if len(self._urls) > MAX_KNOWN_URLS:
             self._urls.popitem(last=False)
-        return await asyncio.wrap_future(self.store.get(name, data, lease))
+        return await asyncio.wrap_future(self.store.get(name, data, lease, owner))
 
     def close(self) -> None:
         """Ends all threads and processes, and removes all pixels. Repeatable."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
         self.store.close()

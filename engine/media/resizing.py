@@ -12,11 +12,18 @@ MAX_ASPECT_RATIO = 200
 """A picture that is longer than this many times its other side is refused, as Qwen's processors do."""
 
 
+def check_ratio(height: int, width: int) -> None:
+    """PictureFault for a picture that is too long and narrow, or has no pixels."""
+    if not height or not width:
+        raise PictureFault(f"is {width}x{height}: it has no pixels")
+    if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
+        raise PictureFault(f"is {width}x{height}: one side is more than {MAX_ASPECT_RATIO} times the other")
+
+
 def fitted_size(height: int, width: int, model: PictureModel) -> tuple[int, int]:
     """Height and width, both multiples of a token's side, of about the same shape, in the model's limits.
     PictureFault for a picture that is too long and narrow."""
-    if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
-        raise PictureFault(f"is {width}x{height}: one side is more than {MAX_ASPECT_RATIO} times the other")
+    check_ratio(height, width)
     if model.max_edge:
         return _within_edge(height, width, model)
     side, sides = model.factor, (height, width)

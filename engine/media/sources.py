@@ -12,6 +12,7 @@ from typing import Any
 
 from engine.media.limits import MAX_FILE_BYTES, MAX_PIXELS, PictureFault, too_many_bytes, too_many_pixels
 from engine.media.picture_size import HEAD_BYTES, media_type_of, picture_size
+from engine.media.resizing import check_ratio
 
 MEDIA_TYPES = frozenset(("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"))
 """The first picture is read of a file that holds several."""
@@ -55,11 +56,11 @@ def picture_source(part: Part) -> PictureSource:
     for record in (part, source if isinstance(source, Mapping) else {}):
         data = record.get("data")
         if isinstance(data, str) and data:
-            return _of_data_url(data) if data.startswith("data:") else InlinePicture(data)
+            return _of_data_url(data) if _is_data_url(data) else InlinePicture(data)
     url = _url_of(part)
     if url is None:
         raise PictureFault("holds neither a URL nor data of a picture; files by id are not kept here")
-    if url.startswith("data:"):
+    if _is_data_url(url):
         return _of_data_url(url)
     if url[:8].lower().startswith(("http://", "https://")):
         return RemotePicture(url)
@@ -72,7 +73,8 @@ def _blob_of_resource(part: Part) -> str | None:
     if not isinstance(resource, Mapping):
         return None
     blob, kind = resource.get("blob"), resource.get("mimeType")
-    return blob if isinstance(blob, str) and isinstance(kind, str) and kind.startswith("image/") else None
+    is_image = isinstance(kind, str) and kind.lower().startswith("image/")
+    return blob if isinstance(blob, str) and is_image else None
 
 
 def _url_of(part: Part) -> str | None:
@@ -85,9 +87,14 @@ def _url_of(part: Part) -> str | None:
     return None
 
 
+def _is_data_url(url: str) -> bool:
+    """A scheme has no case."""
+    return url[:5].lower() == "data:"
+
+
 def _of_data_url(url: str) -> InlinePicture:
     head, comma, data = url.partition(",")
-    if not comma or not head.endswith(";base64"):
+    if not comma or not head.rstrip().lower().endswith(";base64"):
         raise PictureFault("must be a data: URL in base64, such as data:image/png;base64,...")
     return InlinePicture(data)
 
@@ -123,5 +130,7 @@ def check_file(data: bytes) -> None:
     if media_type_of(head) not in MEDIA_TYPES:
         raise PictureFault("is not a picture in PNG, JPEG, WebP, GIF or BMP")
     size = picture_size(head)
-    if size is not None and size[0] * size[1] > MAX_PIXELS:
-        raise too_many_pixels(*size)
+    if size is not None:
+        if size[0] * size[1] > MAX_PIXELS:
+            raise too_many_pixels(*size)
+        check_ratio(size[1], size[0])

@@ -11,9 +11,10 @@ import atexit
 import os
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from threading import Lock
 from types import TracebackType
@@ -24,6 +25,7 @@ import msgspec
 from engine.media.decoder import PictureDecoder
 from engine.media.limits import PictureFault, PixelsFailure
 from engine.media.picture import PictureModel, Pixels
+from engine.process.fair_threads import FairThreads
 from engine.process.private_folder import make_private_folder, remove_private_folder
 
 MAX_KNOWN = 16384
@@ -83,6 +85,11 @@ class _Pending:
     future: Future[StoredPicture] = field(default_factory=Future)
     leases: list[PictureLease | None] = field(default_factory=list)
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody waits: who has left has released the lease."""
+        return any(lease is None or not lease.is_released for lease in self.leases)
+
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
@@ -108,7 +115,7 @@ class PictureStore:
         self._usual_bytes = max(max_idle_bytes, MIN_HELD_BYTES)
         self._max_held_bytes = self._usual_bytes if max_held_bytes is None else max_held_bytes
         self._decoder = PictureDecoder(model)
-        self._thread = ThreadPoolExecutor(1, "picture-decoder")  # the process takes one after another
+        self._thread = FairThreads(1, "picture-decoder")  # the process takes one after another
         self._lock = Lock()
         self._folder: str | None = None
         self._num_decoded = 0
@@ -153,19 +160,25 @@ class PictureStore:
             self._hold(picture, lease)
         return picture
 
-    def get(self, content_hash: str, data: bytes, lease: PictureLease | None) -> Future[StoredPicture]:
+    def get(
+        self, content_hash: str, data: bytes, lease: PictureLease | None, owner: str | None = None
+    ) -> Future[StoredPicture]:
         """The picture of a file, decoded unless it was before; each file is decoded once, however many wait.
+        Owners take turns.
 
-        In the future: PictureFault, or PixelsFailure. It is shared and cannot be cancelled.
+        In the future: PictureFault, or PixelsFailure. It is shared and cannot be cancelled: what nobody waits
+        for when its turn comes is not decoded.
         """
         with self._lock:
             known = content_hash in self._known
-            future = self._get(content_hash, data, lease)
+            future = self._get(content_hash, data, lease, owner or "")
         if lease is not None:
             self.on_lookup(known and future.done())
         return future
 
-    def _get(self, content_hash: str, data: bytes, lease: PictureLease | None) -> Future[StoredPicture]:
+    def _get(
+        self, content_hash: str, data: bytes, lease: PictureLease | None, owner: str
+    ) -> Future[StoredPicture]:
         try:
             if (picture := self._find(content_hash, lease)) is not None:
                 return _done(picture)
@@ -177,7 +190,8 @@ class PictureStore:
                 return _failed(self._no_room())
             pending = self._pending[content_hash] = _Pending()
             pending.future.set_running_or_notify_cancel()
-            self._submit(content_hash, lambda path: self._decoder.decode(data, path))
+            write = partial(self._decoder.decode, data)
+            self._thread.submit(owner, partial(self._make, content_hash, write))
         pending.leases.append(lease)
         return pending.future
 
@@ -192,13 +206,12 @@ class PictureStore:
         with self._lock:
             return self._keep(content_hash, size, path, [lease])
 
-    def _submit(self, content_hash: str, write: Callable[[str], tuple[int, int]]) -> None:
-        try:
-            self._thread.submit(self._make, content_hash, write)
-        except RuntimeError:  # closed
-            self._end(content_hash, PixelsFailure("The server is shutting down."))
-
     def _make(self, content_hash: str, write: Callable[[str], tuple[int, int]]) -> None:
+        with self._lock:
+            pending = self._pending.get(content_hash)
+            if pending is not None and not pending.is_wanted:
+                self._end(content_hash, PixelsFailure("Its client has left."))
+                return
         try:
             size = self._written(path := self._new_path(), write)
         except BaseException as error:
@@ -319,7 +332,7 @@ class PictureStore:
     def close(self) -> None:
         """Ends the process that decodes, and removes all pixels. Repeatable."""
         self._decoder.close()
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._thread.close()
         with self._lock:
             folder, self._folder = self._folder, None
             for content_hash in list(self._pending):

@@ -15,17 +15,7 @@ from engine.tool_parsers.deepseek import (
     KimiToolParser,
     PlamoToolParser,
 )
-from engine.tool_parsers.dsml import (
-    GCML_MARK,
-    INVOKE,
-    MARK,
-    SECTIONS,
-    Dsml41ToolParser,
-    DsmlToolParser,
-    GcmlToolParser,
-)
 from engine.tool_parsers.forced import JSON_CALLS, CallSyntax
-from engine.tool_parsers.glm import GlmToolParser, HorizonToolParser, HyToolParser, SolarToolParser
 from engine.tool_parsers.harmony import CHANNEL, MESSAGE, START, HarmonyParser
 from engine.tool_parsers.hermes import HermesToolParser
 from engine.tool_parsers.json_calls import (
@@ -37,7 +27,15 @@ from engine.tool_parsers.json_calls import (
 from engine.tool_parsers.mistral import ARGS, OPEN, MistralToolParser
 from engine.tool_parsers.parameters import Tool
 from engine.tool_parsers.pythonic import LfmToolParser, OlmoToolParser, PythonicToolParser
-from engine.tool_parsers.qwen3_coder import MimoToolParser, Qwen3CoderToolParser, SeedToolParser
+from engine.tool_parsers.tagged.dsml import (
+    GCML_MARK,
+    INVOKE,
+    MARK,
+    SECTIONS,
+    Dsml41ToolParser,
+    DsmlToolParser,
+    GcmlToolParser,
+)
 from engine.tool_parsers.tagged.framed import (
     COHERE,
     COHERE_ANSWER,
@@ -50,6 +48,7 @@ from engine.tool_parsers.tagged.framed import (
     HunyuanToolParser,
 )
 from engine.tool_parsers.tagged.gemma4 import FunctionGemmaToolParser, GemmaToolParser
+from engine.tool_parsers.tagged.glm import GlmToolParser, HorizonToolParser, HyToolParser, SolarToolParser
 from engine.tool_parsers.tagged.invoke import (
     DotsToolParser,
     MiniCpmToolParser,
@@ -68,6 +67,7 @@ from engine.tool_parsers.tagged.json_between import (
 )
 from engine.tool_parsers.tagged.kimi_k3 import KimiK3ToolParser, ResponseChannel
 from engine.tool_parsers.tagged.minimax_m3 import MiniMaxM3ToolParser
+from engine.tool_parsers.tagged.qwen3_coder import MimoToolParser, Qwen3CoderToolParser, SeedToolParser
 from engine.tool_parsers.text_syntax import CODER, DSML, GLM, MINIMAX, SEED, STEP, TextSyntax
 
 ToolParserFactory = Callable[[Sequence[Tool]], ReplyParser]

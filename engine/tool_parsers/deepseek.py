@@ -12,7 +12,8 @@ import re
 from dataclasses import dataclass
 
 from engine.tool_parsers.call_object import FENCE, CallObjectReader
-from engine.tool_parsers.reader import Steps, Tag, TaggedReader
+from engine.tool_parsers.reader import Steps, Tag
+from engine.tool_parsers.tagged_reader import TaggedReader
 
 DEEPSEEK_SECTION = "<｜tool▁calls▁begin｜>"
 KIMI_SECTION = "<|tool_calls_section_begin|>"

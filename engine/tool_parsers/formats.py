@@ -248,7 +248,8 @@ def register_tool_parser(
 
     ``make`` is called for each reply with the request's function tools (OpenAI's chat shape). What it returns
     has ``feed(text)`` and ``finish()``, both giving a list of ``ContentDelta`` and ``ToolCallDelta``; in sum
-    they must not depend on how the text was cut. ``engine.tool_parsers.reader.TaggedReader`` helps with that.
+    they must not depend on how the text was cut. ``engine.tool_parsers.tagged_reader.TaggedReader`` helps
+    with that.
     ``needs_special_tokens`` are the special tokens it must see in the text.
     """
     _plugin_formats[name] = ToolFormat(make, tags=needs_special_tokens)

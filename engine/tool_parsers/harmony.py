@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 
 from engine.tool_parsers.base import ReasoningDelta
 from engine.tool_parsers.parameters import Tool
-from engine.tool_parsers.reader import Steps, Tag, TaggedReader
+from engine.tool_parsers.reader import Steps, Tag
+from engine.tool_parsers.tagged_reader import TaggedReader
 
 START = "<|start|>assistant"
 CHANNEL = "<|channel|>"

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from engine.tool_parsers.call_object import FENCE, FENCES, CallObjectReader, JsonScanner
 from engine.tool_parsers.parameters import Tool
-from engine.tool_parsers.reader import Steps, Tag, TaggedReader
+from engine.tool_parsers.reader import Steps, Tag
+from engine.tool_parsers.tagged_reader import TaggedReader
 
 PYTHON_TAG = "<|python_tag|>"
 

@@ -8,7 +8,8 @@ import secrets
 import string
 
 from engine.tool_parsers.call_object import FENCE, CallObjectReader
-from engine.tool_parsers.reader import Steps, Tag, TaggedReader
+from engine.tool_parsers.reader import Steps, Tag
+from engine.tool_parsers.tagged_reader import TaggedReader
 
 OPEN = "[TOOL_CALLS]"
 CALL_ID = "[CALL_ID]"

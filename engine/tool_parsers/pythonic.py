@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from engine.tool_parsers.call_object import FENCE, FENCES
 from engine.tool_parsers.parameters import STRING, ArgumentText, Tool, Types, value_text
 from engine.tool_parsers.python_literal import LiteralScanner, literal_json
-from engine.tool_parsers.reader import Steps, Tag, TaggedReader
+from engine.tool_parsers.reader import Steps, Tag
+from engine.tool_parsers.tagged_reader import TaggedReader
 
 START = "<|python_start|>"
 END = "<|python_end|>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from engine.tool_parsers.dsml import DsmlToolParser
+from engine.tool_parsers.tagged.dsml import DsmlToolParser
 from engine.tool_parsers.tagged.invoke import InvokeTags, MiniMaxToolParser, StepToolParser
 
 

@@ -16,7 +16,8 @@ from engine.tool_parsers.parameters import (
     ValueText,
     value_text,
 )
-from engine.tool_parsers.reader import Steps, Tag, TaggedReader
+from engine.tool_parsers.reader import Steps, Tag
+from engine.tool_parsers.tagged_reader import TaggedReader
 
 _FUNCTION_NAME = re.compile(r"[^\s<>{}\[\]\"'=]*+")
 _PARAMETER_NAME = re.compile(r"[^<>\"\n]*+")

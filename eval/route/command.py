@@ -10,6 +10,8 @@ from continuum.routing.catalog import DEFAULT_ROUTER, ROUTERS, router_factory
 from eval.errors import UsageError
 from eval.say import say
 
+SHUTDOWN_S, BACKLOG = 10.0, 2048
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``continuum route``."""
@@ -40,13 +42,22 @@ def run(args: argparse.Namespace) -> int:
 
     import uvicorn
 
+    from engine.api.config import ServerConfig
+    from engine.api.http.http_config import http_config
+    from engine.api.http.middleware import BodyLimitMiddleware
     from eval.route.proxy import RouteApp
 
-    app = RouteApp(args.urls, router_factory(args.router)).app
-    say(f"Routing to {len(args.urls)} servers at http://{args.host}:{args.port}")
-    server = uvicorn.Server(
-        uvicorn.Config(app, args.host, args.port, log_level="error", access_log=False, ws="none")
+    config = ServerConfig(served_model_names=("route",), host=args.host, port=args.port)
+    limits = config.limits
+    app = BodyLimitMiddleware(
+        RouteApp(args.urls, router_factory(args.router)).app,
+        max_bytes=limits.max_body_bytes,
+        timeout_s=limits.body_timeout_s,
     )
+    say(f"Routing to {len(args.urls)} servers at http://{args.host}:{args.port}")
+    served = http_config(app, config, shutdown_timeout_s=SHUTDOWN_S, backlog=BACKLOG, lifespan="on")
+    served.host, served.port = args.host, args.port
+    server = uvicorn.Server(served)
     with suppress(KeyboardInterrupt):  # uvicorn has ended well, and raises the signal again
         server.run()
     return 0 if server.started else 1

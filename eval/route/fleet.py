@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,10 @@ from eval.say import say
 
 ASK_EVERY_S = 1.0
 ANSWERS_WITHIN_S = 5.0
+MAX_PAGE_BYTES = 4 * 2**20
+MOST = 1e12
+"""No count is larger."""
+logger = logging.getLogger(__name__)
 _METRIC = re.compile(r"^(?P<name>[\w:]+)(?:\{(?P<labels>[^}]*)\})?\s+(?P<value>\S+)", re.MULTILINE)
 _NUM_BLOCKS = re.compile(r'num_gpu_blocks="(\d+)"')
 
@@ -36,8 +41,18 @@ class Fleet:
 
     async def watch(self, on_lost: asyncio.Queue[int]) -> None:
         """Until it is cancelled. Numbers of servers that go down are put into the queue."""
+        await asyncio.gather(*(self._watch_one(index, on_lost) for index in range(len(self.backends))))
+
+    async def _watch_one(self, index: int, on_lost: asyncio.Queue[int]) -> None:
+        """Each server is asked by itself: a slow one holds up nobody, and nothing that one says ends it."""
+        has_failed = False
         while True:
-            await asyncio.gather(*(self._ask(index, on_lost) for index in range(len(self.backends))))
+            try:
+                await self._ask(index, on_lost)
+            except Exception:
+                if not has_failed:
+                    logger.exception("Watching %s failed.", self.backends[index].url)
+                has_failed = True
             await asyncio.sleep(ASK_EVERY_S)
 
     def lost(self, index: int) -> bool:
@@ -58,18 +73,38 @@ class Fleet:
     async def _ask(self, index: int, on_lost: asyncio.Queue[int]) -> None:
         backend = self.backends[index]
         try:
-            health = await self._http.get(f"{backend.url}/health", timeout=ANSWERS_WITHIN_S)
-            metrics = await self._http.get(f"{backend.url}/metrics", timeout=ANSWERS_WITHIN_S)
-        except httpx.HTTPError:
-            health = None
-        if health is None or health.status_code != 200:
+            async with asyncio.timeout(ANSWERS_WITHIN_S):
+                status, _ = await self._page(f"{backend.url}/health")
+                _, metrics = await self._page(f"{backend.url}/metrics")
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError):
+            status, metrics = None, ""
+        if status != 200:
             if self.lost(index):
                 on_lost.put_nowait(index)
             return
         if not backend.is_up:
             say(f"{backend.url} is back.")
         backend.is_up = True
-        read_metrics(metrics.text, backend.load)
+        read_metrics(metrics, backend.load)
+
+    async def _page(self, url: str) -> tuple[int, str]:
+        """The status and the text of a page, of which only so much is read as a server's metrics may have."""
+        page = bytearray()
+        async with self._http.stream("GET", url, timeout=ANSWERS_WITHIN_S) as answer:
+            async for part in answer.aiter_bytes():
+                page += part
+                if len(page) > MAX_PAGE_BYTES:
+                    break
+        return answer.status_code, page[:MAX_PAGE_BYTES].decode("utf-8", "replace")
+
+
+def _number(text: str) -> float:
+    """A count of a page; what is none counts as 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        return 0.0
+    return min(value, MOST) if value >= 0 else 0.0
 
 
 def read_metrics(text: str, load: EngineLoad) -> None:
@@ -80,13 +115,13 @@ def read_metrics(text: str, load: EngineLoad) -> None:
     for found in _METRIC.finditer(text):
         name, value = found["name"], found["value"]
         if name in sums:
-            sums[name] += float(value)
+            sums[name] += _number(value)
         elif name == "continuum:pinned_blocks":
-            pinned += int(float(value))
+            pinned += int(_number(value))
         elif name == "vllm:kv_cache_usage_perc":
-            usage.append(float(value))
+            usage.append(min(1.0, _number(value)))
         elif name == "vllm:cache_config_info" and (blocks := _NUM_BLOCKS.search(found["labels"] or "")):
-            num_blocks += int(blocks[1])
+            num_blocks += int(_number(blocks[1]))
     load.num_running, load.num_waiting = (int(value) for value in sums.values())
     load.num_blocks, load.num_pinned_blocks = num_blocks, pinned
     load.num_free_blocks = int(num_blocks * (1 - sum(usage) / len(usage))) if usage else num_blocks

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any
+from urllib.parse import quote
 
 import httpx
 import msgspec
@@ -13,21 +16,34 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from continuum.routing.home_table import HomeTable, key_of
+from engine.api.http.connection import while_connected
 from engine.clock import MonotonicClock
 from engine.core_group.shared_words import shared_words
-from engine.routing import RoutedTurn, Router, RouterContext, RouterFactory
+from engine.routing import EngineLoad, RoutedTurn, Router, RouterContext, RouterFactory
 from eval.route.fleet import Fleet
 from eval.route.told import turn_of
 
-MAX_BODY_BYTES = 256 * 2**20
+INLINE_BYTES = 2**20
+"""A larger body is looked at on a thread."""
+JOBS_WITHIN_S, FOUND_WITHIN_S = 5.0, 60.0
+"""How long a server may be silent that is asked for its jobs, or for what is stored."""
+_GONE = (
+    httpx.ConnectError,
+    httpx.ConnectTimeout,
+    httpx.ReadError,
+    httpx.WriteError,
+    httpx.RemoteProtocolError,
+)
+"""What shows that a server has gone, and not that a request is wrong."""
 BLOCK_SIZE = 16
 _METHODS = ["GET", "POST", "DELETE", "PUT", "PATCH"]
 _OF_A_CONNECTION = frozenset(
     (
-        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer"),
-        *("transfer-encoding", "upgrade", "host", "content-length"),
+        *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer"),
+        *(b"transfer-encoding", b"upgrade", b"host", b"content-length", b"date"),
     )
 )
 """Headers that are not passed on."""
@@ -39,12 +55,24 @@ _LOST_EVENT = b"event: error\ndata: " + msgspec.json.encode({"type": "error", "e
 """The end of a stream whose server has died, as OpenAI's and Anthropic's clients understand it."""
 
 
+class _Jobs(msgspec.Struct):
+    """What a server tells of its jobs."""
+
+    data: list[dict[str, Any]] = []
+
+
+_jobs = msgspec.json.Decoder(_Jobs)
+
+
 class RouteApp:
     """One per process."""
 
     def __init__(self, urls: Sequence[str], make_router: RouterFactory) -> None:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._http = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=5.0), limits=limits)
+        self._http = httpx.AsyncClient(
+            timeout=httpx.Timeout(None, connect=5.0), limits=limits, trust_env=False
+        )
+        self._http.headers.clear()  # a server hears what the client said
         self.fleet = Fleet(urls, self._http)
         self._router: Router = make_router(RouterContext(len(urls), BLOCK_SIZE, shared_words()))
         self._stored = HomeTable(shared_words())
@@ -85,45 +113,59 @@ class RouteApp:
 
     async def _jobs(self, request: Request) -> Response:
         """The jobs of all servers."""
-        jobs = []
+        jobs = list[dict[str, Any]]()
         for index in self._up():
-            with suppress(httpx.HTTPError):
-                answer = await self._send(index, request, b"")
-                if answer.status_code != 200:
-                    return await self._passed_on(answer, index)
-                jobs += msgspec.json.decode(await answer.aread())["data"]
+            with suppress(httpx.HTTPError, msgspec.DecodeError, RecursionError, TimeoutError):
+                async with asyncio.timeout(JOBS_WITHIN_S):
+                    answer = await self._send(index, request, b"")
+                    if answer.status_code in (401, 403):
+                        return self._passed_on(answer, index)
+                    told = _jobs.decode(await answer.aread()) if answer.status_code == 200 else _Jobs()
+                jobs += [job for job in told.data if isinstance(job.get("idle_s"), int | float)]
         return JSONResponse({"object": "list", "data": sorted(jobs, key=lambda job: job["idle_s"])})
 
     async def _pass(self, request: Request) -> Response:
         try:
-            body = await _body_of(request)
+            body = await request.body()
         except ClientDisconnect:
             return Response(status_code=499)
-        if body is None:
-            return _error(413, f"The body has more than {MAX_BODY_BYTES} bytes.")
+        return await while_connected(request, self._answer(request, body))
+
+    async def _answer(self, request: Request, body: bytes) -> Response:
         named = _STORED.match(request.url.path)
-        if named is not None:
-            return await self._ask_around(request, body, named[1])
-        if request.method != "POST":
-            return await self._ask_around(request, body, None)
-        return await self._route(request, body)
+        try:
+            if named is not None:
+                return await self._ask_around(request, body, named[1])
+            if request.method != "POST":
+                return await self._ask_around(request, body, None)
+            return await self._route(request, body)
+        except (httpx.InvalidURL, httpx.LocalProtocolError, UnicodeError) as error:
+            return _error(400, f"The request cannot be passed on: {error}.")
+        except httpx.HTTPError as error:
+            return _error(502, f"The server behind the route failed: {type(error).__name__}.")
 
     async def _route(self, request: Request, body: bytes) -> Response:
         """Send it to the server that the router chooses, or to another one if that does not answer at all."""
-        turn, failed = turn_of(request.headers, body), list[int]()
+        is_long = len(body) > INLINE_BYTES
+        headers = request.headers
+        turn = await asyncio.to_thread(turn_of, headers, body) if is_long else turn_of(headers, body)
+        failed = list[int]()
         while any(load is not None for load in self.fleet.loads(failed)):
             index = self._chosen(turn, body, failed)
             load = self.fleet.backends[index].load
             load.num_open += 1
+            is_taken = False
             try:
                 answer = await self._send(index, request, body)
-            except httpx.TransportError:  # nothing has been answered
-                load.num_open -= 1
+                is_taken = True
+            except _GONE:  # nothing has been answered
                 failed.append(index)
                 if self.fleet.lost(index):
                     self._lose(index)
                 continue
-            return await self._passed_on(answer, index, counted=True)
+            finally:
+                load.num_open -= 0 if is_taken else 1
+            return self._passed_on(answer, index, counted=True)
         return _error(503, "None of the servers answers; try again later.")
 
     def _chosen(self, turn: RoutedTurn, body: bytes, failed: Sequence[int]) -> int:
@@ -140,65 +182,81 @@ class RouteApp:
         order = sorted(self._up(), key=lambda index: index != home)
         for place, index in enumerate(order):
             try:
-                answer = await self._send(index, request, body)
-            except httpx.TransportError:
+                answer = await self._send(index, request, body, within_s=FOUND_WITHIN_S)
+            except (*_GONE, httpx.ReadTimeout):
                 continue
             if answer.status_code != 404 or place == len(order) - 1:
-                return await self._passed_on(answer, index)
+                return self._passed_on(answer, index)
             await answer.aclose()
         return _error(503, "None of the servers answers; try again later.")
 
     def _up(self) -> list[int]:
         return [index for index, backend in enumerate(self.fleet.backends) if backend.is_up]
 
-    async def _send(self, index: int, request: Request, body: bytes) -> httpx.Response:
-        url = f"{self.fleet.backends[index].url}{request.url.path}"
-        headers = _passed(request.headers)
+    async def _send(
+        self, index: int, request: Request, body: bytes, within_s: float | None = None
+    ) -> httpx.Response:
+        """The beginning of a server's answer. ``within_s``: how long it may be silent."""
+        base, query = httpx.URL(self.fleet.backends[index].url), request.scope.get("query_string", b"")
+        path = request.scope.get("raw_path") or quote(request.url.path).encode()
+        target = base.raw_path.rstrip(b"/") + path + (b"?" + query if query else b"")
+        headers = _passed(request.headers.raw)
+        timeout = httpx.Timeout(within_s, connect=5.0)
         sent = self._http.build_request(
-            request.method, url, params=request.query_params, headers=headers, content=body
+            request.method, base.copy_with(raw_path=target), headers=headers, content=body, timeout=timeout
         )
         return await self._http.send(sent, stream=True)
 
-    async def _passed_on(self, answer: httpx.Response, index: int, *, counted: bool = False) -> Response:
-        is_event_stream = answer.headers.get("content-type", "").startswith("text/event-stream")
+    def _passed_on(self, answer: httpx.Response, index: int, *, counted: bool = False) -> Response:
+        load = self.fleet.backends[index].load if counted else None
+        return _PassedOn(answer, load, partial(self._note_ids, index))
 
-        async def chunks() -> AsyncIterator[bytes]:
-            first = b""
-            try:
-                async for chunk in answer.aiter_raw():
-                    if len(first) < _FIRST_BYTES:
-                        first += chunk
-                        for found in _ANSWERS_ID.finditer(first[:_FIRST_BYTES]):
-                            self._stored[key_of(found[1].decode())] = index
-                    yield chunk
-            except httpx.TransportError:
-                if not is_event_stream:
-                    raise
-                yield _LOST_EVENT
-            finally:
-                await answer.aclose()
-                if counted:
-                    self.fleet.backends[index].load.num_open -= 1
-
-        headers = _passed(answer.headers)
-        if (length := answer.headers.get("content-length")) is not None:
-            headers["content-length"] = length
-        return StreamingResponse(chunks(), answer.status_code, headers)
+    def _note_ids(self, index: int, text: bytes) -> None:
+        """Remember where a response is stored whose id an answer begins with."""
+        for found in _ANSWERS_ID.finditer(text):
+            self._stored[key_of(found[1].decode())] = index
 
 
-def _passed(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in headers.items() if name.lower() not in _OF_A_CONNECTION}
+class _PassedOn(StreamingResponse):
+    """A server's answer, as it comes. However it ends, also before it has begun, the server hears of it."""
+
+    def __init__(
+        self, answer: httpx.Response, load: EngineLoad | None, note: Callable[[bytes], None]
+    ) -> None:
+        """``load``: counts the request as open. ``note`` is called with the answer's beginning."""
+        self._answer, self._load, self._note = answer, load, note
+        super().__init__(self._chunks(), answer.status_code)
+        length = [(name, value) for name, value in answer.headers.raw if name.lower() == b"content-length"]
+        self.raw_headers = [*((name.lower(), value) for name, value in _passed(answer.headers.raw)), *length]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            if self._load is not None:
+                self._load.num_open -= 1
+            await self._answer.aclose()
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        first = b""
+        is_event_stream = self._answer.headers.get("content-type", "").startswith("text/event-stream")
+        try:
+            async for chunk in self._answer.aiter_raw():
+                if len(first) < _FIRST_BYTES:
+                    first += chunk
+                    self._note(first[:_FIRST_BYTES])
+                yield chunk
+        except httpx.TransportError:
+            if not is_event_stream:
+                raise
+            yield _LOST_EVENT
 
 
-async def _body_of(request: Request) -> bytes | None:
-    """The whole body; None if it is too large."""
-    parts, size = list[bytes](), 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MAX_BODY_BYTES:
-            return None
-        parts.append(part)
-    return b"".join(parts)
+def _passed(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """The headers that are passed on, as they came: none of a connection, nor what ``Connection`` names."""
+    named = b",".join(value for name, value in headers if name.lower() == b"connection")
+    left_out = _OF_A_CONNECTION | {part.strip().lower() for part in named.split(b",")}
+    return [(name, value) for name, value in headers if name.lower() not in left_out]
 
 
 def _error(status: int, message: str) -> Response:

@@ -15,9 +15,33 @@ from engine.routing import RoutedTurn
 
 _PIECE_BYTES = 4
 """Bytes of text that count as a token: what texts in English have on average."""
-_BEFORE = ("system", "instructions", "tools")
-"""What templates put before the conversation."""
-_CONVERSATIONS = ("messages", "input", "prompt")
+MAX_TEXT_BYTES = 2**20
+"""Of the beginning of a prompt by which it is told from others."""
+MAX_FIELD_BYTES = 2**16
+"""A longer field is no name of a job."""
+
+
+class _Body(msgspec.Struct):
+    """The fields that are looked at, as they were written: a body of many megabytes is read in one pass, and
+    none of its messages becomes an object."""
+
+    job_id: msgspec.Raw = msgspec.Raw()
+    vllm_xargs: msgspec.Raw = msgspec.Raw()
+    session_id: msgspec.Raw = msgspec.Raw()
+    metadata: msgspec.Raw = msgspec.Raw()
+    prompt_cache_key: msgspec.Raw = msgspec.Raw()
+    conversation: msgspec.Raw = msgspec.Raw()
+    previous_response_id: msgspec.Raw = msgspec.Raw()
+    cache_salt: msgspec.Raw = msgspec.Raw()
+    system: msgspec.Raw = msgspec.Raw()
+    instructions: msgspec.Raw = msgspec.Raw()
+    tools: msgspec.Raw = msgspec.Raw()
+    messages: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+
+
+_decoder = msgspec.json.Decoder(_Body)
 
 
 def turn_of(headers: Mapping[str, str], body: bytes) -> RoutedTurn:
@@ -26,45 +50,58 @@ def turn_of(headers: Mapping[str, str], body: bytes) -> RoutedTurn:
     The prompt's tokens are pieces of its text: servers have the tokenizer.
     """
     try:
-        fields = msgspec.json.decode(body)
-    except msgspec.DecodeError:
-        fields = None
-    if not isinstance(fields, dict):
-        fields = {}
+        fields = _decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        fields = _Body()
     try:
         job_id = identify(headers, _identity(fields)).job_id
     except RequestError:
         job_id = None
     key = headers.get("authorization") or headers.get("x-api-key")
+    salt = _small(fields.cache_salt)
     return RoutedTurn(
         uuid4().hex,
         _pieces(_text_of(fields)),
         job_id=job_id,
-        owner=None if key is None else blake2b(key.encode(), digest_size=8).hexdigest(),
-        cache_salt=fields.get("cache_salt") if isinstance(fields.get("cache_salt"), str) else None,
+        owner=None if key is None else blake2b(key.encode("utf-8", "replace"), digest_size=8).hexdigest(),
+        cache_salt=salt if isinstance(salt, str) else None,
     )
 
 
-def _identity(fields: Mapping[str, Any]) -> ClientIdentity:
-    metadata, previous = fields.get("metadata"), fields.get("previous_response_id")
+def _small(raw: msgspec.Raw) -> Any:
+    """The value of a small field; None for none."""
+    if not 0 < len(raw) <= MAX_FIELD_BYTES:
+        return None
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def _identity(fields: _Body) -> ClientIdentity:
+    metadata, previous = _small(fields.metadata), _small(fields.previous_response_id)
     return ClientIdentity(
-        job_id=fields.get("job_id"),
-        xargs=fields.get("vllm_xargs"),
-        session_id=fields.get("session_id"),
+        job_id=_small(fields.job_id),
+        xargs=_small(fields.vllm_xargs),
+        session_id=_small(fields.session_id),
         metadata_user_id=metadata.get("user_id") if isinstance(metadata, dict) else None,
-        prompt_cache_key=fields.get("prompt_cache_key"),
-        conversation=fields.get("conversation"),
+        prompt_cache_key=_small(fields.prompt_cache_key),
+        conversation=_small(fields.conversation),
         previous_job_id=previous if isinstance(previous, str) else None,
     )
 
 
-def _text_of(fields: Mapping[str, Any]) -> bytes:
-    """What is the same at the beginning of a job's prompts, whatever the order of the body's fields."""
-    parts: list[object] = [fields.get(name) for name in _BEFORE]
-    for name in _CONVERSATIONS:
-        said = fields.get(name)
-        parts += said if isinstance(said, list) else [said]
-    return b"\n".join(msgspec.json.encode(part) for part in parts if part is not None)
+def _text_of(fields: _Body) -> bytes:
+    """What is the same at the beginning of a job's prompts, whatever the order of the body's fields: first
+    what templates put before the conversation. A list is left open, as it goes on in the next turn."""
+    before = (fields.system, fields.instructions, fields.tools)
+    text = b"\n".join(bytes(memoryview(part)[:MAX_TEXT_BYTES]) for part in before if len(part))
+    for said in (fields.messages, fields.input, fields.prompt):
+        if len(said) and len(text) < MAX_TEXT_BYTES:
+            written = memoryview(said)
+            written = written[:-1] if written[-1] == ord("]") else written
+            text += b"\n" + bytes(written[: MAX_TEXT_BYTES - len(text)])
+    return text[:MAX_TEXT_BYTES]
 
 
 def _pieces(text: bytes) -> Sequence[int]:

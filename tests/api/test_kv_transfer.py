@@ -43,7 +43,7 @@ def config(
             "kv_role": role,
             "kv_port": port,
             "kv_load_failure_policy": policy,
-            "kv_connector_extra_config": {"lease_s": lease_s},
+            "kv_connector_extra_config": {"lease_s": lease_s, "allowed_ports": ["1024-65535"]},
         }
     )
 
@@ -266,14 +266,24 @@ def test_what_is_wrong_is_said(pair: Pair) -> None:
     assert "needs remote_request_id" in refusal(pair.second, {"do_remote_prefill": True})
     elsewhere = {
         "do_remote_prefill": True,
-        "remote_request_id": "x",
+        "remote_request_id": 32 * "0",
         "remote_host": "169.254.169.254",
-        "remote_port": 80,
+        "remote_port": 5600,
         "remote_num_tokens": 64,
     }
     assert "allowed_peers" in refusal(pair.second, elsewhere)
     assert "remote_port" in refusal(pair.second, {**elsewhere, "remote_port": "eighty"})
-    assert "is bad" in refusal(pair.second, {**elsewhere, "remote_port": 0})
+    for port in (0, 80, 1023, 70_000):
+        assert "allowed_ports" in refusal(pair.second, {**elsewhere, "remote_port": port})
+    for lease in ("x\r\nFLUSHALL\r\n", "a" * 31, "A" * 32, ""):
+        told = refusal(pair.second, {**elsewhere, "remote_request_id": lease})
+        assert "32 hexadecimal digits" in told
+    assert "remote_num_tokens" in refusal(pair.second, {**elsewhere, "remote_num_tokens": -1})
+    loopback = {**elsewhere, "remote_host": "127.0.0.1", "remote_lease_s": float("nan")}
+    body = json.dumps({"prompt": [1, 2, 3], "kv_transfer_params": loopback})
+    headers = {"content-type": "application/json"}
+    answer = httpx.post(pair.second.url + "/v1/completions", content=body, headers=headers, timeout=60)
+    assert answer.status_code == 400
     assert "leases no KV out" in refusal(pair.second, ORDER)
     assert "fetches no KV" in refusal(pair.first, elsewhere)
     for body in ({**completion(6), "n": 2}, {**completion(6), "prompt": ["a", "b"]}):

@@ -180,7 +180,8 @@ def test_a_pause(http: httpx.Client, mode: str, num_running: int) -> None:
         assert eventually(lambda: metric(http, "vllm:generation_tokens_total") > before)
         assert http.post("/pause", params={"mode": mode}).json() == {"status": "paused"}
         waiting = clients.submit(http.post, "/v1/completions", json={**body, "max_tokens": 3})
-        told = {"is_paused": True, "num_running": num_running, "num_waiting": 1}
+        reason = "paused" if mode == "wait" else "paused with all that runs"
+        told = {"is_paused": True, "reasons": [reason], "num_running": num_running, "num_waiting": 1}
         assert eventually(lambda: http.get("/is_paused").json() == told)
         if mode == "wait":
             running.result()
@@ -188,7 +189,8 @@ def test_a_pause(http: httpx.Client, mode: str, num_running: int) -> None:
         assert http.post("/resume").json() == {"status": "resumed"}
         assert running.result().json()["usage"]["completion_tokens"] == 900
         assert waiting.result().json()["usage"]["completion_tokens"] == 3
-    assert http.get("/is_paused").json() == {"is_paused": False, "num_running": 0, "num_waiting": 0}
+    told = {"is_paused": False, "reasons": [], "num_running": 0, "num_waiting": 0}
+    assert http.get("/is_paused").json() == told
 
 
 def test_a_mode_of_pause_that_there_is_not(http: httpx.Client) -> None:

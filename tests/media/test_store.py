@@ -123,10 +123,13 @@ def test_many_wait_for_one_decoding(store: PictureStore) -> None:
 
 
 def test_a_request_that_ended_meanwhile_holds_nothing(store: PictureStore) -> None:
-    lease = store.lease()
+    """Nor is anything decoded for it, unless somebody else waits."""
+    lease, data = store.lease(), png()
     lease.release()
-    assert get(store, png(), lease).num_holders == 0
-    assert store.statistics().num_idle == 1
+    with pytest.raises(PixelsFailure, match="left"):
+        get(store, data, lease)
+    assert (store.statistics().num_idle, store.statistics().num_decoded) == (0, 0)
+    assert get(store, data, store.lease()).num_holders == 1
 
 
 def test_requests_cannot_hold_more_than_there_is_memory_for() -> None:

@@ -44,7 +44,12 @@ def engine(
         max_model_len=256,
         num_gpu_blocks_override=160,
         max_num_batched_tokens=64,
-        kv_transfer_config={"kv_connector": connector, "kv_role": role, "kv_port": port},
+        kv_transfer_config={
+            "kv_connector": connector,
+            "kv_role": role,
+            "kv_port": port,
+            "kv_connector_extra_config": {"allowed_ports": ["1024-65535"]},
+        },
         **states,
         **options,
     )

@@ -7,7 +7,7 @@ head are those of ``connection_guard``.
 from __future__ import annotations
 
 import resource
-from typing import cast
+from typing import Literal, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -21,7 +21,12 @@ SPARE_FILES = 256
 
 
 def http_config(
-    app: ASGIApp, config: ServerConfig, *, shutdown_timeout_s: float, backlog: int
+    app: ASGIApp,
+    config: ServerConfig,
+    *,
+    shutdown_timeout_s: float,
+    backlog: int,
+    lifespan: Literal["on", "off"] = "off",
 ) -> uvicorn.Config:
     """uvicorn's configuration for this application. ``backlog``: connections that may wait to be
     accepted."""
@@ -37,7 +42,7 @@ def http_config(
         access_log=False,
         server_header=False,
         proxy_headers=False,  # the client's address is not used, and reading it costs time
-        lifespan="off",
+        lifespan=lifespan,
         timeout_keep_alive=config.keep_alive_s,
         timeout_graceful_shutdown=round(shutdown_timeout_s),
         backlog=backlog,

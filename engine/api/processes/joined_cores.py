@@ -44,6 +44,7 @@ class JoinedCores:
                 assert cores[0] is not None, "a core alone is not started again"
                 return AsyncMPClient(cores[0])
             from engine.core_group.group_client import CoreGroupClient  # not loaded for one core
+            from engine.core_group.operator_records import OperatorRecords
 
             context = RouterContext(len(cores), self._ready.block_size, shared_words(siblings.folder))
             board = LoadBoard(
@@ -56,6 +57,7 @@ class JoinedCores:
                 on_core_died=_parent_starts_another,
                 on_attached=self._attached,
                 ready=self._ready,
+                records=OperatorRecords(siblings.folder),
             )
         return self._group
 

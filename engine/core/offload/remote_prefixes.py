@@ -45,7 +45,7 @@ class RemotePrefixes:
     def start(self, load_id: int, request: Request, prefix: LoadablePrefix, block_ids: Sequence[int]) -> None:
         """Fetch the blocks of a prefix that was found into these, with the next plan."""
         assert prefix.source is not None
-        reads = RemoteReads(prefix.source, tuple(prefix.keys), block_ids)
+        reads = RemoteReads(prefix.source, tuple(prefix.keys), block_ids, request.owner or "")
         self._loads[load_id] = request
         self._new_loads.append(KVLoad(load_id, request.request_id, NO_COPIES, remote=reads))
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.tool_parsers.parameters import Tool
-from engine.tool_parsers.reader import Steps, Tag, TaggedReader
+from engine.tool_parsers.reader import Steps, Tag
 from engine.tool_parsers.tagged.json_between import JsonBetweenTags
+from engine.tool_parsers.tagged_reader import TaggedReader
 
 _LINE_BREAK = Tag("\n")
 

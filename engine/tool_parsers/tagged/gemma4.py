@@ -11,7 +11,8 @@ import re
 
 from engine.tool_parsers.call_object import CallObjectReader
 from engine.tool_parsers.parameters import STRING, Types, ValueText, value_text
-from engine.tool_parsers.reader import Steps, Tag, TaggedReader
+from engine.tool_parsers.reader import Steps, Tag
+from engine.tool_parsers.tagged_reader import TaggedReader
 
 _NAME = re.compile(r"[^\s<>{}\[\]\"'=,()]*+")
 _KEY = re.compile(r"[^<>{}\[\]()=,:\"]*+")

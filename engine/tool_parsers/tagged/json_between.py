@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from engine.tool_parsers.call_object import CallObjectReader
-from engine.tool_parsers.reader import Steps, Tag, TaggedReader
+from engine.tool_parsers.reader import Steps, Tag
+from engine.tool_parsers.tagged_reader import TaggedReader
 
 _LIST, _LIST_END = Tag("["), Tag("]")
 _OBJECT, _OBJECT_END = Tag("{"), Tag("}")

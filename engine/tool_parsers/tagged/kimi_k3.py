@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 
 from engine.tool_parsers.parameters import STRING, Types
-from engine.tool_parsers.reader import Steps, Tag, TaggedReader
+from engine.tool_parsers.reader import Steps, Tag
 from engine.tool_parsers.tagged.invoke import InvokeTags, InvokeToolParser
+from engine.tool_parsers.tagged_reader import TaggedReader
 
 _LAYOUT = (
     *("<|open|>response<|sep|>", "<|close|>response<|sep|>"),

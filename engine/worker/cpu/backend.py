@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, ModelConfig
 from engine.errors import RequestError
 from engine.worker.attention.layer_places import LayerPlaces, num_groups
 from engine.worker.attention.selection import select_attention
@@ -17,6 +17,7 @@ from engine.worker.cpu.rank_sampler import select_sampler
 from engine.worker.cpu.resting import Resting
 from engine.worker.drafts.loaded_drafter import PlacedDrafter
 from engine.worker.kv_tiers.host_pool import HostTransfers
+from engine.worker.loading.identity import Stamps
 from engine.worker.loading.loader import LoadedModel
 from engine.worker.lora.adapter_store import AdapterStore
 from engine.worker.models.base import CausalModel
@@ -103,7 +104,20 @@ class CPUBackend:
         self.check_alone()
         self._resting.check_weights(folder)
 
-    def update_weights(self, folder: str) -> None:
+    def has_weights(self) -> bool:
+        return self._resting.has_weights
+
+    def take_stamps(self) -> Stamps | None:
+        """What the files were from which weights have been loaded since the last call; None if none were."""
+        stamps, self._resting.stamps = self._resting.stamps, None
+        return stamps
+
+    @property
+    def served(self) -> ModelConfig:
+        """The options of the model that is loaded, or was loaded last."""
+        return self._resting.options
+
+    def update_weights(self, folder: str | None) -> None:
         """See ``Resting``; after ``check_weights``."""
         self._resting.update_weights(folder, self._take)
 

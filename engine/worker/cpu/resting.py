@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import EngineError, RequestError
 from engine.process.trim import give_back_freed
+from engine.worker.loading.identity import FRONT_FILES, Stamps, stamps_of
 from engine.worker.loading.loader import LoadedModel
 from engine.worker.loading.model_folder import raw_config, resolve_folder
 from engine.worker.memory import release_pages
@@ -33,7 +35,11 @@ class Resting:
     def __init__(
         self, config: EngineConfig, loaded: LoadedModel, pool: torch.Tensor, group: TensorParallelGroup
     ) -> None:
-        self._config, self._options = config, config.model
+        self._config = config
+        self.options = config.model
+        """What is served: ``model`` is the folder of the weights."""
+        self.stamps: Stamps | None = None
+        """What the files were from which weights were loaded last; taken by ``CPUBackend.take_stamps``."""
         self._pooling = loaded.pooling
         self._max_model_len, self._vocab_size = loaded.max_model_len, loaded.vocab_size
         self._num_layers, self._dtype = loaded.model.num_layers, loaded.dtype
@@ -50,13 +56,13 @@ class Resting:
     def wake_up(self, take: TakeModel) -> None:
         """Load the weights if they were dropped; the KV pool's memory comes with its first use."""
         if not self._has_weights:
-            self._load(self._options, take)
+            self._load(self.options, take)
 
     def check_weights(self, folder: str) -> None:
         """Check from its config that a folder has the architecture that is served; RequestError if not. What
         is wrong with its tensors is found when they are read."""
         try:
-            mine, other = (_architecture(each) for each in (self._options.model, folder))
+            mine, other = (_architecture(each) for each in (self.options.model, folder))
         except EngineError as error:
             raise RequestError(f"The weights in {folder} cannot be served: {error}", "path") from error
         changed = sorted(name for name in mine.keys() | other.keys() if mine.get(name) != other.get(name))
@@ -66,16 +72,31 @@ class Resting:
                 f"{', '.join(changed[:MAX_NAMES])}.",
                 "path",
             )
+        other_files = [name for name in FRONT_FILES if not _equal_files(self.options.model, folder, name)]
+        if other_files:
+            raise RequestError(
+                f"The model in {folder} reads prompts in another way than the one that is served: "
+                f"{', '.join(other_files)} differ.",
+                "path",
+            )
 
-    def update_weights(self, folder: str, take: TakeModel) -> None:
-        """Serve the weights of another folder of the same architecture. If they cannot be served, those
-        before are loaded again, and RequestError is raised."""
+    def update_weights(self, folder: str | None, take: TakeModel) -> None:
+        """Serve the weights of another folder of the same architecture; None: those of the start. If they
+        cannot be served, those before are loaded again, and RequestError is raised."""
+        before, new = (
+            self.options,
+            self._config.model if folder is None else replace(self.options, model=folder),
+        )
         self._drop(take)
         try:
-            self._load(replace(self._options, model=folder), take)
-        except EngineError as error:
-            self._load(self._options, take)
-            raise RequestError(f"The weights in {folder} cannot be served: {error}", "path") from error
+            self._load(new, take)
+        except Exception as error:
+            self._load(before, take)
+            raise RequestError(f"The weights in {new.model} cannot be served: {error}", "path") from error
+
+    @property
+    def has_weights(self) -> bool:
+        return self._has_weights
 
     def _drop(self, take: TakeModel) -> None:
         self._has_weights = False
@@ -84,6 +105,7 @@ class Resting:
 
     def _load(self, options: ModelConfig, take: TakeModel) -> None:
         options = replace(options, max_model_len=self._max_model_len)
+        self.stamps = {} if self._config.kv_transfer is None else stamps_of(self._config, options)
         loaded = load(replace(self._config, model=options), self._group)
         sizes = loaded.vocab_size, loaded.model.num_layers, loaded.dtype
         if sizes != (self._vocab_size, self._num_layers, self._dtype):
@@ -91,7 +113,23 @@ class Resting:
         if loaded.pooling != self._pooling:  # which API servers have been told
             raise RequestError(f"{options.model} pools in another way than the model that is served.", "path")
         take(loaded)
-        self._options, self._has_weights = options, True
+        self.options, self._has_weights = options, True
+
+
+def _equal_files(mine: str, other: str, name: str) -> bool:
+    """Whether both folders say the same in a file, whatever its layout; a file that one has not is none."""
+    return _content(mine, name) == _content(other, name)
+
+
+def _content(model: str, name: str) -> object:
+    path = resolve_folder(model) / name
+    if not path.is_file():
+        return None
+    raw = path.read_bytes()
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):
+        return raw
 
 
 def _architecture(model: str) -> dict[str, Any]:

@@ -52,6 +52,16 @@ class BlockSaver:
             content = self._copy(block_ids)
             self._thread.submit(self._write, names, content, self._streams.steps.record_event())
 
+    def flush(self) -> None:
+        """Wait until all that waits has been written."""
+        self._thread.submit(lambda: None).result()
+
+    def use(self, saved: SavedBlocks) -> None:
+        """Keep blocks in another folder from now on; after ``flush``."""
+        self._saved = saved
+        with self._lock:
+            self._known.clear()
+
     def close(self) -> None:
         """Write what waits, and stop. Repeatable."""
         self._thread.shutdown(wait=True)

@@ -16,12 +16,14 @@ from engine.errors import ConfigError
 from engine.kv_transfer.wire import (
     CHUNK,
     GONE,
+    HELLO_BYTES,
     Asked,
     ConfirmLease,
     Granted,
     LocateBlocks,
     Located,
     Noted,
+    NotYet,
     ReadBlocks,
     Refused,
     ReleaseLease,
@@ -39,10 +41,14 @@ logger = logging.getLogger(__name__)
 Serve = Callable[[socketserver.BaseRequestHandler], None]
 
 MAX_CONNECTIONS = 256
+MAX_STRANGERS = 128
+"""Connections that have not said yet what fits this server."""
+HELLO_S = 2.0
+"""How long a connection may wait with its first message."""
 IDLE_TIMEOUT_S = 120.0
-"""How long a connection may be silent."""
-BEGIN_TIMEOUT_S = 2.0
-"""How long a reader waits for a lease to begin: it may have been told of it before this worker."""
+"""How long one that has said what fits may be silent."""
+MESSAGE_BYTES_PER_BLOCK = 64
+"""No reader names more blocks than the pool has, nor longer than this."""
 MAX_ENDED = 4096
 """Leases that are known to have ended, so that their readers are answered at once."""
 
@@ -65,12 +71,14 @@ class LeaseServer:
         go over the connection. ConfigError if it cannot listen there."""
         self._device_pool = device_pool
         self._memory = memory
-        self._fingerprint = fingerprint
+        self.fingerprint = fingerprint
         self._leases: dict[str, NewKVLease] = {}
         self._ended: dict[str, None] = {}
         self._changed = threading.Condition()
         self._reports = TransferReports()
+        self._most_bytes = HELLO_BYTES + MESSAGE_BYTES_PER_BLOCK * len(device_pool)
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._strangers = threading.BoundedSemaphore(MAX_STRANGERS)
         try:
             self._server = _Server((host, port), self._serve)
         except OSError as error:
@@ -99,6 +107,12 @@ class LeaseServer:
                 del self._ended[next(iter(self._ended))]
             self._changed.notify_all()
 
+    def end_all(self) -> None:
+        """End all leases: the pool is about to change."""
+        with self._changed:
+            lease_ids = list(self._leases)
+        self.end(lease_ids)
+
     def take_reports(self) -> TransferReports:
         """The leases that readers have released or renewed since the last call."""
         with self._changed:
@@ -114,13 +128,22 @@ class LeaseServer:
     # ---- the threads ----
 
     def _serve(self, handler: socketserver.BaseRequestHandler) -> None:
-        if not self._slots.acquire(blocking=False):
+        if not self._strangers.acquire(blocking=False):
+            return
+        try:
+            with suppress(OSError, msgspec.DecodeError):
+                handler.request.settimeout(HELLO_S)
+                asked = receive_asked(handler.request, self._most_bytes, HELLO_S)
+        finally:
+            self._strangers.release()
+        if asked is None or not self._slots.acquire(blocking=False):
             return
         try:
             handler.request.settimeout(IDLE_TIMEOUT_S)
             with suppress(OSError, msgspec.DecodeError):
-                while (asked := receive_asked(handler.request)) is not None:
+                while asked is not None:
                     self._answer(handler, asked)
+                    asked = receive_asked(handler.request, self._most_bytes)
         finally:
             self._slots.release()
 
@@ -136,17 +159,19 @@ class LeaseServer:
                 send(handler.request, Noted() if goes_on else Refused("the lease has ended"))
             case RenewLease(lease_id):
                 with self._changed:
-                    self._reports.renewed_leases.append(lease_id)
+                    if lease_id in self._leases and lease_id not in self._reports.renewed_leases:
+                        self._reports.renewed_leases.append(lease_id)
                 send(handler.request, Noted())
             case ReleaseLease(lease_id):
                 with self._changed:
-                    self._reports.released_leases.append(lease_id)
+                    if lease_id in self._leases and lease_id not in self._reports.released_leases:
+                        self._reports.released_leases.append(lease_id)
                 send(handler.request, Noted())
 
     def _send_blocks(self, handler: socketserver.BaseRequestHandler, asked: ReadBlocks) -> None:
-        reason, block_ids = self._look_up(asked)
-        if reason is not None:
-            send(handler.request, Refused(reason))
+        answer, block_ids = self._look_up(asked)
+        if answer is not None:
+            send(handler.request, answer)
             return
         rows = BlockRows(self._device_pool)
         send(handler.request, Granted(rows.block_bytes))
@@ -159,31 +184,26 @@ class LeaseServer:
             handler.request.sendall(CHUNK)
             handler.request.sendall(content)
 
-    def _locate(self, asked: LocateBlocks) -> Located | Refused:
+    def _locate(self, asked: LocateBlocks) -> Located | NotYet | Refused:
         if self._memory is None or self._memory.library != asked.library:
             return Refused(f"the kv_connector of this server is another one, without {asked.library}")
-        reason, block_ids = self._look_up(asked)
-        return self._memory.locate(block_ids) if reason is None else Refused(reason)
+        answer, block_ids = self._look_up(asked)
+        return self._memory.locate(block_ids) if answer is None else answer
 
-    def _look_up(self, asked: ReadBlocks | LocateBlocks) -> tuple[str | None, Sequence[int]]:
-        """Why the blocks cannot be read, or their ids."""
-        if asked.fingerprint != self._fingerprint:
-            return (
-                f"the servers do not fit together: this one is {self._fingerprint}, "
-                f"the one that asks is {asked.fingerprint}"
-            ), ()
+    def _look_up(self, asked: ReadBlocks | LocateBlocks) -> tuple[NotYet | Refused | None, Sequence[int]]:
+        """Why the blocks cannot be read, or their ids. Nobody waits here: a reader asks again."""
+        if asked.fingerprint != self.fingerprint:
+            reason = f"this one is {self.fingerprint}, the one that asks is {asked.fingerprint}"
+            return Refused(f"the servers do not fit together: {reason}"), ()
         with self._changed:
-            lease_id = asked.lease_id
-            self._changed.wait_for(
-                lambda: lease_id in self._leases or lease_id in self._ended, BEGIN_TIMEOUT_S
-            )
-            lease = self._leases.get(lease_id)
+            lease = self._leases.get(asked.lease_id)
+            has_ended = asked.lease_id in self._ended
         if lease is None:
-            return "the lease has ended", ()
+            return Refused("the lease has ended") if has_ended else NotYet(), ()
         block_ids = [lease.blocks.get(name) for name in asked.names]
         known = [block_id for block_id in block_ids if block_id is not None]
         if len(known) < len(block_ids):
-            return "the lease does not have all of these blocks", ()
+            return Refused("the lease does not have all of these blocks"), ()
         return None, known
 
 

@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import msgspec
 import torch
 
 from engine.core.outputs import RemoteReads
+from engine.process.fair_threads import FairThreads
 from engine.worker.kv_tiers.copy_streams import Event
 from engine.worker.kv_tiers.disk_pool import TransferReports
 from engine.worker.kv_transfer.block_rows import BlockRows
 
 logger = logging.getLogger(__name__)
 
-NUM_THREADS = 4
+NUM_THREADS = 8
+THREADS_PER_OWNER = 4
+"""So many loads of one owner run at a time, or from one place where nobody has an owner."""
+BEGIN_TIMEOUT_S = 2.0
+"""How long a lease may take to begin: a reader may be told of it before the worker that holds it."""
+FIRST_RETRY_S = 0.02
+PAUSE_S = 5.0
+"""How long a server that did not answer in time is left alone: its loads fail at once."""
 MAX_LOGGED = 100
+MAX_PAUSED = 1000
+
+
+class LeaseNotBegunError(OSError):
+    """There is no such lease so far."""
 
 
 class BlockSource(Protocol):
@@ -33,8 +47,19 @@ class BlockSource(Protocol):
         """Where these come from, for a log."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """A load, and when to give up asking for its lease."""
+
+    load_id: int
+    reads: RemoteReads
+    after: Sequence[Event]
+    begin_until: float
+    retry_s: float
+
+
 class LoadThreads:
-    """Runs loads from one source. No call waits for it."""
+    """Runs loads from one source, those of each owner in their turn. No call waits for it."""
 
     def __init__(self, device_pool: torch.Tensor, source: BlockSource) -> None:
         """``device_pool``: [num_blocks, ...], block-major."""
@@ -43,12 +68,17 @@ class LoadThreads:
         self._lock = threading.Lock()
         self._reports = TransferReports()
         self._logged: set[str] = set()
-        self._threads = ThreadPoolExecutor(NUM_THREADS, "kv-loads")
+        self._threads = FairThreads(NUM_THREADS, "kv-loads", most_per_owner=THREADS_PER_OWNER)
         self._local = threading.local()
+        self._paused_until: dict[str, float] = {}
 
     def start(self, load_id: int, reads: RemoteReads, after: Sequence[Event]) -> None:
         """Fetch blocks, and write them to the device once these events are done."""
-        self._threads.submit(self._load, load_id, reads, after)
+        load = _Load(load_id, reads, after, time.monotonic() + BEGIN_TIMEOUT_S, FIRST_RETRY_S)
+        self._threads.submit(self._owner_of(reads), lambda: self._run(load))
+
+    def _owner_of(self, reads: RemoteReads) -> str:
+        return reads.owner or self._source.place_of(reads)
 
     def take_reports(self) -> TransferReports:
         """The loads that have ended since the last call."""
@@ -58,28 +88,56 @@ class LoadThreads:
 
     def close(self) -> None:
         """Drop loads that have not started. Repeatable."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     # ---- the threads ----
 
-    def _load(self, load_id: int, reads: RemoteReads, after: Sequence[Event]) -> None:
+    def _run(self, load: _Load) -> None:
+        place = self._source.place_of(load.reads)
         try:
-            rows: BlockRows | None = getattr(self._local, "rows", None)
-            if rows is None:
-                rows = self._local.rows = BlockRows(self._device_pool)
-            self._source.fetch(reads, rows, after)
+            self._fetch(load, place)
             worked = True
+        except LeaseNotBegunError as error:
+            if time.monotonic() + load.retry_s < load.begin_until:
+                self._ask_again(load)  # a wait belongs to its lease: no thread waits
+                return
+            self._log(place, error)
+            worked = False
         except Exception as error:
-            self._log(reads, error)
+            if isinstance(error, TimeoutError | ConnectionRefusedError):
+                self._pause(place)
+            self._log(place, error)
             worked = False
         with self._lock:
-            (self._reports.finished_loads if worked else self._reports.failed_loads).append(load_id)
+            (self._reports.finished_loads if worked else self._reports.failed_loads).append(load.load_id)
 
-    def _log(self, reads: RemoteReads, error: Exception) -> None:
+    def _fetch(self, load: _Load, place: str) -> None:
+        if self._paused_until.get(place, 0.0) > time.monotonic():
+            raise ConnectionError("it did not answer a moment ago")
+        rows: BlockRows | None = getattr(self._local, "rows", None)
+        if rows is None:
+            rows = self._local.rows = BlockRows(self._device_pool)
+        self._source.fetch(load.reads, rows, load.after)
+
+    def _ask_again(self, load: _Load) -> None:
+        later = replace(load, retry_s=2 * load.retry_s)
+        timer = threading.Timer(
+            load.retry_s, self._threads.submit, (self._owner_of(load.reads), lambda: self._run(later))
+        )
+        timer.daemon = True
+        timer.start()
+
+    def _pause(self, place: str) -> None:
+        with self._lock:
+            while len(self._paused_until) >= MAX_PAUSED:
+                del self._paused_until[next(iter(self._paused_until))]
+            self._paused_until[place] = time.monotonic() + PAUSE_S
+
+    def _log(self, place: str, error: Exception) -> None:
         """A failure costs no more than recomputing; the first of each kind is logged."""
         reason = str(error) if isinstance(error, (OSError, msgspec.DecodeError)) else repr(error)
         with self._lock:
             is_new = reason not in self._logged and len(self._logged) < MAX_LOGGED
             self._logged.add(reason)
         if is_new:
-            logger.warning("KV could not be fetched from %s: %s.", self._source.place_of(reads), reason)
+            logger.warning("KV could not be fetched from %s: %s.", place, reason)

@@ -7,9 +7,19 @@ from collections.abc import Sequence
 
 from engine.core.outputs import RemoteReads
 from engine.kv_transfer.messages import RemotePrefix
-from engine.kv_transfer.wire import ConfirmLease, LocateBlocks, Located, Noted, Refused, receive_answer, send
+from engine.kv_transfer.wire import (
+    ConfirmLease,
+    LocateBlocks,
+    Located,
+    Noted,
+    NotYet,
+    Refused,
+    receive_answer,
+    send,
+)
 from engine.worker.kv_tiers.copy_streams import Event
 from engine.worker.kv_transfer.block_rows import BlockRows
+from engine.worker.kv_transfer.load_threads import LeaseNotBegunError
 from engine.worker.kv_transfer.peer_memory import PeerMemory
 from engine.worker.kv_transfer.remote_reader import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
 
@@ -24,7 +34,7 @@ class MemoryReader:
     def __init__(self, rank: int, fingerprint: str, memory: PeerMemory) -> None:
         """``rank``: reads from the same of the others. ``fingerprint``: what both must have in common."""
         self._rank = rank
-        self._fingerprint = fingerprint
+        self.fingerprint = fingerprint
         self._memory = memory
 
     def fetch(self, reads: RemoteReads, rows: BlockRows, after: Sequence[Event]) -> None:
@@ -45,10 +55,12 @@ class MemoryReader:
 
     def _locate(self, connection: socket.socket, lease_id: str, reads: RemoteReads) -> Located:
         names = list(reads.names)
-        send(connection, LocateBlocks(lease_id, self._fingerprint, names, self._memory.library))
-        answer = receive_answer(connection)
+        send(connection, LocateBlocks(lease_id, self.fingerprint, names, self._memory.library))
+        answer = receive_answer(connection, len(names))
         if isinstance(answer, Located):
             return answer
+        if isinstance(answer, NotYet):
+            raise LeaseNotBegunError("the lease has not begun")
         raise ConnectionError(answer.reason if isinstance(answer, Refused) else "no blocks came")
 
     def place_of(self, reads: RemoteReads) -> str:

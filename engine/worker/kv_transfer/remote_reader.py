@@ -10,6 +10,7 @@ from engine.kv_transfer.messages import RemotePrefix
 from engine.kv_transfer.wire import (
     CHUNK,
     Granted,
+    NotYet,
     ReadBlocks,
     Refused,
     chunks,
@@ -19,6 +20,7 @@ from engine.kv_transfer.wire import (
 )
 from engine.worker.kv_tiers.copy_streams import Event
 from engine.worker.kv_transfer.block_rows import BlockRows
+from engine.worker.kv_transfer.load_threads import LeaseNotBegunError
 
 CONNECT_TIMEOUT_S = 2.0
 READ_TIMEOUT_S = 10.0
@@ -31,7 +33,7 @@ class RemoteReader:
     def __init__(self, rank: int, fingerprint: str) -> None:
         """``rank``: reads from the same of the others. ``fingerprint``: what both must have in common."""
         self._rank = rank
-        self._fingerprint = fingerprint
+        self.fingerprint = fingerprint
 
     def fetch(self, reads: RemoteReads, rows: BlockRows, after: Sequence[Event]) -> None:
         source = reads.source
@@ -40,8 +42,10 @@ class RemoteReader:
             (source.host, source.port + self._rank), CONNECT_TIMEOUT_S
         ) as connection:
             connection.settimeout(READ_TIMEOUT_S)
-            send(connection, ReadBlocks(source.lease_id, self._fingerprint, list(reads.names)))
+            send(connection, ReadBlocks(source.lease_id, self.fingerprint, list(reads.names)))
             answer = receive_answer(connection)
+            if isinstance(answer, NotYet):
+                raise LeaseNotBegunError("the lease has not begun")
             if not isinstance(answer, Granted):
                 raise ConnectionError(answer.reason if isinstance(answer, Refused) else "no blocks came")
             if answer.block_bytes != rows.block_bytes:

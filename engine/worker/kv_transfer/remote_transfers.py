@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,16 +17,14 @@ from engine.worker.kv_tiers.disk_pool import TransferReports
 from engine.worker.kv_tiers.host_pool import HostTransfers
 from engine.worker.kv_transfer.block_saver import BlockSaver
 from engine.worker.kv_transfer.lease_server import LeaseServer
-from engine.worker.kv_transfer.load_threads import BlockSource, LoadThreads
+from engine.worker.kv_transfer.load_threads import LoadThreads
 from engine.worker.kv_transfer.memory_reader import MemoryReader
 from engine.worker.kv_transfer.peer_memory import open_memory
 from engine.worker.kv_transfer.remote_reader import RemoteReader
 from engine.worker.kv_transfer.saved_reader import SavedReader
 from engine.worker.parallel.group import TensorParallelGroup
 
-PROTOCOL = 1
-HEAD_BYTES = 2**20
-"""How much of each file of weights tells whether it is the same."""
+PROTOCOL = 2
 
 
 class RemoteTransfers:
@@ -41,9 +38,13 @@ class RemoteTransfers:
         server: LeaseServer | None = None,
         reader: LoadThreads | None = None,
         saver: BlockSaver | None = None,
+        serves: Callable[[str], None] = lambda identity: None,
     ) -> None:
-        """``base``: the host tier's; the others by the connector and the role of this engine."""
+        """``base``: the host tier's; the others by the connector and the role of this engine. ``serves``:
+        lets the others know what is loaded."""
         self._base = base
+        self.serve = serves
+        """Called with the identity of what was loaded: from now on KV is read and kept as its own."""
         self._server = server
         self._reader = reader
         self._saver = saver
@@ -64,6 +65,13 @@ class RemoteTransfers:
                     self._reader.start(load.load_id, load.remote, after)
         if self._base is not None:
             self._base.begin_step(own)
+
+    def rest(self) -> None:
+        """The pool is about to change: nothing of it can be read any more, and what is to be saved is."""
+        if self._server is not None:
+            self._server.end_all()
+        if self._saver is not None:
+            self._saver.flush()
 
     def end_step(self, plan: SchedulerOutput) -> None:
         if self._base is not None:
@@ -100,18 +108,23 @@ class RemoteTransfers:
 
 
 def with_remote(
-    base: HostTransfers | None, device_pool: torch.Tensor, config: EngineConfig, group: TensorParallelGroup
+    base: HostTransfers | None,
+    device_pool: torch.Tensor,
+    config: EngineConfig,
+    group: TensorParallelGroup,
+    identity: str,
 ) -> HostTransfers | None:
     """The transfers of an engine whose KV moves between servers, or to a folder; ``base`` of another one.
+    ``identity``: of what is loaded.
 
     ConfigError if the port of this rank is taken, or the folder cannot be written to.
     """
     transfer = config.kv_transfer
     if transfer is None or not (transfer.leases_out or transfer.fetches or transfer.storage_path):
         return base
-    fingerprint = fingerprint_of(config, device_pool, group)
-    server, saver = None, None
-    source: BlockSource | None = None
+    fingerprint = fingerprint_of(identity, device_pool, group)
+    server, saver, saved = None, None, None
+    source: RemoteReader | MemoryReader | SavedReader | None = None
     memory = open_memory(transfer, device_pool)
     if transfer.leases_out:
         port = config.kv_transfer_port + group.rank
@@ -121,55 +134,55 @@ def with_remote(
     elif transfer.fetches:
         source = RemoteReader(group.rank, fingerprint)
     if transfer.storage_path is not None:
-        saved = _open_saved(transfer.storage_path, config, device_pool, group)
+        saved = _open_saved(transfer.storage_path, identity, device_pool, group)
         source = SavedReader(saved) if transfer.loads_saved else None
         max_bytes = transfer.kv_connector_extra_config.shared_storage_max_bytes
         max_bytes = None if max_bytes is None else max(1, max_bytes // group.size)
         saver = BlockSaver(device_pool, saved, max_bytes) if transfer.saves else None
     reader = None if source is None else LoadThreads(device_pool, source)
-    return RemoteTransfers(base, device_pool.device, server=server, reader=reader, saver=saver)
+
+    def serve(identity: str) -> None:
+        fingerprint = fingerprint_of(identity, device_pool, group)
+        if server is not None:
+            server.fingerprint = fingerprint
+        if isinstance(source, RemoteReader | MemoryReader):
+            source.fingerprint = fingerprint
+        if transfer.storage_path is not None:
+            saved = _open_saved(transfer.storage_path, identity, device_pool, group)
+            if isinstance(source, SavedReader):
+                source.saved = saved
+            if saver is not None:
+                saver.use(saved)
+
+    return RemoteTransfers(base, device_pool.device, server=server, reader=reader, saver=saver, serves=serve)
 
 
-def saved_folder(config: EngineConfig, device_pool: torch.Tensor, group: TensorParallelGroup) -> Path | None:
+def saved_folder(
+    config: EngineConfig, identity: str, device_pool: torch.Tensor, group: TensorParallelGroup
+) -> Path | None:
     """The folder of a rank's saved KV; None if this engine reads none."""
     if config.kv_transfer is None or config.kv_transfer.storage_path is None:
         return None
-    layout = layout_of(config, device_pool)
+    layout = layout_of(identity, device_pool)
     return folder_of(config.kv_transfer.storage_path, layout, group.rank, group.size)
 
 
 def _open_saved(
-    shared: str, config: EngineConfig, device_pool: torch.Tensor, group: TensorParallelGroup
+    shared: str, identity: str, device_pool: torch.Tensor, group: TensorParallelGroup
 ) -> SavedBlocks:
     try:
-        folder = make_folder(shared, layout_of(config, device_pool), group.rank, group.size)
+        folder = make_folder(shared, layout_of(identity, device_pool), group.rank, group.size)
     except OSError as error:
         raise ConfigError(f"shared_storage_path: {shared} cannot be written to: {error}.") from error
     return SavedBlocks(folder, device_pool[0].nbytes)
 
 
-def fingerprint_of(config: EngineConfig, device_pool: torch.Tensor, group: TensorParallelGroup) -> str:
+def fingerprint_of(identity: str, device_pool: torch.Tensor, group: TensorParallelGroup) -> str:
     """What two ranks must have in common for one to read the other's KV, as a short text."""
-    return f"protocol {PROTOCOL}, {layout_of(config, device_pool)}, rank {group.rank} of {group.size}"
+    return f"protocol {PROTOCOL}, {layout_of(identity, device_pool)}, rank {group.rank} of {group.size}"
 
 
-def layout_of(config: EngineConfig, device_pool: torch.Tensor) -> str:
-    """The model and the layout of its KV, as a short text."""
+def layout_of(identity: str, device_pool: torch.Tensor) -> str:
+    """What is loaded and the layout of its KV, as a short text."""
     shape = "x".join(map(str, device_pool.shape[1:]))
-    kv = f"{shape} {str(device_pool.dtype).removeprefix('torch.')} scale {config.cache.kv_cache_scale}"
-    return f"weights {_weights_of(config)}, KV {kv}"
-
-
-def _weights_of(config: EngineConfig) -> str:
-    """A digest of the folder's config.json and of the head of each file of weights, else of the name."""
-    model, digest = config.model, hashlib.sha256()
-    digest.update(repr((model.dtype, model.quantization, model.load_format, model.seed)).encode())
-    folder = Path(model.model)
-    files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))] if folder.is_dir() else []
-    if not files:
-        digest.update(model.model.encode())
-    for path in files:
-        if path.is_file():
-            with path.open("rb") as file:
-                digest.update(path.name.encode() + file.read(HEAD_BYTES))
-    return digest.hexdigest()[:16]
+    return f"model {identity}, KV {shape} {str(device_pool.dtype).removeprefix('torch.')}"

@@ -15,7 +15,7 @@ class SavedReader:
     """The ``BlockSource`` of saved blocks."""
 
     def __init__(self, saved: SavedBlocks) -> None:
-        self._saved = saved
+        self.saved = saved
 
     def fetch(self, reads: RemoteReads, rows: BlockRows, after: Sequence[Event]) -> None:
         for event in after:
@@ -24,8 +24,8 @@ class SavedReader:
         for some in chunks(reads.block_ids, size):
             buffer = rows.buffer_of(len(some))
             for index in range(len(some)):
-                self._saved.read(next(names), buffer[index * size : (index + 1) * size])
+                self.saved.read(next(names), buffer[index * size : (index + 1) * size])
             rows.scatter(some)
 
     def place_of(self, reads: RemoteReads) -> str:
-        return str(self._saved.folder)
+        return str(self.saved.folder)

@@ -23,6 +23,7 @@ from engine.worker.cpu.packed_weights import compiled_gemm
 from engine.worker.loading.checked_parts import check_parts
 from engine.worker.loading.checkpoint import Checkpoint
 from engine.worker.loading.dequantization import log_dequantization
+from engine.worker.loading.formats.stored_tensor import PlainTensor, same_content
 from engine.worker.loading.kept_weights import KeptWeights
 from engine.worker.loading.load_plan import LoadPlan, check_memory
 from engine.worker.loading.model_folder import (
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 MODEL_IMPLEMENTATIONS = ("auto", "native", "transformers")
 _HEAD = "lm_head.weight"
+_EMBEDDING = "model.embed_tokens.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +173,8 @@ def _load_native(plan: LoadPlan) -> CausalModel:
     checkpoint = None if plan.dummy else plan.decoder_checkpoint()
     if checkpoint is not None and plan.multimodal:
         _take_decoder(plan, checkpoint)
+    if checkpoint is not None and not plan.headless:
+        plan = _with_own_head(plan, checkpoint)
     model = Decoder(plan.config, plan.dtype, plan.group, experts_by_rank=by_rank)
     model.is_headless = plan.headless
     if checkpoint is None:
@@ -191,6 +195,27 @@ def _load_native(plan: LoadPlan) -> CausalModel:
     if plan.device.type == "cpu":
         use_huge_pages(model.buffers())
     return model
+
+
+def _with_own_head(plan: LoadPlan, checkpoint: Checkpoint) -> LoadPlan:
+    """A config may say that the head is the embedding, while the files hold another head: that one is what
+    the model was trained with, and what transformers uses."""
+    head, embedding = checkpoint.tensors.get(_HEAD), checkpoint.tensors.get(_EMBEDDING)
+    is_tied = getattr(plan.config, "tie_word_embeddings", False)
+    if not (is_tied and isinstance(head, PlainTensor) and isinstance(embedding, PlainTensor)):
+        return plan
+    if same_content(head.entry, embedding.entry):
+        return plan
+    start_log.warning(
+        "%s says tie_word_embeddings, but lm_head.weight is not the embedding: it is used as it is.",
+        plan.folder,
+    )
+    own: object = plan.config
+    if isinstance(own, NativeConfig):
+        untied = cast("PreTrainedConfig", msgspec.structs.replace(own, tie_word_embeddings=False))
+        return replace(plan, config=untied)
+    plan.config.tie_word_embeddings = False
+    return plan
 
 
 def _take_decoder(plan: LoadPlan, checkpoint: Checkpoint) -> None:

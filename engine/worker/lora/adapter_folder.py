@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load
 
 from engine.errors import RequestError
-from engine.lora import CONFIG_FILE, WEIGHTS_FILE
+from engine.lora import CONFIG_FILE, MAX_CONFIG_BYTES, WEIGHTS_FILE, digest_of, open_regular
+from engine.worker.lora.alpha_patterns import AlphaPatterns
 
 _TENSOR = re.compile(
-    r"base_model\.model\.(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)\.(.+)"
+    r"base_model\.model\.(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d{1,6})\.(.+)"
     r"\.lora_([AB])(?:\.default)?\.weight"
 )
 """A tensor of the decoder: a vision tower has numbered layers, too."""
@@ -60,21 +62,37 @@ Linears = Mapping[tuple[int, str], LowRankWeights]
 """What is added, by the number of a layer and a linear's name in it, such as ``self_attn.q_proj``."""
 
 
-def read_adapter(folder: Path, max_rank: int) -> Linears:
-    """All that an adapter adds. Raises RequestError with one sentence that names the adapter's folder."""
-    config = _read_config(folder)
-    pairs = _read_pairs(folder)
-    return {key: _weights(folder, key, pair, config, max_rank) for key, pair in pairs.items()}
+def read_adapter(folder: Path, max_rank: int) -> tuple[Linears, str]:
+    """All that an adapter adds, and the digest of the bytes that were read. Raises RequestError with one
+    sentence that names the adapter's folder."""
+    config_bytes = _read(folder, CONFIG_FILE, MAX_CONFIG_BYTES)
+    weights_bytes = _read(folder, WEIGHTS_FILE, None)
+    config = _read_config(folder, config_bytes)
+    pairs = _read_pairs(folder, weights_bytes)
+    try:
+        alphas = AlphaPatterns.of(config.get("alpha_pattern") or {}, config.get("lora_alpha", 8))
+    except ValueError as error:
+        raise _fault(folder, str(error)) from error
+    linears = {key: _weights(folder, key, pair, config, alphas, max_rank) for key, pair in pairs.items()}
+    return linears, digest_of(config_bytes, weights_bytes)
+
+
+def _read(folder: Path, name: str, most_bytes: int | None) -> bytes:
+    try:
+        with open_regular(folder / name, most_bytes) as file:
+            return file.read()
+    except (OSError, ValueError) as error:
+        raise _fault(folder, f"{name} cannot be read") from error
 
 
 def _fault(folder: Path, what: str) -> RequestError:
     return RequestError(f"The adapter in {folder} cannot be served: {what}.", "lora_path")
 
 
-def _read_config(folder: Path) -> Mapping[str, Any]:
+def _read_config(folder: Path, raw: bytes) -> Mapping[str, Any]:
     try:
-        config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        config = json.loads(raw)
+    except (ValueError, RecursionError) as error:
         raise _fault(folder, f"{CONFIG_FILE} cannot be read") from error
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         raise _fault(folder, f"{CONFIG_FILE} does not say peft_type LORA")
@@ -95,18 +113,17 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _read_pairs(folder: Path) -> dict[tuple[int, str], dict[str, torch.Tensor]]:
+def _read_pairs(folder: Path, raw: bytes) -> dict[tuple[int, str], dict[str, torch.Tensor]]:
     pairs: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
     try:
-        with safe_open(folder / WEIGHTS_FILE, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118
-                found = _TENSOR.fullmatch(name)
-                if found is None:
-                    raise _fault(folder, f"tensor {name} belongs to no linear of a layer")
-                pair = pairs.setdefault((int(found[1]), found[2]), {})
-                pair[found[3]] = tensors.get_tensor(name)
-    except (OSError, SafetensorError) as error:
+        tensors = load(raw)
+    except (SafetensorError, KeyError, RuntimeError) as error:
         raise _fault(folder, f"{WEIGHTS_FILE} cannot be read") from error
+    for name, tensor in tensors.items():
+        found = _TENSOR.fullmatch(name)
+        if found is None:
+            raise _fault(folder, f"tensor {name} belongs to no linear of a layer")
+        pairs.setdefault((int(found[1]), found[2]), {})[found[3]] = tensor
     if not pairs:
         raise _fault(folder, "it has no tensors")
     return pairs
@@ -117,6 +134,7 @@ def _weights(
     key: tuple[int, str],
     pair: Mapping[str, torch.Tensor],
     config: Mapping[str, Any],
+    alphas: AlphaPatterns,
     max_rank: int,
 ) -> LowRankWeights:
     name = f"layers.{key[0]}.{key[1]}"
@@ -130,16 +148,5 @@ def _weights(
         raise _fault(folder, f"{name} has weights that are no floating-point numbers")
     if not (down.isfinite().all() and up.isfinite().all()):
         raise _fault(folder, f"{name} has weights that are not finite")
-    try:
-        alpha = _of_pattern(config.get("alpha_pattern") or {}, name, config.get("lora_alpha", 8))
-    except re.error as error:
-        raise _fault(folder, f"alpha_pattern has a pattern that is none: {error}") from error
+    alpha = alphas.value(name)
     return LowRankWeights(down, up, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
-
-
-def _of_pattern(patterns: Mapping[str, Any], name: str, default: float) -> float:
-    """The value of the first pattern that matches the end of a module's name, as peft finds it."""
-    for pattern, value in patterns.items():
-        if re.fullmatch(rf"(?:.*\.)?(?:{pattern})", f"model.{name}"):
-            return float(value)
-    return float(default)

@@ -86,7 +86,14 @@ class AdapterStore:
 
     def _read(self, adapter: Adapter) -> LoadedAdapter:
         pieces: dict[int, list[Piece]] = {}
-        for (number, name), weights in read_adapter(Path(adapter.path), self._max_rank).items():
+        linears, digest = read_adapter(Path(adapter.path), self._max_rank)
+        if digest != adapter.digest:
+            raise RequestError(
+                f"Adapter {adapter.name!r} in {adapter.path} is not what it was when it was named; load it "
+                "again (load_inplace).",
+                "lora_path",
+            )
+        for (number, name), weights in linears.items():
             if number >= self._num_all_layers:
                 raise self._misfit(adapter, f"the model has no layer {number}")
             if number not in self._layers:

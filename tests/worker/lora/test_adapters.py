@@ -186,7 +186,15 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "no number": ({"lora_alpha": "much"}, "lora_alpha must be a number"),
     "no number of a pattern": ({"alpha_pattern": {"q_proj": "much"}}, "alpha_pattern must have a number"),
     "no patterns": ({"alpha_pattern": ["q_proj"]}, "alpha_pattern must have a number"),
-    "a pattern that is none": ({"alpha_pattern": {"(": 3}}, "alpha_pattern has a pattern that is none"),
+    "no name": ({"alpha_pattern": {"(": 3}}, r"alpha_pattern holds '\(', which is no name"),
+    "a pattern that never ends": (
+        {"alpha_pattern": {r"(([a-z_\.0-9])+)+!": 1}},
+        "alpha_pattern holds .* which is no name",
+    ),
+    "too many patterns": (
+        {"alpha_pattern": {f"layers.{n}.*": 1 for n in range(300)}},
+        "alpha_pattern holds more than 256 patterns with wildcards",
+    ),
 }
 
 
