@@ -155,6 +155,15 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     """None if there are no adapters."""
     kv_events_dropped: int = 0
     """Batches of KV events or pin events that were lost, as they came faster than they could be sent."""
+    num_pinned_alone_blocks: int = 0
+    """Blocks that nobody holds but pins, which can be taken: not in use."""
+
+    @property
+    def kv_usage(self) -> float:
+        """The share of the KV blocks that running work holds, of a pool that has some. Not what pins hold
+        alone: an idle server uses none."""
+        in_use = self.num_total_blocks - self.num_free_blocks - self.num_pinned_alone_blocks
+        return in_use / self.num_total_blocks
 
     @property
     def host_loaded_tokens(self) -> int:

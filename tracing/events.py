@@ -456,6 +456,9 @@ class PinEvent(msgspec.Struct, tag_field="type", tag="pin_event", kw_only=True, 
     For ``shrunk``: superseded, or None where it was revoked."""
     held_s: float | None = None
     """For ``ended``: how long it was pinned, from the end of the turn."""
+    needed_blocks: int | None = None
+    """For ``ended``: how many of its blocks would have been evicted without it, least recently used first;
+    None where that is not told."""
     by: str | None = None
     """Request for which it was revoked or shrunk, or which superseded it. None: another pin, by a limit."""
 

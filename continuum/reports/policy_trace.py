@@ -175,6 +175,7 @@ class PolicyTrace(BranchListener):
                     deadline_s=pin.deadline_s,
                     cause=cause.value,
                     held_s=now - tip.ended_s,
+                    needed_blocks=pin.num_needed_blocks,
                     by=by,
                 )
             )

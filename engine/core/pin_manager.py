@@ -203,7 +203,7 @@ class PinManager:
             self.recorder.cut(pin, cause, by)
 
     def _end(self, pin: Pin, cause: PinEnd, now: float, by: str | None = None) -> None:
-        self._kv.pinned.end(pin.pin_id)
+        pin.num_needed_blocks = self._kv.pinned.end(pin.pin_id)
         self._policy.on_pin_ended(pin, cause, now, by)
         if self.recorder is not None:
             self.recorder.ended(pin, cause, by)

@@ -68,6 +68,9 @@ class Pin:
     the scheduler fills in when it is held."""
     num_wanted_blocks: int | None = None
     """To how many blocks of its tokens it is cut as soon as it is held; None: to none fewer."""
+    num_needed_blocks: int | None = None
+    """When it has ended: how many of its blocks would have been evicted without it; None where that is not
+    known."""
     num_prefix_blocks: int = field(init=False)
     """Blocks of its tokens, from the first on: what a turn that comes back finds."""
 

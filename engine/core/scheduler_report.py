@@ -102,6 +102,7 @@ def stats_of(scheduler: SchedulerView, counts: StepCounts) -> SchedulerStats:
         num_free_blocks=pool.num_free_blocks,
         num_cached_blocks=pool.num_cached_blocks,
         num_pinned_blocks=scheduler.kv.num_pinned_blocks,
+        num_pinned_alone_blocks=scheduler.kv.pool.num_pinned_alone,
         num_pins=scheduler.kv.num_pins,
         step_tokens=counts.step_tokens,
         prefix_cache_queries=counts.prefix_cache_queries,

@@ -215,7 +215,8 @@ class Metrics:
         self._running.set(stats.num_running_reqs, timestamp)
         self._waiting.set(stats.num_waiting_reqs, timestamp)
         if stats.num_total_blocks:
-            self._kv_usage.set(1 - stats.num_free_blocks / stats.num_total_blocks, timestamp)
+            self._kv_usage.set(stats.kv_usage, timestamp)
+            self._pinned_share.set(stats.num_pinned_alone_blocks / stats.num_total_blocks, timestamp)
         self._pins.set(stats.num_pins, timestamp)
         self._pinned_blocks.set(stats.num_pinned_blocks, timestamp)
         if stats.jobs is not None:
@@ -247,9 +248,14 @@ class Metrics:
     def _make_gauges(self) -> None:
         self._running = self._gauge("vllm:num_requests_running", "Requests in the running batch.")
         self._waiting = self._gauge("vllm:num_requests_waiting", "Requests waiting to be scheduled.")
-        self._kv_usage = self._gauge("vllm:kv_cache_usage_perc", "KV blocks in use; 1 is all of them.")
+        self._kv_usage = self._gauge(
+            "vllm:kv_cache_usage_perc", "Share of KV blocks that running work holds."
+        )
         self._pins = self._gauge("continuum:pins", "Pins: branch tips retained across a tool call.")
         self._pinned_blocks = self._gauge("continuum:pinned_blocks", "KV blocks retained by pins.")
+        self._pinned_share = self._gauge(
+            "continuum:pinned_share", "Share of the KV blocks that only pins hold: they can be taken."
+        )
         self._jobs = self._gauge("continuum:jobs", "Known jobs: neither finished nor forgotten.")
         self._viewers = self._gauge("continuum:dashboard_viewers", "Viewers of /dashboard.")
         self._host_usage = self._gauge(

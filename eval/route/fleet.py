@@ -112,6 +112,7 @@ def read_metrics(text: str, load: EngineLoad) -> None:
     sums = {"vllm:num_requests_running": 0.0, "vllm:num_requests_waiting": 0.0}
     pinned = num_blocks = 0
     usage: list[float] = []
+    alone: list[float] = []
     for found in _METRIC.finditer(text):
         name, value = found["name"], found["value"]
         if name in sums:
@@ -120,8 +121,15 @@ def read_metrics(text: str, load: EngineLoad) -> None:
             pinned += int(_number(value))
         elif name == "vllm:kv_cache_usage_perc":
             usage.append(min(1.0, _number(value)))
+        elif name == "continuum:pinned_share":
+            alone.append(min(1.0, _number(value)))
         elif name == "vllm:cache_config_info" and (blocks := _NUM_BLOCKS.search(found["labels"] or "")):
             num_blocks += int(_number(blocks[1]))
     load.num_running, load.num_waiting = (int(value) for value in sums.values())
     load.num_blocks, load.num_pinned_blocks = num_blocks, pinned
-    load.num_free_blocks = int(num_blocks * (1 - sum(usage) / len(usage))) if usage else num_blocks
+    taken = _mean(usage) + _mean(alone)  # what pins hold alone is not in use, yet not free
+    load.num_free_blocks = max(0, round(num_blocks * (1 - taken)))
+
+
+def _mean(shares: list[float]) -> float:
+    return sum(shares) / len(shares) if shares else 0.0

@@ -280,9 +280,9 @@ def test_what_is_wrong_is_said(pair: Pair) -> None:
         assert "32 hexadecimal digits" in told
     assert "remote_num_tokens" in refusal(pair.second, {**elsewhere, "remote_num_tokens": -1})
     loopback = {**elsewhere, "remote_host": "127.0.0.1", "remote_lease_s": float("nan")}
-    body = json.dumps({"prompt": [1, 2, 3], "kv_transfer_params": loopback})
+    text = json.dumps({"prompt": [1, 2, 3], "kv_transfer_params": loopback})
     headers = {"content-type": "application/json"}
-    answer = httpx.post(pair.second.url + "/v1/completions", content=body, headers=headers, timeout=60)
+    answer = httpx.post(pair.second.url + "/v1/completions", content=text, headers=headers, timeout=60)
     assert answer.status_code == 400
     assert "leases no KV out" in refusal(pair.second, ORDER)
     assert "fetches no KV" in refusal(pair.first, elsewhere)

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from engine.core.kv_cache.block_hash import BlockHash
+from engine.core.kv_cache.needed_pins import NeededPins
 
 if TYPE_CHECKING:
     from engine.core.kv_cache.block_lives import BlockLifeWatch
@@ -30,6 +31,10 @@ class KVCacheBlock:
     next_free: KVCacheBlock | None = field(default=None)
     is_stale: bool = False
     """Whether it is free and cached, but nobody is expected to ask for it."""
+    freed: int = 0
+    """Its number in the queue of free, cached blocks, which only grows."""
+    num_pins: int = 0
+    """How many of its holders are pins that may be revoked."""
 
     def __repr__(self) -> str:
         return f"KVCacheBlock({self.block_id}, ref_cnt={self.ref_cnt}, hashed={self.block_hash is not None})"
@@ -48,7 +53,7 @@ class FreeKVCacheBlockQueue:
     A block that is hit leaves from the middle in O(1). Two sentinels spare the edge cases.
     """
 
-    __slots__ = ("_head", "_tail", "num_free_blocks")
+    __slots__ = ("_head", "_tail", "next_number", "num_free_blocks")
 
     def __init__(self) -> None:
         self._head = KVCacheBlock(-1)
@@ -56,6 +61,8 @@ class FreeKVCacheBlockQueue:
         self._head.next_free = self._tail
         self._tail.prev_free = self._head
         self.num_free_blocks = 0
+        self.next_number = 0
+        """Of the next block that is appended."""
 
     def popleft_n(self, count: int) -> list[KVCacheBlock]:
         """Remove the first ``count`` blocks, of which the caller knows that there are as many."""
@@ -82,12 +89,15 @@ class FreeKVCacheBlockQueue:
 
     def extend(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Append at the tail, to be evicted last."""
-        last = self._tail.prev_free
+        last, number = self._tail.prev_free, self.next_number
         assert last is not None
         for block in blocks:
             last.next_free = block
             block.prev_free = last
+            block.freed = number
+            number += 1
             last = block
+        self.next_number = number
         last.next_free = self._tail
         self._tail.prev_free = last
         self.num_free_blocks += len(blocks)
@@ -142,6 +152,10 @@ class BlockPool:
         """Free blocks that are evicted as soon as no block is empty."""
         self._cached = FreeKVCacheBlockQueue()
         """The other free blocks, least recently used first."""
+        self.needed = NeededPins()
+        """Which pinned blocks would have been evicted."""
+        self.num_pinned_alone = 0
+        """Blocks that nobody holds but pins that may be revoked: they can be taken."""
         self.num_freed = 0
         """Blocks that were freed since the start, a count that only grows."""
         # Two requests that compute the same prefix side by side own equal blocks: all of them, oldest first.
@@ -213,10 +227,30 @@ class BlockPool:
         stale = self._stale.popleft_n(min(count, self._stale.num_free_blocks))
         for block in stale:
             block.is_stale = False
-        blocks = stale + self._cached.popleft_n(count - len(stale))
+        evicted = self._cached.popleft_n(count - len(stale))
+        if self.needed:
+            self.needed.evicted([block.freed for block in evicted])
+        blocks = stale + evicted
         for block in blocks:
             self.evict(block)
         return blocks
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next block that becomes free and stays cached."""
+        return self._cached.next_number
+
+    def mark_pinned(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """One of the holders of each of these blocks is a pin that may be revoked."""
+        for block in blocks:
+            block.num_pins += 1
+            self.num_pinned_alone += block.num_pins == block.ref_cnt
+
+    def unmark_pinned(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Such a pin is about to let these blocks go."""
+        for block in blocks:
+            self.num_pinned_alone -= block.num_pins == block.ref_cnt
+            block.num_pins -= 1
 
     def next_evicted(self, count: int) -> list[KVCacheBlock]:
         """The cached blocks, stale ones aside, that the next ``count`` new blocks evict."""
@@ -237,6 +271,8 @@ class BlockPool:
         for block in blocks:
             block.ref_cnt = num_holders = block.ref_cnt + 1
             if num_holders > 1:
+                if block.num_pins == num_holders - 1:
+                    self.num_pinned_alone -= 1
                 continue
             if block is not before:
                 if block.is_stale:
@@ -279,6 +315,8 @@ class BlockPool:
             if block.ref_cnt != 1:
                 assert block.ref_cnt, "block freed twice"
                 block.ref_cnt -= 1
+                if block.num_pins == block.ref_cnt:
+                    self.num_pinned_alone += 1
                 continue
             block.ref_cnt = 0
             if block.block_hash is None:
@@ -376,6 +414,8 @@ class BlockPool:
             expected = references.get(block.block_id, 0)
             assert block.ref_cnt == expected, f"{block} should have {expected} holders"
             assert (block.ref_cnt == 0) == (block.block_id in in_free_list), f"{block} is in the wrong list"
+        alone = [block for block in self.blocks if block.num_pins and block.num_pins == block.ref_cnt]
+        assert len(alone) == self.num_pinned_alone, "blocks that only pins hold are miscounted"
         assert self.null_block.ref_cnt == 0
         assert 0 not in in_free_list
         assert 0 not in references

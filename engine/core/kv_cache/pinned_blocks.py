@@ -11,6 +11,11 @@ from engine.core.kv_cache.state_manager import StateManager
 from engine.kv_cache_groups import KVCacheGroup, attention_groups, num_window_blocks
 
 
+def _is_revocable(pin_id: int) -> bool:
+    """Leases have negative ids: what another server is to read is in use."""
+    return pin_id >= 0
+
+
 class PinnedBlocks:
     """Holds blocks by the id of their pin, and knows where a pin may be cut."""
 
@@ -61,13 +66,24 @@ class PinnedBlocks:
         assert pin_id not in self._blocks
         self._blocks[pin_id] = blocks
         self.num_blocks += self.num_blocks_of(pin_id)
+        if _is_revocable(pin_id):
+            self._pool.mark_pinned(blocks)
+            num_alone = [block.ref_cnt for block in blocks].count(1)
+            self._pool.needed.begin(pin_id, self._pool.next_number, num_alone)
 
-    def end(self, pin_id: int) -> None:
-        """End a pin: blocks that nobody else holds become ordinary cached blocks."""
+    def end(self, pin_id: int) -> int | None:
+        """End a pin: blocks that nobody else holds become ordinary cached blocks. Returns how many of them
+        would not be there without it; None where that is not known: a state is not counted."""
         self.num_blocks -= self.num_blocks_of(pin_id)
-        self._pool.free_blocks(reversed(self._blocks.pop(pin_id)))
+        blocks = self._blocks.pop(pin_id)
+        if _is_revocable(pin_id):
+            self._pool.unmark_pinned(blocks)
+        self._pool.free_blocks(reversed(blocks))
+        num_needed = self._pool.needed.end(pin_id)
         if self._states is not None:
             self._states.end_pin(pin_id)
+            return None
+        return num_needed
 
     # ---- what a return would hit ----
 
@@ -122,6 +138,8 @@ class PinnedBlocks:
         """
         blocks = self._blocks[pin_id]
         num_before = len(blocks)
+        if _is_revocable(pin_id):
+            self._pool.unmark_pinned(blocks)
         if self._is_unitary:
             lost = blocks[num_kept:]
             del blocks[num_kept:]
@@ -129,6 +147,9 @@ class PinnedBlocks:
             lost = blocks
             blocks = self._blocks[pin_id] = self._blocks_of_cut(block_hashes, num_kept)
             self._pool.touch(blocks)
+        if _is_revocable(pin_id):
+            self._pool.mark_pinned(blocks)
+            self._pool.needed.cut(pin_id, len(blocks))
         if self._states is not None:
             self._states.move_pin(pin_id, block_hashes, num_kept)
         assert 0 < len(blocks) < num_before

@@ -254,8 +254,7 @@ class Explanation:
         match pin.outcome:
             case PinOutcome.HANDED_OVER:
                 work = "computing" if pin.reload_s is None else "loading"
-                saved = f", which spared {seconds(pin.saved_s)} s of {work}" if pin.saved_s else ""
-                return f"{when} it was taken over by the next turn {held}{saved}."
+                return f"{when} it was taken over by the next turn {held}{_spared(pin, work)}."
             case PinOutcome.EXPIRED:
                 return f"{when} it ran out {held}: nothing had come back for it."
             case PinOutcome.REVOKED:
@@ -303,3 +302,13 @@ def explain(facts: TraceFacts, lives: Lives, owners: Mapping[str, str]) -> Expla
     if not jobs:
         return None
     return Explanation(replace(jobs[0], trace_was_cut=facts.report.end is None), facts, owners)
+
+
+def _spared(pin: PinLife, work: str) -> str:
+    """What a pin spared the turn that took it over, as the end of a sentence."""
+    if pin.needed_blocks is None:
+        return ""
+    if not pin.needed_blocks:
+        return ": its blocks would have been there all the same"
+    kept = f", which kept {pin.needed_blocks} blocks from being evicted"
+    return f"{kept} and spared {seconds(pin.spared_s)} s of {work}" if pin.spared_s is not None else kept

@@ -219,6 +219,8 @@ class PinLife:
     block_s: float
     """Blocks times seconds that it held."""
     blocks_at_end: int
+    needed_blocks: int | None = None
+    """Of those, how many would have been evicted without the pin; None where the trace does not tell."""
 
     @property
     def held_s(self) -> float:
@@ -287,11 +289,14 @@ class PinLife:
         return len(self.shrinks)
 
     @property
-    def saved_s(self) -> float:
-        """Seconds that it spared the turn that took it over; 0 if none did."""
-        if self.outcome is not PinOutcome.HANDED_OVER or not self.num_blocks:
+    def spared_s(self) -> float | None:
+        """Seconds that the turn which took it over was spared by it: of the blocks that would have been
+        evicted without it. 0 if none did, or none would; None where the trace does not tell."""
+        if self.outcome is not PinOutcome.HANDED_OVER or not self.num_blocks or self.needed_blocks == 0:
             return 0.0
-        return (self.again_s or 0.0) * self.blocks_at_end / self.num_blocks
+        if self.needed_blocks is None or self.again_s is None:
+            return None
+        return self.again_s * min(self.needed_blocks, self.blocks_at_end) / self.num_blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,9 @@ class _OpenPin:
         self.block_s += self.num_blocks * max(0.0, now - self.since_s)
         self.since_s = now
 
-    def close(self, now: float, outcome: PinOutcome, by: str | None = None) -> PinLife:
+    def close(
+        self, now: float, outcome: PinOutcome, by: str | None = None, needed_blocks: int | None = None
+    ) -> PinLife:
         self._count_until(now)
         created = self.created
         return PinLife(
@@ -48,6 +50,7 @@ class _OpenPin:
             refused_for=created.reason if outcome is PinOutcome.REFUSED else None,
             block_s=self.block_s,
             blocks_at_end=self.num_blocks,
+            needed_blocks=needed_blocks,
         )
 
 
@@ -80,7 +83,7 @@ class PinReader:
                 pin.deadline_s = event.deadline_s
                 outcome = PinOutcome(event.cause) if event.cause is not None else PinOutcome.RELEASED
                 revoked_by = event.by if outcome is PinOutcome.REVOKED else None
-                self._on_pin(pin.close(event.now, outcome, revoked_by))
+                self._on_pin(pin.close(event.now, outcome, revoked_by, event.needed_blocks))
             case _:  # of a pin that began before the trace
                 pass
 

@@ -29,8 +29,11 @@ class OutcomeTotals(msgspec.Struct, frozen=True, kw_only=True):
     block_s: float
     """Blocks times seconds that they held."""
     mean_held_s: float
-    saved_s: float
-    """Seconds of computing, or of loading where there are copies, that they spared: the policy's estimate."""
+    spared_s: float
+    """Seconds of computing, or of loading where there are copies, that they spared: the policy's estimate for
+    the blocks that would have been evicted without them."""
+    untold: int
+    """Pins of which the trace does not tell that."""
 
 
 class ToolPins(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +43,7 @@ class ToolPins(msgspec.Struct, frozen=True, kw_only=True):
     """Keys of what was called."""
     count: int
     handed_over: int
-    saved_s: float
+    spared_s: float
     block_s: float
     in_vain: int
     """Pins that no turn took over: the next turn did not come, or came too late."""
@@ -91,7 +94,8 @@ def study_pins(tables: TraceTables) -> PinStudy:
                 count=pl.len(),
                 block_s=pl.col("block_s").sum(),
                 mean_held_s=pl.col("held_s").mean(),
-                saved_s=pl.col("saved_s").sum(),
+                spared_s=pl.col("spared_s").sum(),
+                untold=pl.col("spared_s").is_null().sum(),
             )
             .sort(["count", "outcome"], descending=[True, False])
             .iter_rows(named=True)
@@ -136,7 +140,7 @@ def _by_tools(pins: pl.DataFrame) -> list[ToolPins]:
     totals = {
         "count": pl.len(),
         "handed_over": (pl.col("outcome") == "handed_over").sum(),
-        "saved_s": pl.col("saved_s").sum(),
+        "spared_s": pl.col("spared_s").sum(),
         "block_s": pl.col("block_s").sum(),
         "in_vain": pl.col("in_vain").sum(),
         "in_vain_block_s": pl.col("vain_block_s").sum(),
@@ -194,16 +198,20 @@ def _render_outcomes(study: PinStudy) -> list[str]:
             count(round(each.block_s)),
             percent(each.block_s, total_s),
             percent(each.block_s, study.pool_block_s),
-            seconds(each.saved_s),
+            seconds(each.spared_s),
         ]
         for each in study.outcomes
     ]
     lines = table(["outcome", "pins", "held s", "block-s", "of pins", "of pool", "spared s"], rows)
-    spared = sum(each.saved_s for each in study.outcomes)
+    spared = sum(each.spared_s for each in study.outcomes)
+    untold = sum(each.untold for each in study.outcomes)
     text = f"Pins held {percent(total_s, study.pool_block_s)} of the pool over time"
-    text += f" and spared {seconds(spared)} s of computing or loading"
+    text += f" and spared {seconds(spared)} s of computing or loading what would have been evicted"
     if spared > 0:
         text += f": {count(total_s / spared)} block-seconds for each second"
+    if untold:
+        text += f" (of {count(untold)} pins the trace does not tell)"
+    text += "; trace replay --policy fcfs tells what that cost others"
     return [*lines, *wrapped(text + ".")]
 
 
@@ -213,7 +221,7 @@ def _render_tools(tools: list[ToolPins], limit: int) -> list[str]:
             each.tools,
             count(each.count),
             percent(each.handed_over, each.count),
-            seconds(each.saved_s),
+            seconds(each.spared_s),
             count(round(each.block_s)),
             count(each.in_vain),
             count(round(each.in_vain_block_s)),

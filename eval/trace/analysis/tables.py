@@ -182,7 +182,12 @@ PINS: tuple[Column, ...] = (
         "median of the time to return, as the last decision saw it; null: nothing learned",
     ),
     Column("again_s", pl.Float64, "to load all of it again, or compute it: the policy's estimate"),
-    Column("saved_s", pl.Float64, "of that: spared the turn that took it over"),
+    Column(
+        "needed_blocks",
+        pl.Int64,
+        "blocks that would have been evicted without the pin; null: the trace does not tell",
+    ),
+    Column("spared_s", pl.Float64, "of again_s: for those blocks, if a turn took the pin over"),
 )
 
 JOBS: tuple[Column, ...] = (

@@ -248,7 +248,7 @@ class _PageBuilder:
             None if pin.deadline_s is None else self._at(pin.deadline_s),
             len(pin.shrinks),
             pin.revoked_by,
-            round(pin.saved_s, 4),
+            None if pin.spared_s is None else round(pin.spared_s, 4),
             [self._decision(one.now, one.ttl_s, one.rule, one.reason) for one in pin.decisions],
             self._input_names.setdefault(tuple(inputs), len(self._input_names)),
             [_short(value) for value in inputs.values()],

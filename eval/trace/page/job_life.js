@@ -299,7 +299,7 @@ function whyPin(pin, gap) {
           ],
           ...(pin.num_shrinks ? [["revoked in parts", counted(pin.num_shrinks, "time")]] : []),
           ...(pin.revoked_by ? [["revoked for request", el("span", { className: "id" }, pin.revoked_by)]] : []),
-          ...(pin.saved_s > 0 ? [["computing spared", duration(pin.saved_s)]] : []),
+          ...(pin.spared_s > 0 ? [["computing spared", duration(pin.spared_s)]] : []),
         ];
   if (gap && gap.ended_s !== null) held.push(["actual gap", duration(gap.ended_s - gap.started_s)]);
   return el(

@@ -76,7 +76,7 @@ const rows = {
     deadline_s: row[6],
     num_shrinks: row[7],
     revoked_by: row[8],
-    saved_s: row[9],
+    spared_s: row[9],
     decisions: row[10].map(rows.decision),
     inputs: report.input_names[row[11]].map((name, index) => [name, row[12][index]]),
   }),

@@ -109,7 +109,7 @@ class PinRow(msgspec.Struct, frozen=True, array_like=True):
     deadline_s: float | None
     num_shrinks: int
     revoked_by: str | None
-    saved_s: float
+    spared_s: float | None
     decisions: list[DecisionRow]
     input_names: int
     """Which of ``PageData.input_names``."""
@@ -144,8 +144,8 @@ class ToolData(msgspec.Struct, frozen=True, kw_only=True):
     gap_p90_s: float | None
     granted_p50_s: float | None
     outcomes: dict[str, int]
-    saved_s: float
-    """Seconds of computing that its pins spared."""
+    spared_s: float
+    """Seconds of computing that its pins spared, of blocks that would have been evicted."""
     held_block_s: float
     vain_block_s: float
     """Blocks x seconds pinned that no turn took over."""

@@ -317,7 +317,7 @@ function fillToolTable(present, choose) {
         cell: (tool) => count(tool.outcomes[outcome] ?? 0),
         key: (tool) => tool.outcomes[outcome] ?? 0,
       })),
-      { head: "computing spared, s", cell: (tool) => inSeconds(tool.saved_s), key: (tool) => tool.saved_s },
+      { head: "computing spared, s", cell: (tool) => inSeconds(tool.spared_s), key: (tool) => tool.spared_s },
       { head: "held, block-s", cell: (tool) => count(tool.held_block_s), key: (tool) => tool.held_block_s },
       {
         head: "of it wasted",

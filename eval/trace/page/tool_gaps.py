@@ -39,7 +39,7 @@ class _Tool:
     points: Sample[Point] = field(default_factory=lambda: Sample(SAMPLED_GAPS))
     outcomes: Counter[str] = field(default_factory=Counter)
     num_gaps: int = 0
-    saved_s: float = 0.0
+    spared_s: float = 0.0
     held_block_s: float = 0.0
     vain_block_s: float = 0.0
 
@@ -53,7 +53,7 @@ class _Tool:
             return
         self.outcomes[outcome] += 1
         if pin is not None:
-            self.saved_s += pin.saved_s
+            self.spared_s += pin.spared_s or 0.0  # one that is not told is not counted
             self.held_block_s += pin.block_s
             self.vain_block_s += pin.vain_block_s
 
@@ -146,7 +146,7 @@ def _tool_data(name: str, tool: _Tool, max_points: int, strings: Strings) -> Too
         gap_p90_s=quantile(gaps_s, 0.9),
         granted_p50_s=quantile([point.granted_s for point in points], 0.5),
         outcomes=dict(tool.outcomes),
-        saved_s=tool.saved_s,
+        spared_s=tool.spared_s,
         held_block_s=tool.held_block_s,
         vain_block_s=tool.vain_block_s,
         points=[

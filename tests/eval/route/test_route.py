@@ -255,9 +255,11 @@ vllm:kv_cache_usage_perc{engine="1",model_name="m"} 1.0
 vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="100"} 1.0
 vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="100"} 1.0
 continuum:pinned_blocks{engine="0",model_name="m"} 7.0
+continuum:pinned_share{engine="0",model_name="m"} 0.06
+continuum:pinned_share{engine="1",model_name="m"} 0.0
 """,
         load,
     )
-    assert load == EngineLoad(0, 5, 4, 200, 50, 7)
+    assert load == EngineLoad(0, 5, 4, 200, 44, 7)
     read_metrics("nothing of use", load)
     assert (load.num_running, load.num_blocks) == (0, 0)

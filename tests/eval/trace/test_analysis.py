@@ -97,7 +97,7 @@ def test_pins_are_those_that_the_engine_counted(
         assert 0 < in_vain * 16 <= run["held_in_vain_token_s"] * 1.001
         (every,) = [each for each in study["tools"] if each["tools"] == "all"]
         kinds = [each for each in study["tools"] if each["tools"] != "all"]
-        for figure in ("count", "handed_over", "saved_s", "block_s", "in_vain", "too_early", "too_early_s"):
+        for figure in ("count", "handed_over", "spared_s", "block_s", "in_vain", "too_early", "too_early_s"):
             assert sum(each[figure] for each in kinds) == pytest.approx(every[figure]), figure
     assert "bash/" in ask(capsys, "pins", runs["continuum"].path)
 

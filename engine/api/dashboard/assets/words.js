@@ -1,11 +1,18 @@
 // Events as sentences. Each is { kind, at, job, text, why }: `text` is what follows the job's name.
 
+/** What a pin was good for: without it, some of its blocks would have been evicted meanwhile. */
+function neededWords(event) {
+  if (event.needed_blocks === undefined || event.needed_blocks === null) return "";
+  if (event.needed_blocks === 0) return "they would have been there all the same";
+  return `without the pin ${formatMany(event.needed_blocks, "block")} would have been evicted`;
+}
+
 function causeWords(event) {
   const blocks = formatMany(event.num_blocks ?? 0, "block");
   const held = event.held_s === undefined ? "" : ` after ${formatSeconds(event.held_s)}`;
   switch (event.cause) {
     case "handed_over":
-      return { kind: "handed-over", text: `came back${held} and took over its ${blocks}`, why: "they need not be recomputed" };
+      return { kind: "handed-over", text: `came back${held} and took over its ${blocks}`, why: neededWords(event) };
     case "expired":
       return { kind: "expired", text: `was not back${held}: its ${blocks} are unpinned`, why: "they stay cached until other requests need them" };
     case "revoked":

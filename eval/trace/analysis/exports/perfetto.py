@@ -178,7 +178,7 @@ class PerfettoExport(Silent):
                 "reason": pin.reason,
                 "revoked_by": pin.revoked_by,
                 "shrunk": pin.num_shrinks or None,
-                "saved_s": pin.saved_s or None,
+                "spared_s": pin.spared_s or None,
             },
         )
 

@@ -1,0 +1,67 @@
+"""Which pinned blocks an LRU pool would have evicted by now: what a pin was needed for.
+
+A pin that begins when the next free block gets the number ``n`` would stand before that one. When it or a
+later one is evicted, LRU would have taken a pinned block instead. Each such eviction is charged once, to the
+oldest pin that has blocks left, so that all pins together are charged what a pool without pins would have
+lost. What requests lacked counts as well: LRU would have evicted for them. Of the first order only: that a
+lost block has to be computed again, and evicts others, is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class _Held:
+    number: int
+    num_blocks: int
+    num_needed: int = 0
+
+
+class NeededPins:
+    """Of one pool."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, _Held] = {}
+        """By pin, in the order in which they began, and so of their numbers."""
+
+    def __bool__(self) -> bool:
+        return bool(self._held)
+
+    def begin(self, pin_id: int, number: int, num_blocks: int) -> None:
+        """A pin of so many blocks begins. ``number``: the next of the queue of free blocks."""
+        self._held[pin_id] = _Held(number, num_blocks)
+
+    def evicted(self, numbers: Sequence[int]) -> None:
+        """Free blocks with these numbers, ascending, were evicted."""
+        left = iter(self._held.values())
+        pin = next(left, None)
+        for number in numbers:
+            while pin is not None and pin.num_needed >= pin.num_blocks:
+                pin = next(left, None)
+            if pin is None:
+                return
+            if pin.number <= number:
+                pin.num_needed += 1
+
+    def short_of(self, num_blocks: int) -> None:
+        """A request lacks so many blocks: the oldest pins would have lost that many at least."""
+        for pin in self._held.values():
+            if num_blocks <= 0:
+                return
+            pin.num_needed = max(pin.num_needed, min(num_blocks, pin.num_blocks))
+            num_blocks -= pin.num_blocks
+
+    def cut(self, pin_id: int, num_left: int) -> None:
+        """A pin was cut to so many blocks, which LRU would have lost last."""
+        pin = self._held.get(pin_id)
+        if pin is not None:
+            pin.num_blocks = num_left
+            pin.num_needed = min(pin.num_needed, num_left)
+
+    def end(self, pin_id: int) -> int | None:
+        """A pin ends: how many of its blocks LRU would have evicted; None if it is not known here."""
+        pin = self._held.pop(pin_id, None)
+        return None if pin is None else min(pin.num_needed, pin.num_blocks)
