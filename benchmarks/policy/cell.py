@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from eval.load.records import told
 from eval.report.intervals import Estimate, ratio_interval
 from eval.report.metrics import RunResult
 from eval.trace.analysis.distribution import Distribution
@@ -67,7 +68,7 @@ class Cell:
     def again_share(self) -> float:
         """Share of all prompt tokens that are recomputed under fcfs."""
         runs = self.runs[BASELINE]
-        return sum(run.recomputed_tokens for run in runs) / sum(run.prompt_tokens for run in runs)
+        return sum(told(run.recomputed_tokens) for run in runs) / sum(run.prompt_tokens for run in runs)
 
     @property
     def is_short(self) -> bool:

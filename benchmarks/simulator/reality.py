@@ -24,7 +24,7 @@ from eval.baselines.catalog import parse_policy
 from eval.errors import EvalError
 from eval.load.bench_run import BenchOptions, run_bench
 from eval.load.planner import Limits
-from eval.load.records import JobRecord, TurnRecord, read_records
+from eval.load.records import JobRecord, TurnRecord, read_records, told
 from eval.load.server_process import ServerProcess, unwound_by_sigterm
 from eval.sim.cost_model import StepCost
 from eval.sim.fitted import CostProfile, FittedCost, write_profile
@@ -272,7 +272,7 @@ def _completions_s(simulated: SimRun, jobs: Sequence[JobRecord]) -> list[float]:
 
 
 def _hit_share(turns: Sequence[TurnRecord]) -> float:
-    return sum(turn.cached_tokens for turn in turns) / sum(turn.prompt_tokens for turn in turns)
+    return sum(told(turn.cached_tokens) for turn in turns) / sum(turn.prompt_tokens for turn in turns)
 
 
 def simulate_records(config: RealityConfig, cost: StepCost, policy: str, records: Path) -> SimRun:
@@ -295,7 +295,7 @@ def simulate_records(config: RealityConfig, cost: StepCost, policy: str, records
 
 def _with_shared_prompt(jobs: Sequence[Job], turns: Sequence[TurnRecord]) -> list[Job]:
     """The jobs with what they have in common: the most that a job found cached on its first turn."""
-    shared = max(turn.cached_tokens for turn in turns if turn.turn == 1)
+    shared = max(told(turn.cached_tokens) for turn in turns if turn.turn == 1)
     return [replace(job, shared_prefix="system", shared_prefix_tokens=shared) for job in jobs]
 
 

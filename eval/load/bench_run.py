@@ -21,7 +21,7 @@ from eval.load.planner import Api, Limits, Plan, Planner, PlanOptions, Replies
 from eval.load.records import Recording, RunHeader, TurnRecord
 from eval.load.replay import Pacing, Replay, Speech
 from eval.load.server_metrics import ServerMetrics
-from eval.load.server_type import CONTINUUM, Identity, ServerType
+from eval.load.server_type import Identity, ServerType
 from eval.load.tool_call_text import CallStyle
 from eval.report.metrics import RunResult, RunSetting, summarize
 from eval.say import say
@@ -335,7 +335,7 @@ def _notes(options: BenchOptions, plan: Plan, replay: Replay) -> list[str]:
     if uncounted := sum(not turn.prompt_tokens for turn in answered):
         of_all = f"{uncounted} of {len(answered)} responses"
         notes.append(f"the server reported no token counts for {of_all}: they count as 0")
-    if options.server_type is not CONTINUUM and not any(turn.cached_tokens for turn in replay.turns):
+    if answered and all(turn.cached_tokens is None for turn in answered):
         notes.append("the server reported no cached tokens: cached and recomputed tokens are unknown, not 0")
     return notes
 

@@ -35,8 +35,10 @@ class TurnRecord(msgspec.Struct, kw_only=True, tag_field="kind", tag="turn"):
     ttft_s: float | None = None
     """Time to first token; None if the request failed."""
     prompt_tokens: int = 0
-    cached_tokens: int = 0
-    recomputed_tokens: int = 0
+    cached_tokens: int | None = None
+    """None where the server does not tell."""
+    recomputed_tokens: int | None = None
+    """The same: of its own receipt, else by the prompt before."""
     output_tokens: int = 0
     queued_s: float | None = None
     """Seconds from arrival to first scheduling; known only in a simulation."""
@@ -189,6 +191,12 @@ class Recording:
                 self.turns.append(record)
             case JobRecord():
                 self.jobs.append(record)
+
+
+def told(count: int | None) -> int:
+    """A count of a run whose server tells it, as a simulation does."""
+    assert count is not None, "the server does not tell it"
+    return count
 
 
 def recomputed_tokens(

@@ -225,7 +225,7 @@ class Replay:
     def _count(self, record: TurnRecord) -> None:
         self.progress.turns_done += 1
         self.progress.prompt_tokens += record.prompt_tokens
-        self.progress.cached_tokens += record.cached_tokens
+        self.progress.cached_tokens += record.cached_tokens or 0
         self.progress.output_tokens += record.output_tokens
         self.progress.errors += record.error is not None
 
@@ -235,8 +235,10 @@ def _fill(record: TurnRecord, ask: Ask, reply: Reply, previous: TurnRecord | Non
     record.latency_s = reply.latency_s
     record.ttft_s = reply.ttft_s
     record.prompt_tokens = reply.prompt_tokens
-    if reply.cached_tokens is not None:
-        record.cached_tokens = reply.cached_tokens
+    record.cached_tokens = reply.cached_tokens
+    if reply.receipt is not None:
+        record.recomputed_tokens = reply.receipt.recomputed_tokens
+    if record.recomputed_tokens is None and reply.cached_tokens is not None:
         record.recomputed_tokens = recomputed_tokens(
             previous, reply.prompt_tokens, reply.cached_tokens, ask.prefix_tokens
         )

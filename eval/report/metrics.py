@@ -6,7 +6,7 @@ Knows neither files nor tables; simulated and real runs are summarized in the sa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -91,12 +91,13 @@ class RunResult(msgspec.Struct, kw_only=True):
     """Output tokens of those turns, over ``wall_s``."""
     output_tokens_per_s: float | None
     prompt_tokens: int
-    cached_tokens: int
+    cached_tokens: int | None
+    """None where the server told it of no turn; so may be the next three."""
     hit_rate: float | None
     """Cached tokens over prompt tokens."""
-    computed_prefill_tokens: int
+    computed_prefill_tokens: int | None
     """The engine's count, else prompt less cached tokens, which misses the work of preempted turns."""
-    recomputed_tokens: int
+    recomputed_tokens: int | None
     """Prompt tokens that the job's previous turn had and that were not cached any more."""
     output_tokens: int
     num_preemptions: int | None
@@ -158,7 +159,7 @@ def summarize(
     completed = [job for job in programs if job.error is None]
     ttfts = [(turn.turn, turn.ttft_s) for turn in answered if turn.ttft_s is not None]
     prompt_tokens = sum(turn.prompt_tokens for turn in answered)
-    cached_tokens = sum(turn.cached_tokens for turn in answered)
+    cached_tokens = _sum_of_told(turn.cached_tokens for turn in answered)
     output_tokens = sum(turn.output_tokens for turn in answered)
     computed = counters.computed_prefill_tokens
     ordered = sorted(jobs, key=lambda job: (job.start_s, job.job_id))
@@ -184,9 +185,11 @@ def summarize(
         output_tokens_per_s=_over(output_tokens, wall_s),
         prompt_tokens=prompt_tokens,
         cached_tokens=cached_tokens,
-        hit_rate=_over(cached_tokens, prompt_tokens),
-        computed_prefill_tokens=prompt_tokens - cached_tokens if computed is None else computed,
-        recomputed_tokens=sum(turn.recomputed_tokens for turn in answered),
+        hit_rate=None if cached_tokens is None else _over(cached_tokens, prompt_tokens),
+        computed_prefill_tokens=(
+            prompt_tokens - cached_tokens if computed is None and cached_tokens is not None else computed
+        ),
+        recomputed_tokens=_sum_of_told(turn.recomputed_tokens for turn in answered),
         output_tokens=output_tokens,
         num_preemptions=counters.num_preemptions,
         num_pinned_turns=_num_pinned_turns(answered),
@@ -208,6 +211,12 @@ def summarize(
 def _over(amount: float, whole: float) -> float | None:
     """The quotient; None if the divisor is 0."""
     return amount / whole if whole > 0 else None
+
+
+def _sum_of_told(counts: Iterable[int | None]) -> int | None:
+    """None if no turn was told; a server that tells some leaves out those of which it is 0."""
+    told = [count for count in counts if count is not None]
+    return sum(told) if told else None
 
 
 def _num_pinned_turns(answered: list[TurnRecord]) -> int | None:

@@ -10,7 +10,7 @@ from itertools import pairwise
 import msgspec
 
 from engine.config import SchedulerConfig
-from eval.load.records import Occupancy
+from eval.load.records import Occupancy, told
 from eval.report.intervals import Estimate, mean_interval, ratio_interval
 from eval.report.metrics import RunResult
 from eval.reproduction.observed_rule import RetentionTimes, observe_rule
@@ -53,7 +53,7 @@ class Behaviour:
         num_pins = sum(sum(run.pins_ended.values()) for run in runs)
         return_s = [run.returning_ttft_s.mean for run in runs if run.returning_ttft_s is not None]
         return cls(
-            sum(run.recomputed_tokens for run in runs) / prompt_tokens,
+            sum(told(run.recomputed_tokens) for run in runs) / prompt_tokens,
             sum(run.host_tokens_loaded or 0 for run in runs) / prompt_tokens,
             math.fsum(return_s) / max(1, len(return_s)),
             sum(run.num_preemptions or 0 for run in runs) / sum(run.num_turns for run in runs),

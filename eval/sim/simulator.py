@@ -23,6 +23,7 @@ from eval.load.records import (
     Occupancy,
     TurnRecord,
     recomputed_tokens,
+    told,
 )
 from eval.sim.block_chains import BlockNames, JobChain
 from eval.sim.event_heap import EventHeap
@@ -315,6 +316,5 @@ def _recomputed(last: TurnRecord | None, record: TurnRecord, turn: Turn) -> int:
     """Recomputed tokens as in a replay, counted among those that the recording says are shared."""
     if last is None:
         return 0
-    return max(
-        0, min(turn.prefix_tokens, recomputed_tokens(last, record.prompt_tokens, 0)) - record.cached_tokens
-    )
+    shared = min(turn.prefix_tokens, recomputed_tokens(last, record.prompt_tokens, 0))
+    return max(0, shared - told(record.cached_tokens))

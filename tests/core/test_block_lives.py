@@ -48,7 +48,7 @@ def test_a_life_is_told_when_it_ends() -> None:
     assert told is not None
     assert sorted(told.lifetimes_s) == [6.0, 6.0]
     assert sorted(told.idle_s) == [1.0, 6.0]
-    assert told.reuse_gaps_s == [2.0, 3.0]
+    assert told.reuse_gaps_s == [3.0]
     assert lives.take() is None
 
 

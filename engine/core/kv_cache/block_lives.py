@@ -24,7 +24,8 @@ class _Life:
     """One block from its allocation on."""
 
     born_s: float
-    used_s: float
+    used_s: float | None = None
+    """When a request found it last."""
     gaps_s: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_GAPS))
 
 
@@ -49,7 +50,7 @@ class BlockLifeWatch:
         if self._until_next < len(blocks):
             now = self._now()
             for block in blocks[self._until_next :: self._every]:
-                lives[block.block_id] = _Life(now, now)
+                lives[block.block_id] = _Life(now)
         self._until_next = (self._until_next - len(blocks)) % self._every
 
     def used(self, blocks: Iterable[KVCacheBlock]) -> None:
@@ -59,7 +60,8 @@ class BlockLifeWatch:
             life = self._lives.get(block.block_id)
             if life is not None:
                 now = self._now() if now is None else now
-                life.gaps_s.append(now - life.used_s)
+                if life.used_s is not None:
+                    life.gaps_s.append(now - life.used_s)
                 life.used_s = now
 
     def evicted(self, block: KVCacheBlock) -> None:
@@ -69,7 +71,7 @@ class BlockLifeWatch:
             return
         now = self._now()
         self._ended.lifetimes_s.append(now - life.born_s)
-        self._ended.idle_s.append(now - life.used_s)
+        self._ended.idle_s.append(now - (life.born_s if life.used_s is None else life.used_s))
         self._ended.reuse_gaps_s += life.gaps_s
 
     def cleared(self) -> None:

@@ -276,6 +276,7 @@ class Explanation:
 
 
 _PHASES = {
+    Phase.GRAMMAR: "waiting for the grammar of its answer to be compiled",
     Phase.PREFILL: "prefill",
     Phase.DECODE: "decode",
     Phase.PREEMPTED: "preempted: others needed its blocks, and it waited to run again",

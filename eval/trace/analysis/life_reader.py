@@ -19,6 +19,7 @@ from eval.trace.analysis.pinned_tokens import pinned_tokens
 from eval.trace.analysis.pool import StepLife
 from eval.trace.draft_outcomes import DraftOutcomes
 from tracing.events import (
+    GrammarReady,
     JobEvent,
     PinEvent,
     PrefixCacheEvent,
@@ -83,6 +84,7 @@ class LifeReader:
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             TraceHeader: self._take_header,
             RequestArrived: self._take_request,
+            GrammarReady: self._take_grammar,
             RequestsEnded: self._take_ended,
             SignalEvent: self._take_signal,
             StepSnapshot: self._take_snapshot,
@@ -148,6 +150,17 @@ class LifeReader:
             turn.arrived_s = turn.since_s = event.arrival_s
         turn.arrival_told = True
         turn.num_prompt_tokens = event.num_prompt_tokens
+        if event.awaits_grammar and turn.phase is Phase.WAIT:
+            turn.phase = Phase.GRAMMAR
+            self._unseen = [other for other in self._unseen if other is not turn]
+
+    def _take_grammar(self, event: GrammarReady) -> None:
+        """The turn joins the queue."""
+        self._at(event.now)
+        turn = self._open.get(event.req_id)
+        if turn is not None and turn.phase is Phase.GRAMMAR:
+            turn.enter(Phase.WAIT, event.now, self._clock)
+            self._unseen.append(turn)
 
     @property
     def _block_size(self) -> int:
@@ -210,7 +223,9 @@ class LifeReader:
             if turn.req_id in running:
                 if not turn.running:
                     turn.enter(Phase.DECODE, now, self._clock)
-            elif turn.running or (all_named and turn.req_id not in waiting):
+            elif turn.running or (
+                all_named and turn.phase is not Phase.GRAMMAR and turn.req_id not in waiting
+            ):
                 self._close_turn(turn, TurnEnd.LOST, now)
 
     def _take_decision(self, step: StepDecision) -> None:

@@ -27,6 +27,8 @@ class Phase(Enum):
     """It ran, lost its blocks and waits to run again."""
     WAIT = "wait"
     """It waits to be admitted: for memory, or for its place."""
+    GRAMMAR = "grammar"
+    """It is not in the queue yet: the grammar of its answer is being compiled."""
     TOOL = "tool"
     """Between two turns: the calls of the first are under way, by all that is known."""
     CLIENT = "client"
@@ -66,6 +68,8 @@ class Seconds:
     """Waiting for the step in flight, the token budget, a free batch slot or the policy's consent."""
     memory_s: float = 0.0
     """Waiting for memory: for its own, or behind others that wait for theirs."""
+    grammar_s: float = 0.0
+    """Waiting for the grammar of its answer, before it joined the queue."""
     load_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
@@ -92,6 +96,7 @@ class Seconds:
 PHASE_NAMES = {
     "queue_s": "waiting for its place",
     "memory_s": "waiting for memory",
+    "grammar_s": "waiting for its grammar",
     "load_s": "loading from host memory or disk",
     "prefill_s": "prefill",
     "decode_s": "decode",
@@ -113,6 +118,7 @@ def seconds_of(spans: Iterable[Span]) -> Seconds:
     return Seconds(
         queue_s=by_phase[Phase.WAIT] - memory_s,
         memory_s=memory_s,
+        grammar_s=by_phase[Phase.GRAMMAR],
         load_s=by_phase[Phase.LOAD],
         prefill_s=by_phase[Phase.PREFILL],
         decode_s=by_phase[Phase.DECODE],

@@ -55,6 +55,7 @@ class PhaseRow:
 _TOLD_SECONDS = {
     "queue_s": "waiting for the step in flight, the token budget, a free batch slot or the policy's consent",
     "memory_s": "waiting for memory: its own, or behind others that wait for theirs",
+    "grammar_s": "its grammar being compiled, before it joined the queue",
     "load_s": "its KV on its way from host memory or disk, and up to the step after",
     "prefill_s": "its prompt being computed, up to the first token",
     "decode_s": "its answer being made",

@@ -20,6 +20,7 @@ from eval.trace.analysis.writing import NOTHING, count, percent, seconds, signed
 PARTS = {
     "queue_s": "waiting for its place",
     "memory_s": "waiting for memory",
+    "grammar_s": "waiting for grammars",
     "load_s": "loading from host memory or disk",
     "prefill_s": "prefill",
     "decode_s": "decode",

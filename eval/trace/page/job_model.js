@@ -11,6 +11,7 @@ const KINDS = {
     label: "waiting for memory",
     means: "the engine had budget and seats to give, but not the blocks",
   },
+  grammar: { token: "queue", label: "grammar", means: "the grammar of its answer is compiled" },
   load: { token: "loading", label: "loading", means: "its KV comes back from host memory or disk" },
   prefill: { token: "prefill", label: "prefill", means: "its prompt is computed" },
   recompute: {

@@ -15,7 +15,18 @@ from eval.trace.page.page_data import Figure
 from eval.trace.page.sample import Sample, quantile
 
 SAMPLED_TURNS = 10_000
-KINDS = ("queue", "memory", "load", "prefill", "recompute", "decode", "preempted", "tool", "client")
+KINDS = (
+    "queue",
+    "memory",
+    "grammar",
+    "load",
+    "prefill",
+    "recompute",
+    "decode",
+    "preempted",
+    "tool",
+    "client",
+)
 """What seconds are told apart into, in the order in which a turn goes through them."""
 
 

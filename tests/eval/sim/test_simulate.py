@@ -11,6 +11,7 @@ from continuum.learning.tool_stats import ToolStats
 from continuum.tuning import Tuning
 from engine.messages import ToolCall
 from eval.cli.main import main
+from eval.load.records import told
 from eval.report.metrics import RunResult
 from eval.report.results import read_results
 from eval.sim.replicas.router import ROUTERS
@@ -71,8 +72,8 @@ def test_a_grid_has_a_run_for_each_policy_load_and_seed(
     # As bench has it: the same file is the same workload from wherever it is called.
     assert {run.setting.workload for run in runs} == {"jobs.jsonl"}
     table = capsys.readouterr().out
-    for told in ("continuum", "0.5 jobs/s", "60 measured", "COMPUTED", "ASSUMED, Poisson"):
-        assert told in table
+    for wanted in ("continuum", "0.5 jobs/s", "60 measured", "COMPUTED", "ASSUMED, Poisson"):
+        assert wanted in table
 
 
 @pytest.mark.slow
@@ -109,13 +110,13 @@ def test_an_estimator_state_that_is_none_is_one_sentence(
 ) -> None:
     """Also one that is not there: a simulation begins none."""
     (tmp_path / "bad").write_text("{}")
-    for name, told in (
+    for name, wanted in (
         ("missing", "estimator_state: no such file"),
         ("bad", "cannot be used: it is damaged"),
     ):
         policy = f"continuum:estimator_state={tmp_path / name}"
         assert main(["simulate", "--workload", str(workload), "--policies", policy]) == 2
-        assert told in capsys.readouterr().err
+        assert wanted in capsys.readouterr().err
     assert not (tmp_path / "missing").exists()
 
 
@@ -156,7 +157,7 @@ def test_holding_pays_where_memory_is_short_and_costs_nothing_where_it_is_not(
     flags = ["--policies", "fcfs,continuum", "--rate", "2"]
     short = _simulate(workload, tmp_path / "short.json", *flags, "--kv-tokens", "60000")
     ample = _simulate(workload, tmp_path / "ample.json", *flags, "--kv-tokens", "400000")
-    assert short[1].recomputed_tokens < short[0].recomputed_tokens / 2
+    assert told(short[1].recomputed_tokens) < told(short[0].recomputed_tokens) / 2
     assert short[1].pins_ended["handed_over"] > 0
     assert {run.recomputed_tokens for run in ample} == {ample[0].recomputed_tokens}
     completion = [run.job_completion_s.mean for run in ample if run.job_completion_s is not None]
@@ -181,7 +182,7 @@ def test_host_memory_brings_back_what_the_pool_lost(workload: Path, tmp_path: Pa
     assert without.host_tokens_loaded is None
     assert with_host.host_tokens_loaded is not None
     assert with_host.host_tokens_loaded > 100_000
-    assert with_host.computed_prefill_tokens < without.computed_prefill_tokens / 2
+    assert told(with_host.computed_prefill_tokens) < told(without.computed_prefill_tokens) / 2
     assert with_host.job_completion_s is not None
     assert without.job_completion_s is not None
     assert with_host.job_completion_s.mean < without.job_completion_s.mean
@@ -198,7 +199,7 @@ def test_a_disk_brings_back_what_host_memory_lost(workload: Path, tmp_path: Path
     assert with_disk.disk_tokens_loaded is not None
     assert with_disk.host_tokens_loaded is not None
     assert 10_000 < with_disk.disk_tokens_loaded <= with_disk.host_tokens_loaded
-    assert with_disk.computed_prefill_tokens < without.computed_prefill_tokens
+    assert told(with_disk.computed_prefill_tokens) < told(without.computed_prefill_tokens)
     assert any("disk: room for 1,000,000 tokens" in note for note in with_disk.notes)
     assert main(["simulate", "--workload", str(workload), *flags]) != 0
 
@@ -231,8 +232,8 @@ def test_several_replicas_share_the_jobs(workload: Path, tmp_path: Path) -> None
         for router in ROUTERS
     }
     for router in ("jobs", "prefix"):
-        assert runs[router].recomputed_tokens < runs["round-robin"].recomputed_tokens / 5
-    assert runs["session"].recomputed_tokens < runs["round-robin"].recomputed_tokens / 5
+        assert told(runs[router].recomputed_tokens) < told(runs["round-robin"].recomputed_tokens) / 5
+    assert told(runs["session"].recomputed_tokens) < told(runs["round-robin"].recomputed_tokens) / 5
     assert runs["session"].setting.num_replicas == 3
 
 
@@ -363,7 +364,7 @@ def test_layers_with_a_window_leave_blocks_to_others(
     all_full = "--disable-hybrid-kv-cache-manager"
     (whole,) = _simulate(workload, tmp_path / "b.json", *on_gpt_oss, all_full)
     assert hybrid.num_turns == whole.num_turns == 72
-    assert hybrid.recomputed_tokens < 0.5 * whole.recomputed_tokens
+    assert told(hybrid.recomputed_tokens) < 0.5 * told(whole.recomputed_tokens)
     assert hybrid.job_completion_s is not None
     assert whole.job_completion_s is not None
     assert hybrid.job_completion_s.mean < whole.job_completion_s.mean
@@ -420,7 +421,7 @@ def test_layers_of_chunks_leave_blocks_to_others(
     all_full = "--disable-hybrid-kv-cache-manager"
     (whole,) = _simulate(workload, tmp_path / "b.json", *on_scout, all_full)
     assert hybrid.num_turns == whole.num_turns == 72
-    assert hybrid.recomputed_tokens < whole.recomputed_tokens
+    assert told(hybrid.recomputed_tokens) < told(whole.recomputed_tokens)
     header = next(iter(read_trace(trace)))
     assert isinstance(header, TraceHeader)
     assert header.kv_group_chunks == [0, 8192, 8192, 8192]
@@ -443,7 +444,7 @@ def test_a_host_tier_keeps_windows_small(
     all_full = "--disable-hybrid-kv-cache-manager"
     (whole,) = _simulate(workload, tmp_path / "b.json", *flags, all_full)
     assert hybrid.num_turns == whole.num_turns == 72
-    assert hybrid.recomputed_tokens < 0.5 * whole.recomputed_tokens
+    assert told(hybrid.recomputed_tokens) < 0.5 * told(whole.recomputed_tokens)
     assert hybrid.host_tokens_loaded is not None
     assert hybrid.host_tokens_loaded > 0
     header = next(iter(read_trace(trace)))

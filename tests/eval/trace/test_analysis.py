@@ -14,14 +14,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.core.request import RequestStatus
 from eval.cli.main import main
 from eval.trace.analysis.jobs import PinOutcome, TurnEnd
+from eval.trace.analysis.life_reader import LifeReader
 from eval.trace.analysis.lives import Lives, TraceFacts, read_lives
 from eval.trace.analysis.phases import Phase, Span, seconds_of, tile
 from eval.trace.analysis.tables import describe_tables
 from eval.trace.page.builder import read_page
+from tests.core.engine_room import CountingGrammar, EngineRoom
+from tests.core.test_traced_scheduler import Seen
 from tests.eval.trace.same_numbers import check_same_numbers
 from tests.tracing.simulated import SimulatedTrace, simulate
+from tracing.tracer import Tracer
 
 RUNS = {
     "continuum": ("continuum",),
@@ -163,6 +168,30 @@ def test_a_wait_is_for_memory_where_memory_is_short(runs: dict[str, SimulatedTra
     """A pool that is too small makes jobs wait for memory; one that is not, does not."""
     _, lives = read(runs["continuum"].path)
     assert sum(turn.seconds.memory_s for turn in lives.turns) > 10
+
+
+def test_a_wait_for_a_grammar_is_none_for_memory_or_a_place() -> None:
+    """Until its grammar is there a request is not in the queue."""
+    tracer, seen = Tracer(), Seen()
+    room = EngineRoom(tracer=tracer, max_num_seqs=1)
+    tracer.add(seen)
+    structured = room.add("structured", [1] * 10, awaits_grammar=True)
+    room.add("plain", [2] * 10, max_tokens=8)
+    room.add("left", [3] * 10, awaits_grammar=True)
+    for _ in range(4):
+        room.step(0.5)
+    room.scheduler.grammar_compiled(structured, CountingGrammar(2), room.clock.now())
+    room.scheduler.finish_requests(["left"], RequestStatus.FINISHED_ABORTED, room.clock.now())
+    room.run()
+    lives = Lives()
+    reader = LifeReader(lives)
+    for event in seen.events:
+        reader.take(event)
+    reader.close()
+    waits = {turn.req_id: turn.seconds for turn in lives.turns}
+    assert waits["structured"].grammar_s == waits["left"].grammar_s == pytest.approx(2.0)
+    assert 0 < waits["structured"].waited_s < 0.1
+    assert waits["plain"].grammar_s == waits["left"].waited_s == 0
 
 
 def test_without_a_shortage_nobody_waits_for_memory(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 _ABOUT = """\
 A job's time runs from the arrival of its first turn to the end of its last. Columns, in percent of
-it: queue (waiting to be scheduled), memory (waiting for KV blocks), prefill (with loads from host
-memory), decode, lost (preempted, and recomputing afterwards), tools (tool calls, and the client's own
-time between turns). Where turns overlap, a second counts for the most advanced one. Recomputed:
-prompt tokens whose KV an earlier turn of the job had. Pins: handed over / all. Where tokens were
-drafted, tok/step: output tokens per step, and accepted: of draft tokens.
+it: queue (waiting to be scheduled, or for a grammar), memory (waiting for KV blocks), prefill
+(with loads from host memory), decode, lost (preempted, and recomputing afterwards), tools (tool
+calls, and the client's own time between turns). Where turns overlap, a second counts for the most
+advanced one. Recomputed: prompt tokens whose KV an earlier turn of the job had. Pins: handed over /
+all. Where tokens were drafted, tok/step: output tokens per step, and accepted: of draft tokens.
 """
 SORTS = {
     "arrival": ("began_s", False),
@@ -87,7 +87,7 @@ def _render(jobs: pl.DataFrame, num_all: int) -> str:
     for job in jobs.iter_rows(named=True):
         wall_s = job["wall_s"]
         shares = (
-            job["queue_s"],
+            job["queue_s"] + job["grammar_s"],
             job["memory_s"],
             job["prefill_s"] + job["load_s"],
             job["decode_s"],
