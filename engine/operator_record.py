@@ -11,11 +11,11 @@ class OperatorRecord(msgspec.Struct, frozen=True):
     cores take no new requests the load board knows."""
 
     version: int = 0
-    """Of changes so far."""
+    """How many changes there have been."""
     weights: str | None = None
     """The folder of the weights; None: that of the start."""
     level: int = 0
-    """Of the sleep; 0: awake."""
+    """How deep the engine sleeps; 0: awake."""
     paused: bool | None = None
     """Whether what runs is paused, too; None: not paused."""
     trace: tuple[bool, str | None] | None = None

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable
 from enum import IntEnum
+from typing import Any
 
 import msgspec
 
@@ -134,9 +135,21 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     def verify(self) -> None:
         """Raise RequestError for the first parameter that is of another type, or out of its range."""
+        self._read_mappings()
         self._verify_types()
         self._verify_numbers()
         self._verify_lists()
+
+    def _read_mappings(self) -> None:
+        """Mappings become the records that they tell of, as they do in a body."""
+        kinds: dict[str, type[Any]] = {
+            "structured_outputs": StructuredOutputsParams,
+            "repetition_detection": RepetitionDetection,
+        }
+        for field, kind in kinds.items():
+            given: Any = getattr(self, field)
+            if isinstance(given, dict):
+                setattr(self, field, _told(field, given, kind))
 
     def _verify_types(self) -> None:
         """As the core will read them: a caller in Python may have given anything."""
@@ -245,6 +258,18 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 _DECODER = msgspec.msgpack.Decoder(SamplingParams)
+
+
+def _told(field: str, mapping: dict[str, Any], kind: type[Any]) -> Any:
+    """The record of a mapping. RequestError for what is none, or for a name that it has not."""
+    names = {each.name for each in msgspec.structs.fields(kind)}
+    for name in mapping:
+        if name not in names:
+            raise RequestError(f"{field} has no {str(name)[:100]!r}.", field)
+    try:
+        return msgspec.convert(mapping, kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise RequestError(f"{field} is wrong: {error}.", field) from error
 
 
 def _field_of(error: Exception) -> str | None:

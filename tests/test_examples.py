@@ -148,7 +148,7 @@ def test_every_command_of_the_quick_start_is_known(url: str) -> None:
     ]
     assert others == [
         "python3 -m venv .venv && . .venv/bin/activate",
-        "pip install -e .",
+        "pip install -c constraints.txt -e .",
         "continuum serve --port 8000",
         "continuum serve Qwen/Qwen3-0.6B",
     ]

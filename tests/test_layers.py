@@ -51,8 +51,11 @@ IMPURE = {
     "tokenizers",
     "llguidance",
     "logging",
+    "threading",
+    "multiprocessing",
+    "subprocess",
 }
-"""What the pure core must not know: devices, processes, clocks, text, grammars."""
+"""What the pure core must not know: devices, threads, processes, clocks, text, grammars."""
 
 TORCH_USERS = (
     "engine/worker/",

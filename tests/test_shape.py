@@ -25,7 +25,8 @@ MAX_ROOM = 24
 
 LONGER_FILES = {
     "engine/core/kv_cache/kv_cache_manager.py": (425, "What the scheduler asks for memory, in one place."),
-    "engine/core/scheduler.py": (650, "One step from the first request to the last: read it in one go."),
+    "engine/core/kv_cache/block_pool.py": (435, "Blocks, the lists that they are in, and who holds them."),
+    "engine/core/scheduler.py": (652, "One step from the first request to the last: read it in one go."),
     "engine/api/openai_responses/turn.py": (441, "One response, from its body to its last event."),
     "engine/core_process/engine_core.py": (530, "The loop of the core and what it is asked to do."),
     "engine/core_process/core_client.py": (480, "Every call to the core, each a few lines."),
@@ -36,15 +37,16 @@ LONGER_FILES = {
     "eval/agent_model/training/kinds.py": (470, "A table: the kinds of tasks that the bundled model learns."),
     "eval/cli/serve_flags.py": (526, "A table: the flags of one command."),
     "eval/load/planner.py": (480, "From a workload to what is sent when: one pass."),
-    "eval/trace/analysis/tables.py": (460, "Tables of a trace, one after another."),
-    "tracing/events.py": (551, "The schema: each event, each field explained."),
+    "eval/trace/analysis/life_reader.py": (416, "Each event of a trace, one method after another."),
+    "eval/trace/analysis/tables.py": (466, "Tables of a trace, one after another."),
+    "tracing/events.py": (555, "The schema: each event, each field explained."),
     "tracing/job_spans.py": (420, "Events of a job, paired into spans."),
     "tests/api/test_messages.py": (760, "One protocol, a test for each of its fields."),
     "tests/api/test_responses.py": (860, "One protocol, a test for each of its fields."),
     "tests/api/test_structured_output.py": (530, "One feature through each of the protocols."),
     "tests/core/test_scheduler_machine.py": (545, "One machine: all that may happen to a scheduler."),
     "tests/continuum/test_policy.py": (540, "The policy's promises, from the first turn to the last."),
-    "tests/eval/trace/test_analysis.py": (540, "One table after another."),
+    "tests/eval/trace/test_analysis.py": (555, "One table after another."),
     "tests/tool_parsers/test_slips.py": (625, "A table of slips, format by format."),
 }
 LONGER_FUNCTIONS = {
@@ -65,6 +67,8 @@ LONGER_FUNCTIONS = {
     "tests/worker/attention_reference.py:make_case": (55, "A batch of attention, made array by array."),
 }
 LARGER_ROOMS = {
+    "engine": (25, "What several rooms share: messages, options, errors."),
+    "engine/core_process": (25, "The core's process, and what it is asked to do."),
     "engine/api": (30, "What several of the protocols share."),
     "engine/frontend": (26, "What lies between the APIs and the core."),
     "engine/worker/gpu": (37, "A kernel or a runner a file."),

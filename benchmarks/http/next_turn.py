@@ -34,10 +34,10 @@ from engine.core.outputs import ModelRunnerOutput
 from engine.core.policy import PolicyContext, PolicyFactory
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
-from engine.core.sessions.kept_turns import KeptTurns
 from engine.core_process.client_protocols import Delivery, EngineState
 from engine.core_process.continued_prompts import ContinuedPrompts
 from engine.core_process.core_parts import check_request
+from engine.core_process.kept_turns import KeptTurns
 from engine.frontend.async_llm import AsyncLLM
 from engine.messages import EngineCoreOutputs, EngineCoreRequest, EngineReady, Signal, TurnReceipt
 from engine.process.trim import finish_startup

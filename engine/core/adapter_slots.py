@@ -9,7 +9,7 @@ from engine.core.request import Request
 from engine.reported_stats import LoRAStats
 
 MAX_SET_ASIDE = 256
-"""Waiting requests that are passed over in a step because of their adapters."""
+"""Waiting requests that are passed over in a step because of their adapters, or of pictures."""
 MAX_WAIT_S = 10.0
 """After which a request that is set aside is overdue."""
 
@@ -36,8 +36,12 @@ class AdapterSlots:
         """Whether to look behind a request that was set aside."""
         return self._num_set_aside < MAX_SET_ASIDE
 
-    def sets_aside(self, request: Request) -> bool:
-        """Whether the request may not be admitted now because of its adapter."""
+    def sets_aside(self, request: Request, *, pictures_wait: bool = False) -> bool:
+        """Whether the request may not be admitted now: because of its adapter, or since a picture before it
+        waits for the encoder (``pictures_wait``). Those without take nothing that the picture waits for."""
+        if pictures_wait and request.media:
+            self._num_set_aside += 1
+            return True
         if self._max_loras is None or (adapter := request.adapter) is None:
             return False
         is_active = adapter in self._active

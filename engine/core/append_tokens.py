@@ -10,6 +10,9 @@ from engine.core.token_grammar import TokenGrammar
 from engine.row_failures import GRAMMAR_LEFT, processing_failed
 from engine.sampling_params import RepetitionDetection
 
+REPETITION_DETECTED = "repetition_detected"
+"""V1's word for the ``stop_reason``."""
+
 
 def append_tokens(
     request: Request, token_ids: Sequence[int], max_model_len: int, failure: str | None = None
@@ -36,6 +39,8 @@ def append_tokens(
         if request.grammar is not None:
             _follow_grammar(request, request.grammar, token_id)
         if request.status is not status:
+            if request.status is RequestStatus.FINISHED_REPETITION:
+                request.stop_reason = REPETITION_DETECTED
             return count
     return len(token_ids)
 

@@ -282,7 +282,7 @@ class Scheduler:
                 if not self.waiting.defer(request.tenant):
                     break
                 continue
-            if adapters.sets_aside(request):
+            if adapters.sets_aside(request, pictures_wait=step.lacks_encoder is not None):
                 if not adapters.may_go_on:
                     break
                 self.waiting.skip()
@@ -294,7 +294,7 @@ class Scheduler:
                     continue
                 if step.preempted:  # for this one, which still waits for the blocks that they use
                     break
-                behind_unfit = True
+                behind_unfit |= request is not step.lacks_encoder
             elif may_pass and self.policy.lets_pass:
                 behind_unfit = True
             if behind_unfit and not self._may_skip(request, may_pass):
@@ -341,8 +341,11 @@ class Scheduler:
         if num_new > step.budget and not self.config.enable_chunked_prefill:
             return False
         num_new = step.allowed_of(request, min(num_new, step.budget))
+        if not num_new:
+            return False
         num_new = step.before_picture(request, num_hit_tokens, num_new)
         if not num_new:
+            step.lacks_encoder = request
             return False
         num_new = self.kv.aligned(request, num_new, hit)
         num_reserved = (

@@ -40,6 +40,8 @@ class Step:
     """What each owner may have of the step, where several owners share the engine."""
     encoder: EncoderCacheManager | None = None
     """What computes pictures, for a model that reads them."""
+    lacks_encoder: Request | None = None
+    """The waiting request that could not start, as its picture waits for the encoder."""
     on_prefix_cache_hit: Callable[[Request], None] | None = None
     """Called with each request just before it joins the batch, once its cached tokens are known."""
 

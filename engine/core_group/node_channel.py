@@ -23,7 +23,7 @@ BEAT_S = 0.4
 SILENCE_S = 2.0
 MAX_MESSAGE_BYTES = 2**30
 HELLO_BYTES, HELLO_S = 64 * 2**10, 5.0
-"""Of a connection's first message: a stranger's may be no larger, nor take longer."""
+"""How large a connection's first message may be and how long it may take: it may be a stranger's."""
 MESSAGE_S = 600.0
 """How long a message of a node may take to come."""
 TOKEN_VARIABLE = "CONTINUUM_GROUP_TOKEN"

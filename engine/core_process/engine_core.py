@@ -26,7 +26,6 @@ from engine.core.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, Sc
 from engine.core.policy import PolicyFactory, SchedulingPolicy
 from engine.core.request import KnownPrefix, Request, RequestStatus
 from engine.core.scheduler import Scheduler
-from engine.core.sessions.kept_turns import KeptTurns
 from engine.core.token_grammar import TokenGrammar
 from engine.core.traced_scheduler import TracedScheduler
 from engine.core_process.core_adapters import CoreAdapters
@@ -40,6 +39,7 @@ from engine.core_process.core_parts import (
     scheduler_config,
 )
 from engine.core_process.drafting import make_drafting
+from engine.core_process.kept_turns import KeptTurns
 from engine.core_process.kv_events import closed_on_failure, open_kv_events
 from engine.core_process.lease_keeper import open_lease_keeper
 from engine.core_process.submitted_plan import SubmittedPlan

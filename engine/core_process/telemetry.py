@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from engine.config import TelemetryConfig
 from engine.core.request import Request
-from engine.core.sessions.kept_turns import KeptTurns
 from engine.core_process.drafting import Drafting
+from engine.core_process.kept_turns import KeptTurns
 from engine.errors import ConfigError
 from tracing.ended_request import EndedRequest
 

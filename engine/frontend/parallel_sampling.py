@@ -21,7 +21,7 @@ class ParentRequest:
         self._answers: list[CompletionOutput] = []
         self._receipt: TurnReceipt | None = None
         self.prompt_logprobs: list[PositionLogprobs | None] | None = None
-        """Of the prompt that all answers share."""
+        """Log-probabilities of the prompt that all answers share."""
 
     def children(self) -> list[EngineCoreRequest]:
         """One request per answer. Seeds differ, since equal ones would give equal answers."""

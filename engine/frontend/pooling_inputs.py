@@ -172,6 +172,17 @@ class PoolingInputs:
             )
         return document[: begins[-num_tokens]]
 
+    def first_tokens(self, text: str, max_tokens: int) -> str:
+        """A text up to the end of so many of its tokens."""
+        if self._backend is None:
+            raise RequestError(
+                "max_tokens_per_doc is not for this model: its tokenizer does not tell where tokens are.",
+                "max_tokens_per_doc",
+            )
+        text = readable(text[: MAX_TOKEN_CHARS * max_tokens])
+        ends = [end for _, end in self._backend.encode(text, add_special_tokens=False).offsets]
+        return text if len(ends) <= max_tokens else text[: ends[max_tokens - 1]]
+
     def _in_chat(self, text: str, prefix: str, limit: int | None) -> str:
         self._refuse_limit(limit)
         messages = [{"role": "system", "content": prefix}] if prefix else []

@@ -22,11 +22,11 @@ from engine.process.frames import frame_length, receive_exactly
 MAX_FRAME_BYTES = 64 * 2**20
 """Names of a million blocks fit."""
 HELLO_BYTES = 4096
-"""Of the first message on a connection, and of answers that hold no blocks' places."""
+"""Longest first message on a connection, and answer that holds no blocks' places."""
 FRAME_TIME_S = 30.0
 """How long a message may take to come."""
 PLACE_BYTES = 16
-"""Of a block's name or place in a message, at most."""
+"""Most bytes of a block's name or place in a message."""
 CHUNK_BYTES = 4 * 2**20
 CHUNK, GONE = b"\x01", b"\x00"
 _LENGTH = struct.Struct("!I")

@@ -13,7 +13,7 @@ _MIN_HEAD_CHARS = 4
 """A shorter beginning of a tag, at the end of a reply that was cut off, is taken for text."""
 _FENCE_LINE = re.compile(r" {0,3}(`{3,}|~{3,})([^\n]*)")
 _MAX_FENCE_CHARS = 200
-"""Of a longer line only the beginning is looked at."""
+"""Longest part of a line that is looked at."""
 _EMPTY_LIST = Tag("[]", "[ ]")
 _TOO_MANY = re.compile(r"[}\])`\s]*+")
 """Superfluous text that models write after a call: closing brackets, the end of a fence."""

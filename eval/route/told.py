@@ -16,7 +16,7 @@ from engine.routing import RoutedTurn
 _PIECE_BYTES = 4
 """Bytes of text that count as a token: what texts in English have on average."""
 MAX_TEXT_BYTES = 2**20
-"""Of the beginning of a prompt by which it is told from others."""
+"""Characters of a prompt, its first ones, by which it is told from others."""
 MAX_FIELD_BYTES = 2**16
 """A longer field is no name of a job."""
 

@@ -6,7 +6,7 @@ import pytest
 
 from engine.core.kv_cache.block_hash import BlockHasher
 from engine.core.request import Request, RequestStatus
-from engine.core.sessions.kept_turns import KeptTurns
+from engine.core_process.kept_turns import KeptTurns
 from engine.messages import TurnPrefix
 from engine.sampling_params import SamplingParams
 

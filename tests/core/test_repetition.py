@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from engine.core.append_tokens import append_tokens
 from engine.core.repetition import ends_in_repetition
+from engine.core.request import Request
 from engine.errors import RequestError
 from engine.frontend.llm import LLM
 from engine.sampling_params import RepetitionDetection, SamplingParams
@@ -49,6 +52,29 @@ def test_what_can_never_be_found_is_refused(fields: dict[str, int], named: str) 
     params = SamplingParams(repetition_detection=RepetitionDetection(**fields))
     with pytest.raises(RequestError, match=f"repetition_detection.{named}"):
         params.verify()
+
+
+@pytest.mark.parametrize("field", ["repetition_detection", "structured_outputs"])
+def test_a_mapping_is_read_as_a_body_has_it(field: str) -> None:
+    """``LLM`` takes what HTTP takes; what it does not tell of is refused by name."""
+    good = {"max_pattern_size": 4, "min_count": 5} if field == "repetition_detection" else {"regex": "a"}
+    params = SamplingParams(**{field: good})  # type: ignore[arg-type]
+    params.verify()
+    assert type(getattr(params, field)) is not dict
+    wrong: list[dict[Any, Any]] = [{"nothing": 1}, {next(iter(good)): []}, {1: 2}]
+    for bad in wrong:
+        with pytest.raises(RequestError, match=field):
+            SamplingParams(**{field: bad}).verify()  # type: ignore[arg-type]
+
+
+def test_its_stop_reason_is_the_one_of_v1() -> None:
+    """Unless the length ends it by the same token."""
+    for max_tokens, expected in ((50, "repetition_detected"), (9, None)):
+        detection = RepetitionDetection(max_pattern_size=3, min_count=9)
+        params = SamplingParams(max_tokens=max_tokens, repetition_detection=detection)
+        request = Request("r", [1, 2, 3], params, 0.0)
+        append_tokens(request, [7] * 9, 1000)
+        assert request.stop_reason == expected
 
 
 @pytest.mark.slow

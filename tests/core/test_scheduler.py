@@ -11,7 +11,7 @@ from engine.core.policy import FcfsPolicy, PriorityPolicy
 from engine.core.request import Request, RequestStatus
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_report import PauseState
-from engine.messages import FinishReason
+from engine.messages import FinishReason, MediaSpan
 from engine.sampling_params import SamplingParams
 from tests.core.engine_room import EngineRoom
 
@@ -282,3 +282,27 @@ def test_statistics_add_up() -> None:
     assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (32, 12)
     assert room.scheduler.make_stats().step_tokens == 0
     assert room.scheduler.statistics().num_free_blocks == 39 - 5
+
+
+@pytest.mark.parametrize("policy", [FcfsPolicy, PriorityPolicy])
+def test_a_picture_that_waits_for_the_encoder_holds_up_no_text(policy: type[FcfsPolicy]) -> None:
+    """Texts behind it take nothing that it waits for; other pictures stay behind it."""
+    room = EngineRoom(policy(), num_blocks=100, max_num_seqs=8, long_prefill_token_threshold=4)
+    room.read_pictures(20, 20)
+
+    def picture(name: str) -> None:
+        prompt = [ord(name)] * 22
+        room.add(name, prompt, max_tokens=9, media=[MediaSpan(name, 0, 20 if name != "c" else 4)])
+
+    picture("a")
+    room.step()
+    for name in "bc":
+        picture(name)
+    room.add("text", [7] * 9, max_tokens=3)
+    first: dict[str, int] = {}
+    for step in range(60):
+        for name in room.step().num_scheduled_tokens:
+            first.setdefault(name, step)
+        room.check_invariants()
+    assert first["text"] < first["b"] <= first["c"]
+    assert room.finished.keys() == {"a", "b", "c", "text"}

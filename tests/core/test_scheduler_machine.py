@@ -17,7 +17,7 @@ from engine.core.offload.disk_tier import DiskLevel
 from engine.core.policy import Pin, PinEnd, PolicyContext, PriorityPolicy, SchedulingPolicy
 from engine.core.request import KnownPrefix, Request, RequestStatus
 from engine.core.scheduler_report import PauseState
-from engine.core.sessions.kept_turns import KeptTurns
+from engine.core_process.kept_turns import KeptTurns
 from engine.kv_cache_groups import KVCacheGroup
 from engine.messages import JobFinished, JobRef, ToolCall, ToolGapStarted, ToolSignal, ToolState, TurnPrefix
 from eval.baselines.catalog import parse_policy

@@ -43,6 +43,14 @@ class PoolingBody(BaseModel):
     activation: bool | None = None
     """Another one."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, body: Any) -> Any:
+        """A field that is null is not given: clients send those that they leave alone so."""
+        if not isinstance(body, dict):
+            return body
+        return {name: value for name, value in body.items() if value is not None}
+
     def identity(self) -> ClientIdentity:
         return ClientIdentity(tenant=self.user, priority=self.priority, cache_salt=self.cache_salt)
 
@@ -143,6 +151,8 @@ class RerankRequest(PoolingBody):
     documents: ListOf[str | RankedText]
     top_n: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """How many results there are; none or 0: all."""
+    max_tokens_per_doc: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    """How many tokens of each document are read; none or 0: all."""
     return_documents: bool = True
 
     @model_validator(mode="after")

@@ -110,6 +110,11 @@ class PoolingCall:
 
         return [float(answer[0]) for answer in await self._run(asked)]
 
+    async def shortened(self, texts: list[str], max_tokens: int) -> list[str]:
+        """Each text up to so many of its tokens."""
+        inputs = self._inputs()
+        return await asyncio.to_thread(lambda: [inputs.first_tokens(text, max_tokens) for text in texts])
+
     async def _cosines(self, firsts: list[str], seconds: list[str], field: str) -> list[float]:
         """Of the embeddings, each text's once."""
         texts = list(dict.fromkeys([*firsts, *seconds]))

@@ -113,7 +113,8 @@ async def rerank(request: Request) -> Response:
 
     async def answer() -> Response:
         texts = body.texts()
-        found = await call.scores([body.query], texts, ("query", "documents"))
+        scored = await call.shortened(texts, body.max_tokens_per_doc) if body.max_tokens_per_doc else texts
+        found = await call.scores([body.query], scored, ("query", "documents"))
         order = sorted(range(len(texts)), key=lambda number: -found[number])[: body.top_n or None]
         results = [Ranked(index=number, relevance_score=found[number]) for number in order]
         if body.return_documents:

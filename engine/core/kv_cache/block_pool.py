@@ -62,7 +62,7 @@ class FreeKVCacheBlockQueue:
         self._tail.prev_free = self._head
         self.num_free_blocks = 0
         self.next_number = 0
-        """Of the next block that is appended."""
+        """Number of the next block that is appended."""
 
     def popleft_n(self, count: int) -> list[KVCacheBlock]:
         """Remove the first ``count`` blocks, of which the caller knows that there are as many."""

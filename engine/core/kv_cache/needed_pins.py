@@ -25,7 +25,7 @@ class NeededPins:
 
     def __init__(self) -> None:
         self._held: dict[int, _Held] = {}
-        """By pin, in the order in which they began, and so of their numbers."""
+        """Pins in the order in which they began, and so of their numbers."""
 
     def __bool__(self) -> bool:
         return bool(self._held)

@@ -27,6 +27,8 @@ def load(config: EngineConfig, group: TensorParallelGroup = ALONE) -> LoadedMode
     folder = read_pooling_folder(config.model.model, config.pooling)
     if folder is None:
         return load_model(config.model, group)
+    if folder.activates is None:
+        folder = replace(folder, activates=True)  # a decoder's embeddings are normalized, as in V1
     check_beside(config)
     if not is_causal(config, folder):
         raise ConfigError("A model whose tokens attend to all others runs on one rank.")

@@ -28,6 +28,9 @@ _LEGACY_TYPES = {
 ACTIVATIONS = ("Identity", "Tanh", "Sigmoid", "ReLU", "GELU", "SiLU", "Softmax")
 """Classes of ``torch.nn`` that folders may name."""
 _OWN_FILE = "config_sentence_transformers.json"
+_MODULE_ORDER = {"Transformer": 1, "Pooling": 2, "LogitScore": 2, "Dense": 3, "Normalize": 4}
+"""Places of modules, which are run in their order: in another one they make another embedding."""
+_ONCE = ("Transformer", "Pooling", "LogitScore")
 _CLASSIFIER = "ForSequenceClassification"
 _GENERATING = "LMHeadModel"
 
@@ -59,8 +62,8 @@ class PoolingFolder:
     """Classes that are rows of the language model's head: each a token's, less another's."""
     joins_pairs: bool = False
     """Whether two texts are one, which its client has formatted."""
-    activates: bool = False
-    """Whether embeddings are normalized, or logits made probabilities."""
+    activates: bool | None = None
+    """Whether embeddings are normalized, or logits made probabilities; None: as the architecture's are."""
     activation: str = "Identity"
     """What makes probabilities of logits."""
     max_tokens: int | None = None
@@ -87,7 +90,7 @@ def read_pooling_folder(model: str, wanted: PoolingConfig) -> PoolingFolder | No
     elif modules is not None:
         found = _of_modules(folder, modules, raw)
     elif wanted.runner == "pooling" or _is_headless(architecture):
-        found = PoolingFolder(folder=folder, activates=architecture.endswith("ForCausalLM"), prompts={})
+        found = PoolingFolder(folder=folder, prompts={})
     else:
         return None
     return _overruled(found, wanted)
@@ -169,9 +172,13 @@ def _num_labels(raw: Mapping[str, Any]) -> int:
 
 def _of_modules(folder: Path, modules: list[Any], raw: Mapping[str, Any]) -> PoolingFolder:
     """What a folder of sentence-transformers says, module by module."""
-    found = PoolingFolder(folder=folder, **_prompts(folder))
+    found = PoolingFolder(folder=folder, activates=False, **_prompts(folder))
+    stage = ""
     for module in modules:
         kind, path = _module(folder, module)
+        if _MODULE_ORDER.get(kind, 0) < _MODULE_ORDER.get(stage, 0) or kind == stage in _ONCE:
+            raise ModelLoadError(f"{folder / 'modules.json'} has {kind} behind {stage}, which is not served.")
+        stage = kind if kind in _MODULE_ORDER else stage
         match kind:
             case "Transformer":
                 found = replace(found, **_transformer_options(folder, path))

@@ -220,7 +220,7 @@ class PinLife:
     """Blocks times seconds that it held."""
     blocks_at_end: int
     needed_blocks: int | None = None
-    """Of those, how many would have been evicted without the pin; None where the trace does not tell."""
+    """How many of its blocks would have been evicted without it; None where the trace does not tell."""
 
     @property
     def held_s(self) -> float:
