@@ -40,6 +40,10 @@ class EngineGenerateError(EngineError):
     """One request failed; the engine lives on."""
 
 
+class TryAgainError(EngineError):
+    """What the request needs was interrupted, which says nothing of the request (HTTP 503)."""
+
+
 class EngineDeadError(EngineError):
     """The engine core process died; nothing can be generated any more."""
 

@@ -98,7 +98,7 @@ class ConversationTurn:
             self.num_prompt_tokens = len(prompt)
             prompt_tail = self._model.engine.tokenizer.decode(prompt[-TAIL_TOKENS:])
             grammar = self._grammar(prompt_tail)
-            await self._tell_of_texts(grammar)
+            await self._tell_of_texts(grammar, owner)
             outputs = self._model.generation.generate(
                 prompt,
                 self._params(kind, len(prompt), prompt_tail, grammar),
@@ -180,11 +180,11 @@ class ConversationTurn:
             ]
         return grammar
 
-    async def _tell_of_texts(self, grammar: ReplyGrammar | None) -> None:
+    async def _tell_of_texts(self, grammar: ReplyGrammar | None, owner: str | None) -> None:
         """Note for the receipt which texts of tools cannot follow their grammar between the tags."""
         if grammar is None or grammar.params.texts is None:
             return
-        kept = await asyncio.wrap_future(self._model.engine.check_grammar(grammar.params))
+        kept = await asyncio.wrap_future(self._model.engine.check_grammar(grammar.params, owner))
         self._not_enforced += [
             f"{where}: the model sees it; it is not enforced, as it goes on over what ends a call's text"
             for where, text in zip(grammar.texts_asked_in, kept.texts or (), strict=True)

@@ -14,7 +14,13 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from engine.errors import ContextLengthError, EngineDeadError, EngineError, RequestError
+from engine.errors import (
+    ContextLengthError,
+    EngineDeadError,
+    EngineError,
+    RequestError,
+    TryAgainError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -203,7 +209,13 @@ def explain(error: Exception) -> Failure:
             return _failure(400, str(error), error.field)
         case ValidationError():
             return _from_validation(error)
-        case EngineDeadError() | CoreStalledError() | ServerClosingError() | OverloadedError():
+        case (
+            EngineDeadError()
+            | CoreStalledError()
+            | ServerClosingError()
+            | OverloadedError()
+            | TryAgainError()
+        ):
             return _failure(503, str(error))
         case RequestTimeoutError():
             return _failure(504, str(error))

@@ -210,7 +210,7 @@ class EngineCore:
         params = request.sampling_params
         if params.constrained:
             try:
-                compiled = self._grammars.of_request(params)
+                compiled = self._grammars.of_request(params, (request.job and request.job.owner) or "")
             except Exception as error:
                 compiled = Future()
                 compiled.set_exception(error)

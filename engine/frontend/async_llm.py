@@ -339,7 +339,7 @@ class AsyncLLM(EngineOperations):
         prompt_token_ids = await self._tokenize(prompt) if isinstance(prompt, str) else prompt
         if params.structured_outputs is not None:
             # ``process`` does this too, but would block the other streams.
-            await asyncio.wrap_future(self._inputs.check_grammar(params.structured_outputs))
+            await asyncio.wrap_future(self._inputs.check_grammar(params.structured_outputs, context.owner))
         return self._inputs.process(
             request_id, prompt_token_ids, params, arrival_time=arrival_time, context=context
         )

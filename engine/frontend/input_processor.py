@@ -226,13 +226,15 @@ class InputProcessor:
             **msgspec.structs.asdict(context),
         )
 
-    def check_grammar(self, wanted: StructuredOutputsParams) -> Future[StructuredOutputsParams]:
+    def check_grammar(
+        self, wanted: StructuredOutputsParams, owner: str | None = None
+    ) -> Future[StructuredOutputsParams]:
         """The enforceable part of a grammar; RequestError, now or in the future, if it is invalid.
         ``process`` calls this too and blocks, so call it before."""
         wanted.verify()
         if not self._tokenizer.has_texts:
             raise needs_tokenizer("structured_outputs", "use logit_bias or allowed_token_ids")
-        return self._grammars.check(wanted.in_texts())
+        return self._grammars.check(wanted.in_texts(), owner or "")
 
     def _check_prompt(self, token_ids: list[int]) -> None:
         if not token_ids:

@@ -26,11 +26,12 @@ COMPILE_THREADS = 2
 class GrammarCheck(Protocol):
     """Validates a grammar before a request that needs it goes to the core."""
 
-    def check(self, params: StructuredOutputsParams) -> Future[StructuredOutputsParams]:
+    def check(self, params: StructuredOutputsParams, owner: str = "") -> Future[StructuredOutputsParams]:
         """The enforceable grammar: the same one, without those parts of lenient schemas that cannot
         be enforced.
 
-        RequestError in the future if it is invalid. The future is shared and cannot be cancelled.
+        RequestError in the future if it is invalid. The future is shared and cannot be cancelled. Owners
+        take turns.
         """
 
 
@@ -49,11 +50,11 @@ class GrammarCompiler:
             MAX_REMEMBERED, COMPILE_THREADS, "grammar-check"
         )
 
-    def compile(self, params: StructuredOutputsParams) -> Future[CompiledGrammar]:
+    def compile(self, params: StructuredOutputsParams, owner: str = "") -> Future[CompiledGrammar]:
         """The grammar, at once if it is cached; RequestError in the future if it is invalid."""
-        return self._compiled.get(params, lambda: self.backend().compile(params))
+        return self._compiled.get(params, lambda: self.backend().compile(params), owner)
 
-    def of_request(self, params: SamplingParams) -> Future[Callable[[], TokenGrammar]]:
+    def of_request(self, params: SamplingParams, owner: str = "") -> Future[Callable[[], TokenGrammar]]:
         """Starts what the output of a request must follow, once it is compiled: at once where there is but
         a limit on reasoning."""
         started: Future[Callable[[], TokenGrammar]] = Future()
@@ -67,12 +68,12 @@ class GrammarCompiler:
             else:
                 started.set_result(lambda: with_budget(grammar.result().start(params), params))
 
-        self.compile(params.structured_outputs).add_done_callback(compiled)
+        self.compile(params.structured_outputs, owner).add_done_callback(compiled)
         return started
 
-    def check(self, params: StructuredOutputsParams) -> Future[StructuredOutputsParams]:
+    def check(self, params: StructuredOutputsParams, owner: str = "") -> Future[StructuredOutputsParams]:
         return self._checked.get(
-            params, lambda: enforceable(params, lambda wanted: self.compile(wanted).result())
+            params, lambda: enforceable(params, lambda wanted: self.compile(wanted, owner).result()), owner
         )
 
     def backend(self) -> GrammarBackend:

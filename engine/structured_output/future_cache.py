@@ -5,29 +5,33 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from hashlib import sha256
 from typing import Generic, TypeVar
 
 import msgspec
 
-from engine.errors import EngineDeadError
+from engine.errors import EngineDeadError, RequestError
+from engine.process.fair_threads import FairThreads
 
 T = TypeVar("T")
 
 
 class FutureCache(Generic[T]):
-    """Thread safe. Failures are cached as well."""
+    """Thread safe. What is wrong with a request is cached as well; another failure is not: it may pass.
+
+    Owners take turns. What is asked for while it is under way is never forgotten.
+    """
 
     def __init__(self, size: int, num_threads: int, name: str) -> None:
         """``name`` is the prefix of its threads' names."""
         self._size = size
         self._lock = threading.Lock()
         self._futures: OrderedDict[bytes, Future[T]] = OrderedDict()
-        self._threads = ThreadPoolExecutor(num_threads, name)
+        self._threads = FairThreads(num_threads, name)
 
-    def get(self, asked: msgspec.Struct, make: Callable[[], T]) -> Future[T]:
+    def get(self, asked: msgspec.Struct, make: Callable[[], T], owner: str = "") -> Future[T]:
         """The result of ``make``, or of an earlier call with the same key; it runs on another thread.
 
         The future is shared and cannot be cancelled.
@@ -41,13 +45,29 @@ class FutureCache(Generic[T]):
                 return known
             future = self._futures[key] = uncancellable()
             if len(self._futures) > self._size:
-                self._futures.popitem(last=False)
-        self._threads.submit(resolve, future, make)
+                self._forget_oldest()
+        future.add_done_callback(lambda done: self._forget_failed(key, done))
+        self._threads.submit(owner, lambda: resolve(future, make))
         return future
+
+    def _forget_oldest(self) -> None:
+        for key, future in self._futures.items():
+            if future.done():
+                del self._futures[key]
+                return
+
+    def _forget_failed(self, key: bytes, done: Future[T]) -> None:
+        """The next one who asks tries again, unless the request is wrong."""
+        error = done.exception()
+        if error is None or isinstance(error, RequestError):
+            return
+        with self._lock:
+            if self._futures.get(key) is done:
+                del self._futures[key]
 
     def close(self) -> None:
         """Let the threads end. Pending futures fail; the work in progress is discarded."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
         with self._lock:
             waiting = [future for future in self._futures.values() if not future.done()]
         for future in waiting:

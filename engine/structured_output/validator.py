@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import msgspec
 
-from engine.errors import RequestError
+from engine.errors import RequestError, TryAgainError
 from engine.process.limited_child import limit_memory, read_message, write_message
 from engine.structured_output.backend import GrammarBackend, TokenTable
 from engine.structured_output.enforceable import enforceable, without_lenient_schemas
@@ -24,6 +24,8 @@ TIME_LIMIT_S = 3.0
 """Maximum CPU seconds for one grammar."""
 MEMORY_LIMIT_BYTES = 2**30
 """Maximum memory beyond what the process takes before the first grammar."""
+_FROM_OUTSIDE = {-number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)}
+"""Exit codes of a process that somebody ended, or the machine for want of memory: none is a verdict."""
 MAX_REMEMBERED = 256
 """Most verdicts that are cached."""
 
@@ -52,17 +54,22 @@ class GrammarValidator:
         # One thread: the process reads one grammar after another.
         self._verdicts: FutureCache[StructuredOutputsParams] = FutureCache(MAX_REMEMBERED, 1, "grammar-check")
 
-    def check(self, params: StructuredOutputsParams) -> Future[StructuredOutputsParams]:
-        return self._verdicts.get(params, lambda: self._validate(params))
+    def check(self, params: StructuredOutputsParams, owner: str = "") -> Future[StructuredOutputsParams]:
+        return self._verdicts.get(params, lambda: self._validate(params), owner)
 
-    def _validate(self, params: StructuredOutputsParams) -> StructuredOutputsParams:
+    def _validate(
+        self, params: StructuredOutputsParams, *, is_again: bool = False
+    ) -> StructuredOutputsParams:
         process = self._process or self._start()
         verdict = _ask(process, params)
         if verdict is None:
             self._process = None
+            if process.wait() in _FROM_OUTSIDE:
+                if is_again or self._closed:
+                    raise TryAgainError("The process that validates grammars was ended; try again.")
+                return self._validate(params, is_again=True)
             loosened = without_lenient_schemas(params)
             if loosened != params:  # one tool's schema must not fail the request
-                process.wait()
                 return self._validate(loosened)
             out_of_time = process.wait() == -signal.SIGPROF
             limit = f"{TIME_LIMIT_S:g} s" if out_of_time else f"{MEMORY_LIMIT_BYTES // 2**20} MiB"

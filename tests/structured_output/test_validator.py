@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,8 +13,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from engine.errors import RequestError, TryAgainError
+from engine.structured_output.future_cache import FutureCache
+from engine.structured_output.params import StructuredOutputsParams
 from engine.structured_output.validator import TIME_LIMIT_S
 from tests.api.server import Server, running_server
+from tests.child_processes import children_of
 
 pytestmark = pytest.mark.slow
 
@@ -59,3 +66,58 @@ def test_grammars_that_take_too_much_are_refused(http: httpx.Client) -> None:
         good = complete(http, structured_outputs={"regex": "[0-9]{4}"})
         assert good.status_code == 200
         assert good.json()["choices"][0]["text"].isdigit()
+
+
+def test_a_killed_process_is_no_verdict(server: Server, http: httpx.Client) -> None:
+    """Its end from outside says nothing of the grammar that it read: that is asked for again."""
+    good = {"regex": "[a-c]{5}"}
+    assert complete(http, structured_outputs={"regex": "[0-9]{3}"}).status_code == 200
+    for number in (1, 2):
+        for pid in children_of(server.process.pid, "engine.structured_output.validator"):
+            os.kill(pid, signal.SIGKILL)
+        answer = complete(http, structured_outputs={"regex": good["regex"] + "x" * number})
+        assert answer.status_code == 200, answer.text
+
+
+def test_what_failed_by_the_way_is_tried_again() -> None:
+    """What is wrong with a request is kept; another failure is not; what is under way is never forgotten."""
+    cache: FutureCache[int] = FutureCache(1, 1, "test")
+    wanted = [StructuredOutputsParams(regex=text) for text in "abc"]
+    failures: list[Exception] = [TryAgainError("later"), RequestError("wrong")]
+
+    def fail() -> int:
+        raise failures.pop(0)
+
+    with pytest.raises(TryAgainError):
+        cache.get(wanted[0], fail).result()
+    for _ in range(2):
+        with pytest.raises(RequestError):
+            cache.get(wanted[0], fail).result()
+    assert not failures
+    go_on = threading.Event()
+    pending = cache.get(wanted[1], lambda: int(go_on.wait(60)))
+    others = [cache.get(wanted[2], lambda: 2, owner="other")]
+    assert cache.get(wanted[1], lambda: 3) is pending
+    go_on.set()
+    assert [pending.result(), others[0].result()] == [1, 2]
+
+
+def test_owners_of_grammars_take_turns() -> None:
+    """The one grammar of the second owner comes after one of the first one's ten."""
+    cache: FutureCache[int] = FutureCache(64, 1, "test")
+    go_on, order = threading.Event(), list[str]()
+
+    def made(name: str) -> int:
+        go_on.wait(60)
+        order.append(name)
+        return 0
+
+    asked = [
+        cache.get(StructuredOutputsParams(regex=f"a{number}"), lambda: made("many"), "many")
+        for number in range(10)
+    ]
+    asked.append(cache.get(StructuredOutputsParams(regex="b"), lambda: made("one"), "one"))
+    go_on.set()
+    for future in asked:
+        future.result()
+    assert order.index("one") <= 2

@@ -1,0 +1,296 @@
+"""Whether answers stay those of the loaded weights whatever operators do: ``python -m
+tests.reliability.operators --setting shared --rounds 200 --seed 1``. Prints what it did, and ends with 1 at
+the first wrong answer.
+
+``shared``: a group of two engine cores whose KV is saved in a folder, which a server of other weights shares.
+``pair``: a server that computes prompts for a group of two engine cores; each takes weights on its own.
+
+A round is a call of an operator or the kill of a core, with requests during it and after it. During a kill a
+request may fail; what is answered must be what transformers says for the weights that are loaded, and
+afterwards all are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+
+from engine.worker.loading.tiny_models import make_model_folder
+from tests.api.server import Server, running_server
+from tests.processes.event_subscriber import free_ports
+from tests.worker.generation import Reference
+from tests.worker.lora.made_adapters import AdaptedReference, save_adapter
+
+FLAGS = ("--num-gpu-blocks-override", "120", "--max-model-len", "480", "--device", "cpu")
+LORA = ("--enable-lora", "--max-loras", "2")
+GROUP = ("--data-parallel-size", "2")
+ORDER = {"do_remote_decode": True, "do_remote_prefill": False}
+NUM_TOKENS = 6
+UP_WITHIN_S = 120.0
+
+
+class World:
+    """Folders of weights and adapters, prompts, and what each is answered."""
+
+    def __init__(self, base: Path, random: Random) -> None:
+        self.folders = [make_model_folder(base / name, seed=seed) for seed, name in enumerate(("old", "new"))]
+        self.adapters = [save_adapter(self.folders[0], base / f"adapter{seed}", seed) for seed in (0, 1)]
+        shared = [random.randrange(5, 250) for _ in range(96)]
+        self.prompts = [
+            [*shared[: random.choice((0, 48, 96))], *(random.randrange(5, 250) for _ in range(70))]
+            for _ in range(8)
+        ]
+        self._references: dict[tuple[Path, Path | None], Any] = {}
+        self._answers: dict[tuple[Path, Path | None, int], list[int]] = {}
+
+    def answer(self, weights: Path, adapter: Path | None, prompt: int) -> list[int]:
+        """The tokens that transformers says, alone."""
+        loaded = weights, adapter
+        if (*loaded, prompt) not in self._answers:
+            if loaded not in self._references:
+                plain = adapter is None
+                self._references[loaded] = Reference(weights) if plain else AdaptedReference(weights, adapter)
+            told = self._references[loaded].greedy(self.prompts[prompt], NUM_TOKENS)
+            self._answers[*loaded, prompt] = told
+        return self._answers[*loaded, prompt]
+
+
+class Operated:
+    """A server, and what operators have made of it."""
+
+    def __init__(self, server: Server, world: World, weights: Path, num_cores: int) -> None:
+        self.server, self.world, self.weights, self.num_cores = server, world, weights, num_cores
+        self.adapter: Path | None = None
+        self.http = httpx.Client(base_url=server.url, timeout=120)
+
+    def post(self, route: str, **body: Any) -> httpx.Response:
+        return self.http.post(route, json=body)
+
+    def call(self, route: str, **body: Any) -> None:
+        answer = self.post(route, **body)
+        assert answer.status_code == 200, (route, answer.status_code, answer.text)
+
+    def ask(self, prompt: int, adapter: Path | None, **more: Any) -> httpx.Response:
+        return self.post(
+            "/v1/completions",
+            model="tiny" if adapter is None else "changing",
+            prompt=self.world.prompts[prompt],
+            max_tokens=NUM_TOKENS,
+            temperature=0,
+            ignore_eos=True,
+            return_token_ids=True,
+            **more,
+        )
+
+    def check(self, prompt: int, adapter: Path | None, answer: httpx.Response, *, must: bool) -> bool:
+        """Whether it was answered; AssertionError for a wrong answer, or for none where there must be one."""
+        if answer.status_code != 200:
+            assert not must, (answer.status_code, answer.text)
+            return False
+        expected = self.world.answer(self.weights, adapter, prompt)
+        got = answer.json()["choices"][0]["token_ids"]
+        assert got == expected, f"prompt {prompt}: {got} instead of {expected}, {self.weights.name}"
+        return True
+
+    def kill_one(self, random: Random) -> None:
+        """Of a group: a server ends with its only core."""
+        if self.num_cores > 1:
+            os.kill(random.choice(self.server.core_pids()), signal.SIGKILL)
+
+    def wait_until_up(self) -> None:
+        deadline = time.monotonic() + UP_WITHIN_S
+        while not self._is_up():
+            assert time.monotonic() < deadline, "a core did not come back"
+            time.sleep(0.05)
+
+    def _is_up(self) -> bool:
+        if len(self.server.core_pids()) != self.num_cores:
+            return False
+        if self.num_cores == 1:
+            return self.http.get("/health").status_code == 200
+        return all(each["state"] == "up" for each in self.http.get("/engines").json()["data"])
+
+
+class Rounds:
+    """Draws what happens, and checks what is answered."""
+
+    def __init__(self, world: World, random: Random, pool: ThreadPoolExecutor) -> None:
+        self.world, self.random, self.pool = world, random, pool
+        self.counts: Counter[str] = Counter()
+
+    def ask(self, to: Operated, *, must: bool, count: int = 4) -> None:
+        """Some requests at a time, of the adapter, too, if there is one."""
+        asked = [(self.random.randrange(8), self.random.choice((None, to.adapter))) for _ in range(count)]
+        answers = list(self.pool.map(lambda each: to.ask(*each), asked))
+        for (prompt, adapter), answer in zip(asked, answers, strict=True):
+            self.counts["answered"] += to.check(prompt, adapter, answer, must=must)
+
+    def hand_over(self, first: Operated, second: Operated, *, must: bool) -> None:
+        """What a proxy does: the second server goes on, of its own weights whatever the first one's are."""
+        prompt = self.random.randrange(8)
+        answer = first.ask(prompt, None, kv_transfer_params=ORDER)
+        if answer.status_code != 200:
+            assert not must, answer.text
+            return
+        params = answer.json().get("kv_transfer_params")
+        answer = second.ask(prompt, None, kv_transfer_params=params)
+        self.counts["handed over"] += second.check(prompt, None, answer, must=must)
+
+    def change(self, to: Operated) -> str:
+        """One call of an operator, or a kill, or both; requests during it."""
+        name = self.random.choice([*CHANGES])
+        CHANGES[name](self, to)
+        return name
+
+
+def _update(rounds: Rounds, to: Operated) -> None:
+    to.weights = rounds.random.choice(rounds.world.folders)
+    to.call("/update_weights", path=str(to.weights))
+
+
+def _sleep(rounds: Rounds, to: Operated) -> None:
+    """Requests that come meanwhile are answered after it; a core may be killed in its sleep."""
+    to.call(f"/sleep?level={rounds.random.choice((1, 2))}")
+    asked = [(prompt, rounds.pool.submit(to.ask, prompt, None)) for prompt in range(3)]
+    killed = rounds.random.random() < 0.3
+    if killed:
+        to.kill_one(rounds.random)
+        to.wait_until_up()
+    to.call("/wake_up")
+    for prompt, answer in asked:
+        to.check(prompt, None, answer.result(), must=not killed)
+
+
+def _pause(rounds: Rounds, to: Operated) -> None:
+    to.call("/pause")
+    asked = [(prompt, rounds.pool.submit(to.ask, prompt, None)) for prompt in range(3)]
+    if rounds.random.random() < 0.3:
+        _update(rounds, to)
+    to.call("/resume")
+    for prompt, answer in asked:
+        to.check(prompt, None, answer.result(), must=True)
+
+
+def _kill(rounds: Rounds, to: Operated) -> None:
+    """What runs there may fail; what is answered must be right."""
+    asked = [(prompt, rounds.pool.submit(to.ask, prompt, None)) for prompt in range(4)]
+    to.kill_one(rounds.random)
+    for prompt, answer in asked:
+        to.check(prompt, None, answer.result(), must=False)
+    to.wait_until_up()
+
+
+def _kill_and_update(rounds: Rounds, to: Operated) -> None:
+    """Other weights come while a core is on its way back: refused, or everywhere."""
+    to.kill_one(rounds.random)
+    wanted = rounds.random.choice(rounds.world.folders)
+    answer = to.post("/update_weights", path=str(wanted))
+    assert answer.status_code < 600
+    if answer.status_code == 200:
+        to.weights = wanted
+    to.wait_until_up()
+
+
+def _adapter(rounds: Rounds, to: Operated) -> None:
+    """It is loaded, exchanged in place, or unloaded."""
+    if to.adapter is not None and rounds.random.random() < 0.4:
+        to.call("/v1/unload_lora_adapter", lora_name="changing")
+        to.adapter = None
+        return
+    path = rounds.random.choice(rounds.world.adapters)
+    in_place = {"load_inplace": True} if to.adapter is not None else {}
+    to.call("/v1/load_lora_adapter", lora_name="changing", lora_path=str(path), **in_place)
+    to.adapter = path
+
+
+def _reset(rounds: Rounds, to: Operated) -> None:
+    to.post("/reset_prefix_cache")
+
+
+CHANGES: dict[str, Callable[[Rounds, Operated], None]] = {
+    "other weights": _update,
+    "sleep": _sleep,
+    "pause": _pause,
+    "kill": _kill,
+    "kill and other weights": _kill_and_update,
+    "adapter": _adapter,
+    "reset": _reset,
+}
+
+
+def transfer(connector: str, role: str, **more: Any) -> tuple[str, str]:
+    config = {"kv_connector": connector, "kv_role": role, **more}
+    return "--kv-transfer-config", json.dumps(config)
+
+
+@contextmanager
+def operated(setting: str, world: World, base: Path) -> Iterator[list[Operated]]:
+    """The servers of a setting: another one, and the group."""
+    old, new = world.folders
+    if setting == "shared":
+        kv = transfer(
+            "SharedStorageConnector",
+            "kv_both",
+            kv_connector_extra_config={"shared_storage_path": str(base / "kv")},
+        )
+        starts = [(new, 1, (*FLAGS, *LORA, *kv)), (old, 2, (*FLAGS, *GROUP, *LORA, *kv))]
+    else:
+        extra = {"allowed_ports": ["1024-65535"]}
+        first, second = (
+            transfer("TCPConnector", role, kv_port=port, kv_connector_extra_config=extra)
+            for role, port in zip(("kv_producer", "kv_consumer"), free_ports(2), strict=True)
+        )
+        starts = [(old, 1, (*FLAGS, *LORA, *first)), (old, 2, (*FLAGS, *GROUP, *LORA, *second))]
+    with ExitStack() as running:
+        yield [
+            Operated(running.enter_context(running_server(weights, *flags)), world, weights, num_cores)
+            for weights, num_cores, flags in starts
+        ]
+
+
+def play(setting: str, num_rounds: int, seed: int, say: Callable[[str], None] = print) -> Counter[str]:
+    """Plays so many rounds; AssertionError, which names the round, at the first wrong answer."""
+    random = Random(seed)
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(8) as pool:
+        world = World(Path(name), random)
+        rounds = Rounds(world, random, pool)
+        with operated(setting, world, Path(name)) as servers:
+            for number in range(num_rounds):
+                to = random.choice([*servers, servers[-1]])
+                changed = rounds.change(to)
+                rounds.counts[changed] += 1
+                say(f"{number}: {changed}, {'the group' if to is servers[-1] else 'the other server'}")
+                for each in servers:
+                    rounds.ask(each, must=True)
+                if setting == "pair":
+                    rounds.hand_over(servers[0], servers[1], must=True)
+    return rounds.counts
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--setting", choices=("shared", "pair"), default="shared")
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    counts = play(options.setting, options.rounds, options.seed)
+    print(", ".join(f"{name}: {count}" for name, count in sorted(counts.items())))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
