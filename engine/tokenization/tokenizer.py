@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.config import ModelConfig
 from engine.errors import ModelLoadError, RequestError
+from engine.process.hub import hub_answers
 from engine.tokenization.chat_template import ChatTemplate, ContentShape
 from engine.tokenization.content_format import ContentFormat
 from engine.tokenization.parted_text import PartedText
@@ -81,11 +82,17 @@ class Tokenizer:
         try:
             if is_known_tiktoken_folder(Path(name), config.trust_remote_code):
                 return cls(load_tiktoken_folder(Path(name)), sorts_tools=True)
-            hf = AutoTokenizer.from_pretrained(name, trust_remote_code=config.trust_remote_code)
+            hf = AutoTokenizer.from_pretrained(
+                name,
+                trust_remote_code=config.trust_remote_code,
+                local_files_only=not Path(name).is_dir() and not hub_answers(name),
+            )
         except ModelLoadError:
             raise
         except Exception as error:  # the library raises many types
-            raise ModelLoadError(f"Cannot load the tokenizer of {name!r}: {_first_line(error)}") from error
+            hint = "" if Path(name).is_dir() else " Give a folder, or a model that was downloaded before."
+            reason = _first_line(error).rstrip(".")
+            raise ModelLoadError(f"Cannot load the tokenizer of {name!r}: {reason}.{hint}") from error
         if not hf.chat_template:
             hf.chat_template = processor_template(name)
         return cls(hf)

@@ -11,7 +11,6 @@ from eval.load.server_process import ServerProcess, unwound_by_sigterm
 
 MODEL_NAME = "agent"
 """The model's name on that server."""
-START_TIMEOUT_S = 180.0
 
 
 @contextmanager
@@ -29,5 +28,5 @@ def served(model: str, flags: Sequence[str] = ()) -> Iterator[str]:
     ]
     with tempfile.TemporaryDirectory(prefix="agent-server-") as folder, unwound_by_sigterm():
         log = Path(folder, "server.log")
-        with ServerProcess(arguments, log, START_TIMEOUT_S, hears_ctrl_c=False) as server:
+        with ServerProcess(arguments, log, hears_ctrl_c=False) as server:
             yield server.base_url

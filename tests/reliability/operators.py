@@ -41,6 +41,8 @@ GROUP = ("--data-parallel-size", "2")
 ORDER = {"do_remote_decode": True, "do_remote_prefill": False}
 NUM_TOKENS = 6
 UP_WITHIN_S = 120.0
+MOST_KILLS = 8
+"""In a minute: after ten a core is not started again."""
 
 
 class World:
@@ -75,6 +77,7 @@ class Operated:
     def __init__(self, server: Server, world: World, weights: Path, num_cores: int) -> None:
         self.server, self.world, self.weights, self.num_cores = server, world, weights, num_cores
         self.adapter: Path | None = None
+        self._killed: list[float] = []
         self.http = httpx.Client(base_url=server.url, timeout=120)
 
     def post(self, route: str, **body: Any) -> httpx.Response:
@@ -107,8 +110,11 @@ class Operated:
         return True
 
     def kill_one(self, random: Random) -> None:
-        """Of a group: a server ends with its only core."""
-        if self.num_cores > 1:
+        """Of a group: a server ends with its only core. A core that ends too often stays down."""
+        now = time.monotonic()
+        self._killed = [when for when in self._killed if now - when < 65]
+        if self.num_cores > 1 and len(self._killed) < MOST_KILLS:
+            self._killed.append(now)
             os.kill(random.choice(self.server.core_pids()), signal.SIGKILL)
 
     def wait_until_up(self) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from engine.config import ModelConfig
 from engine.errors import ConfigError, ModelLoadError
+from engine.process.hub import hub_answers
 from engine.worker.loading.formats.weight_format import FORMAT_FIELDS, WeightFormat, read_weight_format
 from engine.worker.loading.native_config import native_config
 from engine.worker.loading.text_decoder import decoder_config, is_multimodal
@@ -35,14 +36,19 @@ def resolve_folder(model: str) -> Path:
         raise ModelLoadError(f"{model} is a file, not a model folder.")
     if folder.is_absolute() or not _HUB_NAME.fullmatch(model) or model.startswith("."):
         raise ModelLoadError(f"The model folder {model} does not exist.")
-    from huggingface_hub import snapshot_download  # needed only for a model that is not downloaded yet
+    return _from_hub(model)
+
+
+def _from_hub(model: str) -> Path:
+    from huggingface_hub import snapshot_download  # needed only for a hub name
 
     try:
-        return Path(snapshot_download(model, allow_patterns=list(_HUB_FILES)))
+        offline = not hub_answers(model)
+        return Path(snapshot_download(model, allow_patterns=list(_HUB_FILES), local_files_only=offline))
     except Exception as error:  # the hub client's own errors, the HTTP library's and the system's
-        reason = type(error).__name__
         raise ModelLoadError(
-            f"No model folder {model}, and it could not be fetched from the Hugging Face hub ({reason})."
+            f"No model folder {model}, and it could not be fetched from the Hugging Face hub "
+            f"({type(error).__name__}). Give a folder, or a model that was downloaded before."
         ) from error
 
 

@@ -7,12 +7,14 @@ The server runs without them: callers fall back to torch after ``KernelUnavailab
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -27,7 +29,9 @@ _DECODER_SOURCE = _SOURCES / "kernels.cpp"
 _STATES_SOURCE = _SOURCES / "states.cpp"
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-shared", "-w")
-_COMPILE_TIMEOUT_S = 60
+_COMPILE_TIMEOUT_S = 900
+"""A busy machine may take minutes; without kernels every start that follows is slow as well."""
+_SAID_EVERY_S = 10
 _CPU_INFO = Path("/proc/cpuinfo")
 _LOADED_FILES = Path("/proc/self/maps")
 _OPENMP_RUNTIMES = ("libgomp", "libiomp5", "libomp")
@@ -94,8 +98,19 @@ def _load_cached(command: Sequence[str], cached: Path) -> ctypes.CDLL:
         with suppress(OSError):  # a damaged file is compiled again
             return ctypes.CDLL(str(cached))
     cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _compile(command, cached)
+    with cached.with_suffix(".lock").open("w") as lock:  # cores that start together compile once
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not cached.exists() or _is_damaged(cached):
+            _compile(command, cached)
     return ctypes.CDLL(str(cached))
+
+
+def _is_damaged(cached: Path) -> bool:
+    try:
+        ctypes.CDLL(str(cached))
+    except OSError:
+        return True
+    return False
 
 
 def _compile(command: Sequence[str], target: Path) -> None:
@@ -104,22 +119,33 @@ def _compile(command: Sequence[str], target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
         built = Path(temporary) / target.name
         start_log.info("Compiling CPU kernels (once; cached in %s).", target.parent)
-        try:
-            result = subprocess.run(
-                [*command, "-o", str(built)],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_COMPILE_TIMEOUT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise KernelUnavailable(f"{command[0]} timed out after {_COMPILE_TIMEOUT_S} s") from error
-        if result.returncode or not built.exists():
-            reason = next((line for line in result.stderr.splitlines() if "error" in line), "no message")
+        code, told = _run_compiler([*command, "-o", str(built)])
+        if code or not built.exists():
+            reason = next((line for line in told.splitlines() if "error" in line), "no message")
             raise KernelUnavailable(f"{command[0]} failed: {reason.strip()}")
         built.replace(target)
+
+
+def _run_compiler(command: Sequence[str]) -> tuple[int, str]:
+    """Its exit code and what it said; now and then the log says that it is at work."""
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    ) as compiler:
+        began = time.monotonic()
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                told = compiler.communicate(timeout=_SAID_EVERY_S)[1]
+                return compiler.returncode, told
+            elapsed_s = time.monotonic() - began
+            if elapsed_s > _COMPILE_TIMEOUT_S:
+                compiler.kill()
+                raise KernelUnavailable(f"{command[0]} timed out after {_COMPILE_TIMEOUT_S} s")
+            start_log.info("Compiling CPU kernels: %.0f s elapsed.", elapsed_s)
 
 
 def _find_compiler() -> Path:
