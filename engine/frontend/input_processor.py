@@ -138,7 +138,7 @@ def _read_json(folder_or_name: str, filename: str) -> dict[str, Any] | None:
         return None
     try:
         content = json.loads(Path(path).read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{filename} of {folder_or_name!r} is not valid JSON: {error}.") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{filename} of {folder_or_name!r} is not a JSON object.")

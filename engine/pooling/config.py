@@ -52,7 +52,7 @@ def read_pooling_config(
     if isinstance(given, str):
         try:
             given = json.loads(given)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"pooler_config is not valid JSON: {error}.") from error
     if not isinstance(given, Mapping):
         raise ConfigError("pooler_config must be a JSON object.")

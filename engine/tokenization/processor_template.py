@@ -32,7 +32,7 @@ def processor_template(folder_or_name: str) -> str | None:
 def _template_in(path: Path, folder_or_name: str) -> str:
     try:
         content = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"{FILE} of {folder_or_name!r} is not valid JSON: {error}.") from error
     template = content.get("chat_template") if isinstance(content, dict) else None
     if not isinstance(template, str):

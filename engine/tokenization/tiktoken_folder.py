@@ -190,7 +190,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelLoadError(f"Beside {VOCABULARY_FILE} there must be a file {path}.") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         fields = None
     if not isinstance(fields, dict):
         _refuse(path, "it is not a JSON object")

@@ -186,3 +186,11 @@ def test_a_prompts_logprobs_are_told_as_vllm_tells_them(http: httpx.Client) -> N
         refused = http.post(f"/v1/{path}", json={"stream": True, **extra})
         assert refused.status_code == 400
         assert "cannot be streamed" in refused.json()["error"]["message"]
+
+
+def test_logprobs_of_prompts_are_bounded(http: httpx.Client) -> None:
+    """Over all prompts and answers; refused before anything is computed."""
+    body = {"prompt": [[5] * 100] * 60, "max_tokens": 1, "prompt_logprobs": 20, "n": 16}
+    refused = http.post("/v1/completions", json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt_logprobs")
+    assert "2016000 numbers" in refused.json()["error"]["message"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -300,3 +301,23 @@ def test_a_model_whose_numbers_are_none_fails_one_request(tmp_path: Path) -> Non
         with pytest.raises(EngineGenerateError, match="no finite numbers"):
             embeddings(llm, [TEXTS[0], "pinned!"])
         assert np.isfinite(embeddings(llm, TEXTS[:2])).all()
+
+
+def test_a_decoder_without_a_head_is_normalized(tmp_path: Path) -> None:
+    """Its last token's row, as V1 makes it, where no file of sentence-transformers says anything."""
+    folder = make_decoder(tmp_path / "plain", "qwen3")
+    model = SentenceTransformer(str(save_embedder(tmp_path / "whole", folder, "lasttoken")), device="cpu")
+    expected = np.asarray(model.encode(list(TEXTS)))
+    with embedder(folder) as llm:
+        assert embeddings(llm) == pytest.approx(expected, abs=ROUNDING)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 3, 2), (1, 0, 2, 3), (0, 1, 1, 3)])
+def test_modules_in_another_order_are_refused(order: tuple[int, ...], tmp_path: Path) -> None:
+    """They are run in their order, and Normalize before Dense makes another embedding."""
+    folder = save_embedder(tmp_path / "bert", make_encoder(tmp_path / "plain", "bert"), dense=16)
+    path = folder / "modules.json"
+    modules = json.loads(path.read_text())
+    path.write_text(json.dumps([modules[place] for place in order]))
+    with pytest.raises(ModelLoadError, match="behind"):
+        LLM(folder, multiprocess=False).close()

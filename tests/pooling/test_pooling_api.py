@@ -253,3 +253,30 @@ def test_what_is_wrong_with_a_chat_is_said(
     error = answer.json()["error"]
     assert said in error["message"]
     assert error["param"] == field
+
+
+def test_a_null_is_a_field_that_is_not_given(server: Server, expected: Any) -> None:
+    """Clients send null for what they leave alone."""
+    nulls = dict.fromkeys(("encoding_format", "dimensions", "add_special_tokens", "prompt_name", "user"))
+    found = httpx.post(f"{server.url}/v1/embeddings", json={"input": SHORT[0], **nulls}, timeout=60)
+    assert found.json()["data"][0]["embedding"] == pytest.approx(expected[0], abs=ROUNDING)
+    nulls = dict.fromkeys(("return_documents", "top_n", "max_tokens_per_doc"))
+    ranked = httpx.post(
+        f"{server.url}/v2/rerank", json={"query": QUERY, "documents": SHORT, **nulls}, timeout=60
+    )
+    assert len(ranked.json()["results"]) == len(SHORT)
+
+
+def test_documents_are_read_up_to_a_number_of_tokens(server: Server, embedder: Path) -> None:
+    """Cohere's ``max_tokens_per_doc``: what is behind makes no difference, and the whole is sent back."""
+    tokenizer = SentenceTransformer(str(embedder), device="cpu").tokenizer
+    told = tokenizer(SHORT, add_special_tokens=False, return_offsets_mapping=True)
+    cut = [text[: ends[:9][-1][1]] for text, ends in zip(SHORT, told.offset_mapping, strict=True)]
+
+    def scores(documents: list[str], **more: int) -> dict[int, float]:
+        body = {"query": QUERY, "documents": documents, **more}
+        results = httpx.post(f"{server.url}/v2/rerank", json=body, timeout=60).json()["results"]
+        assert all(each["document"]["text"] == documents[each["index"]] for each in results)
+        return {each["index"]: each["relevance_score"] for each in results}
+
+    assert scores(SHORT, max_tokens_per_doc=9) == pytest.approx(scores(cut), abs=ROUNDING)

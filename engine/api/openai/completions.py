@@ -63,6 +63,10 @@ async def create_completion(request: Request) -> Response:
     return await while_connected(request, respond())
 
 
+MAX_TOLD_LOGPROBS = 2_000_000
+"""Log-probabilities of prompts in one answer: some 100 MB."""
+
+
 class CompletionTurn:
     """Runs one completion request, from its body to the response."""
 
@@ -112,6 +116,7 @@ class CompletionTurn:
         """Starts one stream per prompt."""
         body = self._body
         prompts = [await self._encode(prompt) for prompt in self._prompts]
+        self._check_told(sum(map(len, prompts)))
         if body.echo:
             self._echoes = [self._echo(*pair) for pair in zip(self._prompts, prompts, strict=True)]
         return [
@@ -125,6 +130,19 @@ class CompletionTurn:
             )
             for index, prompt in enumerate(prompts)
         ]
+
+    def _check_told(self, num_tokens: int) -> None:
+        """RequestError if the log-probabilities of prompts are too many for one answer; a context's fit."""
+        if self._params.prompt_logprobs is None:
+            return
+        told = num_tokens * (self._params.prompt_logprobs + 1) * self._n
+        most = max(MAX_TOLD_LOGPROBS, self._model.max_model_len * (self._params.prompt_logprobs + 1))
+        if told > most:
+            raise RequestError(
+                f"prompt_logprobs of these prompts and answers are {told} numbers; an answer has at most "
+                f"{most}. Send fewer prompts.",
+                "prompt_logprobs",
+            )
 
     def _on_accepted(self) -> None:
         self._num_unaccepted -= 1

@@ -188,7 +188,7 @@ def _files_of_index(folder: Path, index_name: str) -> list[Path]:
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         files = [folder / _in_folder(name, index_name) for name in names]
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise ModelLoadError(f"The weight index {index} cannot be read.") from error
     for file in files:
         if not file.is_file():
@@ -214,7 +214,7 @@ def _read_header(file: Path) -> dict[str, TensorEntry]:
         header.pop("__metadata__", None)
         data_end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
         entries = {name: _entry(name, file, entry) for name, entry in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelLoadError(f"The weight file {file} has no valid safetensors header.") from error
     expected_bytes = _HEADER_LENGTH_BYTES + length + data_end
     if file.stat().st_size < expected_bytes:

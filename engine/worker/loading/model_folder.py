@@ -24,6 +24,17 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _HUB_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py")
 _READ_AS = {"kimi_k2": "deepseek_v3"}
 """Model types that transformers does not know, each with the one whose architecture it is."""
+_MOST = {
+    "vocab_size": 2**24,
+    "hidden_size": 2**20,
+    "intermediate_size": 2**24,
+    "num_hidden_layers": 2**16,
+    "num_attention_heads": 2**16,
+    "num_key_value_heads": 2**16,
+    "head_dim": 2**16,
+    "max_position_embeddings": 2**40,
+}
+"""Sizes of a config, and far more than any model has."""
 _STRETCHING_ROPE_TYPES = ("linear", "dynamic", "yarn")
 
 
@@ -87,11 +98,22 @@ def raw_config(folder: Path) -> dict[str, Any]:
         raise ModelLoadError(f"{folder} is not a model folder: it has no config.json.")
     try:
         raw: Any = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path} is not valid JSON: {error}.") from error
     if not isinstance(raw, dict):
         raise ModelLoadError(f"{path} is not a JSON object.")
+    _check_sizes(path, raw)
     return raw
+
+
+def _check_sizes(path: Path, raw: dict[str, Any]) -> None:
+    """Before anything is sized by them. Raises ModelLoadError for one that no model has."""
+    for name, most in _MOST.items():
+        value = raw.get(name)
+        if isinstance(value, int) and not 0 <= value <= most:
+            raise ModelLoadError(f"{path}: {name} must be from 0 to {most}, got {str(value)[:40]}.")
+    if isinstance(raw.get("text_config"), dict):
+        _check_sizes(path, raw["text_config"])
 
 
 def read_by_transformers(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:

@@ -125,7 +125,7 @@ def _added_token(folder: Path, text: str) -> int | None:
     try:
         added: Any = json.loads(path.read_text("utf-8")).get("added_tokens", [])
         return next((int(token["id"]) for token in added if token["content"] == text), None)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ModelLoadError(f"{path} is no tokenizer: {error!r}.") from error
 
 
@@ -148,7 +148,7 @@ def _processor(folder: Path) -> dict[str, Any] | None:
             continue
         try:
             fields: Any = json.loads(path.read_text("utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ModelLoadError(f"{path} is not valid JSON: {error}.") from error
         if isinstance(fields, dict) and isinstance(fields.get("image_processor"), dict):
             fields = fields["image_processor"]

@@ -278,7 +278,7 @@ def _json_file(path: Path, kind: type) -> Any:
         return None
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path} is not valid JSON: {error}.") from error
     if not isinstance(content, kind):
         raise ModelLoadError(f"{path} is not a JSON {'list' if kind is list else 'object'}.")

@@ -276,3 +276,22 @@ def test_a_wrong_option_lists_the_right_ones(option: str, model_folders: ModelFo
     """An unknown value of an option is a configuration error that lists the known ones."""
     with pytest.raises(ConfigError, match=rf"{option} must be one of auto, .* got 'magic'"):
         load_model(ModelConfig(model=str(model_folders("llama")), **{option: "magic"}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors.index.json"])
+def test_json_without_end_or_bottom_is_one_sentence(file: str, damaged: Damaged) -> None:
+    folder = damaged("qwen3")
+    for content in (b'{"a":' * 100_000, b"\xff\xfe", b"[" * 100_000):
+        (folder / file).write_bytes(content)
+        for weights in folder.glob("*.safetensors"):
+            weights.unlink()
+        assert file in refusal(folder)
+
+
+@pytest.mark.parametrize("size", [2**62, -1, 10**400])
+@pytest.mark.parametrize("field", ["vocab_size", "hidden_size", "num_hidden_layers"])
+def test_sizes_that_no_model_has_are_refused(field: str, size: int, damaged: Damaged) -> None:
+    """Before anything is sized by them."""
+    folder = damaged("qwen3")
+    edit_config(folder, **{field: size})
+    assert f"{field} must be from 0 to" in refusal(folder)
