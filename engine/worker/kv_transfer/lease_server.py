@@ -130,6 +130,7 @@ class LeaseServer:
     def _serve(self, handler: socketserver.BaseRequestHandler) -> None:
         if not self._strangers.acquire(blocking=False):
             return
+        asked: Asked | None = None
         try:
             with suppress(OSError, msgspec.DecodeError):
                 handler.request.settimeout(HELLO_S)
