@@ -25,10 +25,10 @@ def counts(url: str) -> dict[str, float]:
 
 @pytest.mark.slow
 def test_evicted_blocks_are_told(model: Path) -> None:
-    """Of a pool that three prompts fill: the first is found again before the third one evicts blocks."""
+    """Of a pool that three prompts fill: the first is found again, twice, before others evict its blocks."""
     flags = ("--num-gpu-blocks-override", "66", "--kv-cache-metrics", "--kv-cache-metrics-sample", "1")
     with running_server(model, *flags) as server:
-        for first in (1, 1, 2, 3, 4):
+        for first in (1, 1, 1, 2, 3, 4):
             body = {"prompt": [first] * 400, "max_tokens": 1}
             assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 200
         found = counts(server.url)

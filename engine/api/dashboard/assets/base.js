@@ -18,8 +18,12 @@ function button(className, text, onClick) {
   return made;
 }
 
-/** A name that loses its middle where it does not fit: jobs differ at their ends. */
-function cutInTheMiddle(name) {
+/** What `continuum bench` puts behind the ids of a run's jobs: the same for all of them. */
+const RUN_MARK = /\.[0-9a-f]{6}$/;
+
+/** A name that loses its middle where it does not fit: jobs differ at their ends, but for the mark of their run. */
+function cutInTheMiddle(whole) {
+  const name = whole.replace(RUN_MARK, "");
   const tail = name.length > 12 ? 6 : 0;
   return el("span", "cut", el("span", "head", name.slice(0, name.length - tail)), tail ? el("span", "", name.slice(-tail)) : null);
 }
