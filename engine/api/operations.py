@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from engine.api.endpoints import endpoint, json_response, model_of, read_body
 from engine.core.scheduler_report import PauseState
@@ -45,9 +45,22 @@ async def ping(request: Request) -> Response:
     return await health(request)
 
 
+_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>continuum</title>
+<body style="font:1rem/1.6 system-ui;max-width:40rem;margin:3rem auto;padding:0 1rem;color-scheme:light dark">
+<h1>continuum</h1><p>An LLM server for agents. Programs talk to it over the APIs of OpenAI and Anthropic:
+their base URL is this address, with <code>/v1</code> for OpenAI's.</p>
+<ul><li><a href="dashboard">dashboard</a>: jobs, KV cache and decisions, live</li>
+<li><a href="v1/models">models</a> that are served</li>
+<li><a href="health">health</a>, <a href="metrics">metrics</a>,
+<a href="openapi.json">description of the API</a></li></ul></body></html>
+"""
+
+
 @endpoint(router, "GET", "/")
 async def root(request: Request) -> Response:
-    """Names this server and its API description."""
+    """Names this server and its API description; a browser gets a page with links."""
+    if "text/html" in request.headers.get("accept", ""):
+        return HTMLResponse(_PAGE)
     return JSONResponse(
         {
             "name": "continuum",
@@ -61,6 +74,8 @@ async def root(request: Request) -> Response:
                 "models": "/v1/models",
                 "jobs": "/v1/jobs",
                 "health": "/health",
+                "dashboard": "/dashboard",
+                "metrics": "/metrics",
                 "description": "/openapi.json",
             },
         }

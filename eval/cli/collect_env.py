@@ -23,7 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print it; the exit code."""
     print(f"continuum-engine: {package_version()}\n")
-    torch_says = [sys.executable, "-m", "torch.utils.collect_env"]  # as it is loaded by workers only
+    # In a process of its own, as torch is loaded by workers only; it warns of being asked so.
+    torch_says = [sys.executable, "-W", "ignore::RuntimeWarning:runpy", "-m", "torch.utils.collect_env"]
     print(subprocess.run(torch_says, stdout=subprocess.PIPE, text=True, check=False).stdout)
     print("\nPackages that continuum-engine asks for:")
     for line in _packages():

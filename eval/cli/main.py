@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import errno
 import os
 import re
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from eval.cli import interrupts  # first: from here on Ctrl-C leaves no traceback
 
@@ -114,12 +115,23 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
             if reason := why_not(word):
                 raise ConfigError(reason)
         if unknown:
-            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+            _refuse(parser, arguments, unknown)
     except SystemExit:
         if sys.stdout is not None:
             sys.stdout.flush()
         raise
     return args
+
+
+def _refuse(parser: argparse.ArgumentParser, arguments: Sequence[str], unknown: Sequence[str]) -> NoReturn:
+    """Ends the program with the usage of the command that was given, and the flag that may be meant."""
+    (commands,) = (each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
+    chosen = next((word for word in arguments if word in commands.choices), None)
+    of_command: argparse.ArgumentParser = parser if chosen is None else commands.choices[chosen]
+    message = f"unrecognized arguments: {' '.join(unknown)}"
+    flags = [flag for each in of_command._actions for flag in each.option_strings]
+    near = difflib.get_close_matches(unknown[0].partition("=")[0], flags, n=1)
+    of_command.error(f"{message}; did you mean {near[0]}?" if near else message)
 
 
 def _with_dashes(word: str) -> str:

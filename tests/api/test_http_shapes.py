@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import socket
 import sys
 import zlib
@@ -132,7 +133,11 @@ def test_the_root_says_what_this_is(http: httpx.Client) -> None:
     told = http.get("/").json()
     assert told["name"] == "continuum"
     paths = http.get("/openapi.json").json()["paths"]
-    assert {*told["endpoints"].values()} - {"/openapi.json"} <= paths.keys()
+    assert {*told["endpoints"].values()} - {"/openapi.json", "/dashboard"} <= paths.keys()
+    page = http.get("/", headers={"accept": "text/html,*/*"})
+    assert page.headers["content-type"].startswith("text/html")
+    for link in re.findall(r'href="([^"]+)"', page.text):
+        assert http.get(link, follow_redirects=True).status_code == 200, link
 
 
 @pytest.mark.parametrize(

@@ -294,7 +294,7 @@ def test_what_is_wrong_is_said(pair: Pair) -> None:
 @pytest.mark.slow
 def test_a_lease_ends_by_itself(model_folder: Path, tmp_path: Path) -> None:
     """Nobody reads it: its time passes while the server is idle. A reader that waits renews it."""
-    with running_pair(model_folder, tmp_path, "--max-num-seqs", "1", lease_s=1.0) as pair:
+    with running_pair(model_folder, tmp_path, "--max-num-seqs", "1", lease_s=3.0) as pair:
         body = completion(1)
         params = pair.prefill("/v1/completions", body)
         wait_until(lambda: pair.num_leases() == 0)

@@ -145,6 +145,11 @@ def test_a_flag_may_be_written_with_underscores(flags: list[str], capsys: pytest
     with pytest.raises(SystemExit):
         main(["serve", "m", "--no_such_flag=a_b"])
     assert "unrecognized arguments: --no-such-flag=a_b" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["serve", "m", "--prot", "1"])
+    told = capsys.readouterr().err
+    assert told.startswith("usage: continuum serve")
+    assert "did you mean --port?" in told
 
 
 @pytest.mark.parametrize(
