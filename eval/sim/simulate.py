@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -18,6 +19,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from engine.config import SchedulerConfig
+from engine.errors import EngineError
 from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
 from eval.baselines.catalog import parse_policy
 from eval.baselines.knowledge import NamedPolicy
@@ -300,13 +302,13 @@ def _results(
     """``policies``: made once, so that what one of them reads from a file is the same in every run."""
     if num_processes <= 1:
         for run in runs:
-            yield simulate_one(plan, run, policies[run.policy])
+            yield _simulate_one(plan, run, policies[run.policy])
         return
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     with ProcessPoolExecutor(num_processes, context, _begin_worker) as pool:
         try:
             with _interrupts_afterwards():
-                futures = [pool.submit(simulate_one, plan, run, policies[run.policy]) for run in runs]
+                futures = [pool.submit(_simulate_one, plan, run, policies[run.policy]) for run in runs]
             for future in futures:
                 # A Ctrl-C just before a wait without an end would be noticed at that end only.
                 while not wait([future], timeout=WAIT_S).done:
@@ -322,6 +324,21 @@ def _results(
             # Without a wait the pool's thread may close the pipe that Python writes to at its exit.
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def _simulate_one(plan: SimulationPlan, run: SimulationRun, policy: NamedPolicy) -> RunResult:
+    """EvalError, with the line at fault, if a policy of the user's own fails."""
+    try:
+        return simulate_one(plan, run, policy)
+    except EngineError:
+        raise
+    except Exception as error:
+        file = getattr(sys.modules.get(run.policy.partition(":")[0]), "__file__", None)
+        own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+        if file is None or not own:
+            raise
+        where = f"{file}:{own[-1].lineno}, in {own[-1].name}"
+        raise EvalError(f"Policy {run.policy}: {where}: {type(error).__name__}: {error}") from error
 
 
 @contextmanager

@@ -455,3 +455,25 @@ def test_a_host_tier_keeps_windows_small(
     assert main(["trace", "replay", str(trace)]) == 0
     assert "no difference" in capsys.readouterr().out
     assert main(["trace", "replay", str(trace), "--policy", "fcfs"]) == 0
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_policy_that_fails_is_named_with_its_line(
+    processes: str,
+    workload: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One sentence, not the simulator's own frames."""
+    source = "from engine.core.policy import FcfsPolicy\nclass Odd(FcfsPolicy):\n"
+    source += "    def __init__(self, context): ...\n    def waiting_key(self, request, now):\n"
+    source += "        return request.no_such_thing\n"
+    name = f"failing_policy_{processes}"
+    (tmp_path / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    flags = ["--policies", f"{name}:Odd,fcfs", "--rate", "1", "--processes", processes]
+    assert main(["simulate", "--workload", str(workload), *flags]) == 1
+    told = capsys.readouterr().err
+    assert f"{name}.py:5, in waiting_key: AttributeError" in told
+    assert "Traceback" not in told
