@@ -65,6 +65,13 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+_SERVE = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG: it is killed when the tests end, however they end
+os.execv(sys.executable, [sys.executable, "-m", "eval.cli", "serve", *sys.argv[1:]])
+"""
+
+
 @contextmanager
 def running_server(
     model: Path, *flags: str, log: Path | None = None, environment: dict[str, str] | None = None
@@ -75,9 +82,8 @@ def running_server(
     """
     command = [
         sys.executable,
-        "-m",
-        "eval.cli",
-        "serve",
+        "-c",
+        _SERVE,
         str(model),
         "--host",
         "127.0.0.1",
