@@ -102,8 +102,12 @@ class Retention(BranchListener):
         if self._published is not None:
             remaining = None
         decision = self._decide(tip, now, remaining)
-        if tip.pin is not None:
+        if tip.pin is None:
+            return
+        if decision.ttl_s > 0:
             self._pins.set_deadline(tip.pin, tip.ended_s + decision.ttl_s)
+        else:  # let go, rather than expired: nothing was waited for in vain
+            self._pins.release(tip.pin)
 
     def release(self, tip: BranchTip, why: TtlDecision) -> None:
         """No turn will continue the tip, or not soon enough."""

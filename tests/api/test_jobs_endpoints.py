@@ -244,6 +244,15 @@ def test_signals_move_the_time_left(http: httpx.Client) -> None:
     assert (gone["pinned_blocks"], gone["ttl_s"]) == (0, None)
 
 
+def test_a_call_that_takes_too_long_lets_the_pin_go(http: httpx.Client) -> None:
+    """Beyond the horizon nothing is waited for: the pin is released, and has not expired."""
+    messages, _ = call(http, "too long", job_id="too long")
+    told = signal(http, "too long", state="started", expected_s=4000)
+    assert told["pinned_blocks"] == 0
+    again = ask(http, messages, job_id="too long", reply=CALL_TEXT + "<|im_end|>")
+    assert receipt(again)["previous_pin"] == "released"
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [
