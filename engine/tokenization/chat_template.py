@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Template
-from jinja2.runtime import LoopContext
+from jinja2 import Template, nodes
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from engine.tokenization import bounded_loops
 from engine.tokenization.content_format import ContentFormat, takes_parts, takes_texts
 
 if TYPE_CHECKING:
@@ -45,7 +46,18 @@ class ContentShape:
 
 class QuickSandbox(ImmutableSandboxedEnvironment):
     """transformers' sandbox with shortcuts for what its checks always allow: fields of plain
-    dictionaries, and loop variables."""
+    dictionaries, and loop variables; and bounds on loops and products."""
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        bounded_loops.check_operator(operator, left, right)
+        return super().call_binop(context, operator, left, right)
+
+    def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
+        """The program of a template that was parsed."""
+        bounded_loops.count_loops(source)
+        return super()._generate(source, *args, **kwargs)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         kind = type(obj)
@@ -101,6 +113,7 @@ class ChatTemplate:
         parts; None if the template refuses it."""
         messages = [{"role": role, "content": shaped(text)} for role, text in _TRIAL]
         try:
+            bounded_loops.begin()
             text = self._compiled(template).render(
                 messages=messages,
                 tools=None,
@@ -136,6 +149,7 @@ class ChatTemplate:
             )
         template: str = self._hf.get_chat_template(chat_template, tools)  # type: ignore[arg-type]
         arguments = {**self._hf.special_tokens_map, **extra}
+        bounded_loops.begin()
         return self._compiled(template).render(
             messages=[_as_shown(message) for message in messages],
             tools=tools,
@@ -195,6 +209,7 @@ def _environment() -> QuickSandbox | None:
         extensions=[type(extension) for extension in theirs.extensions.values()],
     )
     ours.filters.update(theirs.filters, tojson=_quick_json(theirs.filters["tojson"]))
+    ours.filters[bounded_loops.FILTER] = bounded_loops.counted
     ours.tests.update(theirs.tests)
     ours.globals.update(theirs.globals)
     return ours

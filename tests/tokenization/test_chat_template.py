@@ -208,3 +208,26 @@ def test_the_form_can_be_set(tokenizer: Tokenizer) -> None:
     )
     assert texts == "hi"
     assert parts == "[{'type': 'text', 'text': 'hi'}]"
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        ("{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}", "5,000,000"),
+        (
+            "{% for a in messages[0].content * 999 %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "turns",
+        ),
+        ("{{ 'a' * 1000000000 }}", "repeated"),
+        ("{{ 1000000000 * ['a'] }}", "repeated"),
+        ("{{ 9 ** 9999999 }}", "power"),
+    ],
+)
+def test_a_template_that_never_ends_is_refused(template: str, told: str, tokenizer: Tokenizer) -> None:
+    """Nobody could end the thread that renders it. The next one is rendered as ever."""
+    messages = [{"role": "user", "content": "some words " * 9}]
+    with pytest.raises(Exception, match=told):
+        tokenizer.chat_text(messages, chat_template=template, add_generation_prompt=False)
+    plain = "{% for m in messages %}{{ loop.length }}{{ m.content }}{% endfor %}"
+    said = tokenizer.chat_text(messages, chat_template=plain, add_generation_prompt=False)
+    assert said == "1" + "some words " * 9
