@@ -156,13 +156,19 @@ def test_every_command_of_the_quick_start_is_known(url: str) -> None:
 
 ASK = {
     "openai.OpenAI": "it.chat.completions.create(model='box', messages=messages).choices[0].message.content",
+    "agents.OpenAIChatCompletionsModel": (
+        "agents.Runner.run_sync(agents.Agent(name='it', model=it), messages).final_output"
+    ),
+    "anthropic.Anthropic": (
+        "it.messages.create(model='box', messages=messages, max_tokens=64).content[0].text"
+    ),
     "langchain_openai.ChatOpenAI": "it.invoke(messages).content",
     "OpenAIChatModel": "pydantic_ai.Agent(it).run_sync(messages[0]['content']).output",
     "litellm.completion": "it.choices[0].message.content",
 }
 """How what a block of clients makes is asked."""
 CLIENTS = """
-import langchain_openai, litellm, openai, pydantic_ai
+import agents, anthropic, langchain_openai, litellm, openai, pydantic_ai
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
