@@ -289,11 +289,12 @@ def test_without_a_compiler_there_is_torch(
 
 
 def test_builders_at_once_do_not_disturb_each_other(compiler_runs: Path, tmp_path: Path) -> None:
-    """Starts at the same moment all get their kernel, and leave one file behind."""
+    """Starts at the same moment all get their kernel, compile it once, and leave one file behind."""
     with ThreadPoolExecutor(2) as pool:
         kernels = list(pool.map(lambda _: CpuKernel.load(8, torch.float32), range(2)))
     assert len(kernels) == 2
     assert [path.suffix for path in (tmp_path / "cache" / "continuum").iterdir()] == [".so"]
+    assert compiler_runs.read_text() == "run\n"
 
 
 def test_a_damaged_file_in_the_cache_is_built_anew(

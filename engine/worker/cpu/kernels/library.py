@@ -15,8 +15,8 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,11 +98,21 @@ def _load_cached(command: Sequence[str], cached: Path) -> ctypes.CDLL:
         with suppress(OSError):  # a damaged file is compiled again
             return ctypes.CDLL(str(cached))
     cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with cached.with_suffix(".lock").open("w") as lock:  # cores that start together compile once
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _locked(cached.parent):  # cores that start together compile once
         if not cached.exists() or _is_damaged(cached):
             _compile(command, cached)
     return ctypes.CDLL(str(cached))
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Held by one process at a time, and left by one that ends; no file is made for it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _is_damaged(cached: Path) -> bool:
