@@ -15,7 +15,7 @@ _NUMBER = re.compile(r"(?<![\w.-])\d[\d,]*(?:\.\d+)?(?![\w-]|[.,]\d)")
 """A number that stands alone, unlike the 8 of llama-3.1-8b."""
 _RECOMPUTED = (
     "recomputed: prompt tokens that the job's previous turn had and the cache did not give back "
-    "(by the usage counts); up to one KV block a turn counts in any case"
+    "(by receipts, else by the usage counts, where up to one KV block a turn counts in any case)"
 )
 _INTERVALS = (
     "±: 95 % confidence interval over seeds (Student's t; Jain 1991, 13.2); a figure is the mean over seeds, "
