@@ -26,8 +26,10 @@ _KIMI_NAME = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?")
 _NUMBERED = re.compile(r"(.+?)[.:_\-#]+\d+")
 
 
-_PLAMO_NAME, _PLAMO_NAME_END = Tag("<|plamo:begin_tool_name:plamo|>"), Tag("<|plamo:end_tool_name:plamo|>")
-_PLAMO_TYPE, _PLAMO_MESSAGE = Tag("<|plamo:constrain|>"), Tag("<|plamo:msg|>")
+_PLAMO_NAME = Tag("<|plamo:begin_tool_name:plamo|>")
+_PLAMO_NAME_END = Tag("<|plamo:end_tool_name:plamo|>")
+_PLAMO_TYPE = Tag("<|plamo:constrain|>")
+_PLAMO_MESSAGE = Tag("<|plamo:msg|>")
 _PLAMO_END = Tag("<|plamo:end_tool_arguments:plamo|>")
 
 
@@ -40,12 +42,21 @@ class SectionTags:
     separator: Tag
     call_end: Tag
     end: Tag
+    argument_ends: tuple[str, ...] = ()
+    """What ends the arguments before the call's end."""
 
 
 class SectionToolParser(TaggedReader, CallObjectReader):
     """Parses one response; see the module's text for what is a call."""
 
     tags: SectionTags
+    raw_end: Tag
+
+    def __init_subclass__(cls) -> None:
+        tags = cls.tags
+        cls.opening = Tag(*tags.begin.texts, *tags.call.texts)
+        cls.closing = tags.call_end
+        cls.raw_end = Tag(*tags.argument_ends, *tags.call_end.texts, *tags.call.texts, *tags.end.texts)
 
     @property
     def _ends_of_nothing(self) -> Tag:
@@ -139,9 +150,6 @@ class DeepSeekToolParser(SectionToolParser):
         call_end=Tag("<｜tool▁call▁end｜>"),
         end=Tag("<｜tool▁calls▁end｜>"),
     )
-    opening = Tag(*tags.begin.texts, *tags.call.texts)
-    closing = tags.call_end
-    raw_end = Tag(*tags.call_end.texts, *tags.call.texts, *tags.end.texts)
 
 
 class KimiToolParser(SectionToolParser):
@@ -154,9 +162,6 @@ class KimiToolParser(SectionToolParser):
         call_end=Tag("<|tool_call_end|>"),
         end=Tag("<|tool_calls_section_end|>"),
     )
-    opening = Tag(*tags.begin.texts, *tags.call.texts)
-    closing = tags.call_end
-    raw_end = Tag(*tags.call_end.texts, *tags.call.texts, *tags.end.texts)
 
     _counter = ""
     """The whole id of a call that names no function."""
@@ -207,10 +212,8 @@ class PlamoToolParser(SectionToolParser):
         separator=Tag("<|plamo:begin_tool_arguments:plamo|>"),
         call_end=Tag("<|plamo:end_tool_request:plamo|>"),
         end=Tag("<|plamo:end_tool_requests:plamo|>"),
+        argument_ends=_PLAMO_END.texts,
     )
-    opening = Tag(*tags.begin.texts, *tags.call.texts)
-    closing = tags.call_end
-    raw_end = Tag(*_PLAMO_END.texts, *tags.call_end.texts, *tags.call.texts, *tags.end.texts)
     _type = ""
     """What the arguments are said to be."""
 

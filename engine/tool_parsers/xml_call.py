@@ -64,6 +64,34 @@ class XmlCallReader(TaggedReader, CallObjectReader):
         if self._arguments.has_begun:
             self._give_stray(self._arguments.said_instead)
 
+    def _read_other(self) -> Steps[bool]:
+        """Where no parameter begins: read the call's end, an object that holds all arguments, or text that
+        does not belong there; False where the call has ended."""
+        if (yield from self._ends_here()):
+            yield from self._leave_function()
+            return False
+        if (yield from self._is_body()):
+            yield from self._pass_body()
+            return not self.is_cut
+        return (yield from self._skip_unexpected())
+
+    @abstractmethod
+    def _ends_here(self) -> Steps[bool]:
+        """Whether the call ends here: its end tag may be consumed, a sign that it is missing is not."""
+
+    def _leave_function(self) -> Steps[None]:
+        """At the call's end, which was read."""
+        self._end_function()
+        yield from self._skip_closing()
+
+    def _begins_parameter(self, name_end: Tag) -> Steps[bool]:
+        """After the tag of a parameter inside a value: whether one begins there that the call may have."""
+        name = (yield from self._read_word(_PARAMETER_NAME)).strip()
+        if not (yield from self._accept(name_end)) or name in self._arguments.names:
+            return False
+        knows = self._tools.knows_parameters(self._function)
+        return not knows or self._tools.types(self._function, name) is not None
+
     def _read_function_name(self, end: Tag) -> Steps[str | None]:
         """The name before a tag, which is consumed; None if that is not a name."""
         yield from self._skip_space()

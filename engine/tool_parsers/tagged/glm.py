@@ -74,14 +74,7 @@ class GlmToolParser(XmlCallReader):
             if name is None:
                 return (yield from self._skip_unexpected())
             return (yield from self._pass_value(name))
-        if (yield from self._ends_here()):
-            self._end_function()
-            yield from self._skip_closing()
-            return False
-        if (yield from self._is_body()):
-            yield from self._pass_body()
-            return not self.is_cut
-        return (yield from self._skip_unexpected())
+        return (yield from self._read_other())
 
     def _peek_bare_key(self) -> Steps[str]:
         """The name of a parameter whose opening tag is missing; empty if none is here. The position does

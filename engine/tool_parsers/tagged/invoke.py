@@ -8,16 +8,16 @@ be missing.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.tool_parsers.parameters import Types
 from engine.tool_parsers.reader import Steps, Tag
 from engine.tool_parsers.xml_call import XmlCallReader
 
-_CDATA, _CDATA_END = Tag("<![CDATA["), Tag("]]>")
+_CDATA = Tag("<![CDATA[")
+_CDATA_END = Tag("]]>")
 _BETWEEN_CALLS = re.compile(r"function|<｜tool_sep｜>|<｜tool_call_(?:begin|end)｜>")
 """What Step 3 writes around each call of a section."""
-_PARAMETER_NAME = re.compile(r"[^<>\"\n]*+")
 
 
 @dataclass(frozen=True)
@@ -136,13 +136,12 @@ class InvokeToolParser(XmlCallReader):
             if name is None:
                 return (yield from self._skip_unexpected())
             return (yield from self._pass_value(name, self._types(name), is_json=self._is_json()))
-        if (yield from self._ends_here()):
-            self._end_function()
-            return False
-        if (yield from self._is_body()):
-            yield from self._pass_body()
-            return not self.is_cut
-        return (yield from self._skip_unexpected())
+        return (yield from self._read_other())
+
+    def _leave_function(self) -> Steps[None]:
+        """What may follow is looked for behind the element."""
+        self._end_function()
+        yield from ()
 
     def _ends_here(self) -> Steps[bool]:
         """Whether the call ends here: its end tag is consumed, a sign that it is missing is not."""
@@ -165,12 +164,7 @@ class InvokeToolParser(XmlCallReader):
         if self.tags.unique:
             return True
         if tag == self.tags.parameter:
-            name = (yield from self._read_word(_PARAMETER_NAME)).strip()
-            if not (yield from self._accept(Tag(*self.tags.name_ends))) or name in self._arguments.names:
-                return False
-            return not self._tools.knows_parameters(self._function) or (
-                self._tools.types(self._function, name) is not None
-            )
+            return (yield from self._begins_parameter(Tag(*self.tags.name_ends)))
         if tag == self.tags.invoke:
             return False
         # Text may contain such tags, too: then the value's own end is still to come.
@@ -192,15 +186,10 @@ class MiniMaxToolParser(InvokeToolParser):
 
 
 class DotsToolParser(InvokeToolParser):
-    """dots.1."""
+    """dots.1: the same in another section."""
 
-    tags = InvokeTags(
-        sections=("<dots_function_call>",),
-        section_ends=("</dots_function_call>",),
-        invoke='<invoke name="',
-        invoke_end="</invoke>",
-        parameter='<parameter name="',
-        parameter_end="</parameter>",
+    tags = replace(
+        MiniMaxToolParser.tags, sections=("<dots_function_call>",), section_ends=("</dots_function_call>",)
     )
 
 

@@ -48,6 +48,8 @@ class KimiK3ToolParser(InvokeToolParser):
         mark="<|close|>",
         layout=_LAYOUT,
     )
+    _attributes = ""
+    """What the tag of a call says beside its function and its number."""
 
     def _read_invoked(self) -> Steps[str | None]:
         name = yield from self._read_function_name(Tag('"'))
@@ -60,9 +62,6 @@ class KimiK3ToolParser(InvokeToolParser):
     def _begin_function(self, name: str) -> None:
         super()._begin_function(name)
         self._arguments.said_instead = self._attributes
-
-    _attributes = ""
-    """What the tag of a call says beside its function and its number."""
 
     def _is_json(self) -> bool:
         return any(self._unsettled.endswith(f'type="{each}"<|sep|>') for each in _JSON_TYPES)

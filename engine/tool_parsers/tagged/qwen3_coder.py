@@ -7,8 +7,6 @@ missing.
 
 from __future__ import annotations
 
-import re
-
 from engine.tool_parsers.reader import Steps, Tag
 from engine.tool_parsers.xml_call import XmlCallReader
 
@@ -24,7 +22,6 @@ _NAME_END = Tag(">")
 _FUNCTION_END = Tag("</function>")
 _CLOSE = Tag(CLOSE)
 _AFTER_MISSING_END = Tag(VALUE_END, PARAMETER, FUNCTION, OPEN)
-_PARAMETER_NAME = re.compile(r"[^<>\"\n]*+")
 
 
 class Qwen3CoderToolParser(XmlCallReader):
@@ -68,14 +65,7 @@ class Qwen3CoderToolParser(XmlCallReader):
                 return (yield from self._skip_unexpected())
             yield from self._skip_line_break()
             return (yield from self._pass_value(name))
-        if (yield from self._ends_here()):
-            self._end_function()
-            yield from self._skip_closing()
-            return False
-        if (yield from self._is_body()):
-            yield from self._pass_body()
-            return not self.is_cut
-        return (yield from self._skip_unexpected())
+        return (yield from self._read_other())
 
     def _ends_here(self) -> Steps[bool]:
         """Whether the function ends here: its end tag is consumed, a sign that it is missing is not."""
@@ -88,12 +78,7 @@ class Qwen3CoderToolParser(XmlCallReader):
 
     def _shows_missing_end(self, tag: str) -> Steps[bool]:
         if tag == PARAMETER:
-            name = (yield from self._read_word(_PARAMETER_NAME)).strip()
-            if not (yield from self._accept(_NAME_END)) or name in self._arguments.names:
-                return False
-            return not self._tools.knows_parameters(self._function) or (
-                self._tools.types(self._function, name) is not None
-            )
+            return (yield from self._begins_parameter(_NAME_END))
         if tag in (FUNCTION, OPEN):
             return False
         # Text may contain such tags, too: then the value's own end is still to come.
