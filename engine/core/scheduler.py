@@ -423,7 +423,6 @@ class Scheduler:
         if self._preempt_for(request, num_tokens, hit, step):
             return self.kv.are_cached(hit)  # else a victim was to compute some of it in this step
         self.kv.record_shortage(request, hit)
-        self.kv.pool.needed.short_of(self.kv.num_blocks_short(request, num_tokens, hit))
         return False
 
     def _will_fit_after_inflight(

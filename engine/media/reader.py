@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from engine.media.config import MediaConfig
 from engine.media.limits import PictureFault
@@ -28,8 +28,6 @@ from engine.process.fair_threads import FairThreads
 
 if TYPE_CHECKING:
     from engine.media.downloads import PictureDownloads
-
-T = TypeVar("T")
 
 MAX_KNOWN_URLS = 16384
 READ_THREADS = 2
@@ -110,21 +108,8 @@ class PictureReader:
             data = read_inline(source)
             return self.store.get(self.store.hash_of(data, owner), data, lease, owner)
 
-        return await asyncio.wrap_future(await self._in_turn(owner, read))
-
-    async def _in_turn(self, owner: str | None, work: Callable[[], T]) -> T:
-        """The result of work on a thread in the owner's turn; none is done for who has left."""
-        done: Future[T] = Future()
-
-        def run() -> None:
-            if done.set_running_or_notify_cancel():
-                try:
-                    done.set_result(work())
-                except BaseException as error:
-                    done.set_exception(error)
-
-        self._threads.submit(owner or "", run)
-        return await asyncio.wrap_future(done)
+        found = await asyncio.wrap_future(self._threads.submit(owner or "", read))
+        return await asyncio.wrap_future(found)
 
     async def _read_remote(
         self, url: str, is_new: bool, owner: str | None, lease: PictureLease | None
@@ -135,7 +120,8 @@ class PictureReader:
             return picture
         data = await self._downloads.fetch(url, owner)
         check_file(data)
-        name = await self._in_turn(owner, partial(self.store.hash_of, data, owner))
+        hashing = self._threads.submit(owner or "", partial(self.store.hash_of, data, owner))
+        name = await asyncio.wrap_future(hashing)
         self._urls[owner, url] = name
         if len(self._urls) > MAX_KNOWN_URLS:
             self._urls.popitem(last=False)

@@ -28,6 +28,7 @@ from engine.media.picture import PictureModel, Pixels
 from engine.process.fair_threads import FairThreads
 from engine.process.private_folder import make_private_folder, remove_private_folder
 
+_SHUTTING_DOWN = "The server is shutting down."
 MAX_KNOWN = 16384
 """The most pictures whose size, or whose fault, is remembered."""
 MIN_HELD_BYTES = 4 * 2**30
@@ -191,7 +192,8 @@ class PictureStore:
             pending = self._pending[content_hash] = _Pending()
             pending.future.set_running_or_notify_cancel()
             write = partial(self._decoder.decode, data)
-            self._thread.submit(owner, partial(self._make, content_hash, write))
+            if self._thread.submit(owner, partial(self._make, content_hash, write)).cancelled():
+                self._end(content_hash, PixelsFailure(_SHUTTING_DOWN))
         pending.leases.append(lease)
         return pending.future
 
@@ -332,11 +334,11 @@ class PictureStore:
     def close(self) -> None:
         """Ends the process that decodes, and removes all pixels. Repeatable."""
         self._decoder.close()
-        self._thread.close()
+        self._thread.close(wait=True)
         with self._lock:
             folder, self._folder = self._folder, None
             for content_hash in list(self._pending):
-                self._end(content_hash, PixelsFailure("The server is shutting down."))
+                self._end(content_hash, PixelsFailure(_SHUTTING_DOWN))
         if folder is not None:
             remove_private_folder(folder)
             atexit.unregister(self.close)

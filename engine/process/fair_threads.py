@@ -2,81 +2,109 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-logger = logging.getLogger(__name__)
-
-Work = Callable[[], object]
+T = TypeVar("T")
 
 
-def _always() -> bool:
-    return True
+@dataclass(frozen=True, slots=True)
+class _Job:
+    owner: str
+    work: Callable[[], Any]
+    done: Future[Any]
+
+    def run(self) -> None:
+        if not self.done.set_running_or_notify_cancel():
+            return
+        try:
+            self.done.set_result(self.work())
+        except BaseException as error:
+            self.done.set_exception(error)
 
 
 class FairThreads:
-    """Thread-safe. Threads are started as they are needed, and end with the process."""
+    """An executor of ``concurrent.futures`` but for the owners. Thread-safe; its threads are started as they
+    are needed, and end with the process."""
 
     def __init__(self, num_threads: int, name: str, *, most_per_owner: int | None = None) -> None:
         """``most_per_owner``: threads that one owner may have at a time; None: all of them."""
         self._num_threads = num_threads
         self._most_per_owner = most_per_owner or num_threads
         self._name = name
-        self._waiting: OrderedDict[str, deque[tuple[Work, Callable[[], bool]]]] = OrderedDict()
-        """Work by owner; whose turn is next comes first."""
+        self._waiting: OrderedDict[str, deque[_Job]] = OrderedDict()
+        """Jobs by owner; whose turn is next comes first."""
+        self._num_waiting = 0
         self._running: dict[str, int] = {}
-        self._num_started = self._num_idle = 0
+        self._threads: list[threading.Thread] = []
+        self._num_idle = 0
         self._changed = threading.Condition()
         self._closed = False
 
-    def submit(self, owner: str, work: Work, is_wanted: Callable[[], bool] = _always) -> None:
-        """Run this on a thread in the owner's turn, unless nobody wants it any more by then."""
+    def submit(self, owner: str, work: Callable[[], T]) -> Future[T]:
+        """Run this on a thread in the owner's turn. Work whose future is cancelled by then is left out;
+        behind ``close`` each future comes cancelled."""
+        job = _Job(owner, work, Future())
         with self._changed:
             if self._closed:
-                return
-            self._waiting.setdefault(owner, deque()).append((work, is_wanted))
-            if not self._num_idle and self._num_started < self._num_threads:
-                name = f"{self._name}-{self._num_started}"
-                self._num_started += 1
-                threading.Thread(target=self._run, name=name, daemon=True).start()
+                job.done.cancel()
+                return job.done
+            self._waiting.setdefault(owner, deque()).append(job)
+            self._num_waiting += 1
+            if self._num_waiting > self._num_idle and len(self._threads) < self._num_threads:
+                name = f"{self._name}-{len(self._threads)}"
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
             self._changed.notify()
+        return job.done
 
-    def close(self) -> None:
-        """Start nothing more. Repeatable."""
+    def close(self, *, wait: bool = False) -> None:
+        """Start nothing more, and cancel what waits. Repeatable. ``wait``: for what runs."""
         with self._changed:
             self._closed = True
+            dropped = [job for jobs in self._waiting.values() for job in jobs]
             self._waiting.clear()
             self._changed.notify_all()
+        for job in dropped:
+            job.done.cancel()
+        if wait:
+            for thread in self._threads:
+                thread.join()
 
     def _run(self) -> None:
         while (job := self._next()) is not None:
-            owner, work, is_wanted = job
-            try:
-                if is_wanted():
-                    work()
-            except Exception:
-                logger.exception("Work on %s failed.", self._name)
-            finally:
-                with self._changed:
-                    self._running[owner] -= 1
-                    if not self._running[owner]:
-                        del self._running[owner]
-                    self._changed.notify()
+            job.run()
+            with self._changed:
+                self._running[job.owner] -= 1
+                if not self._running[job.owner]:
+                    del self._running[job.owner]
+                self._changed.notify()
 
-    def _next(self) -> tuple[str, Work, Callable[[], bool]] | None:
+    def _next(self) -> _Job | None:
         with self._changed:
             while not self._closed:
-                for owner, jobs in self._waiting.items():
-                    if self._running.get(owner, 0) < self._most_per_owner:
-                        work, is_wanted = jobs.popleft()
-                        self._waiting.move_to_end(owner)
-                        if not jobs:
-                            del self._waiting[owner]
-                        self._running[owner] = self._running.get(owner, 0) + 1
-                        return owner, work, is_wanted
+                job = self._take()
+                if job is not None:
+                    return job
                 self._num_idle += 1
                 self._changed.wait()
                 self._num_idle -= 1
+        return None
+
+    def _take(self) -> _Job | None:
+        """The next job of the owner whose turn it is; None if none may run."""
+        for owner, jobs in self._waiting.items():
+            if self._running.get(owner, 0) < self._most_per_owner:
+                self._waiting.move_to_end(owner)
+                self._running[owner] = self._running.get(owner, 0) + 1
+                self._num_waiting -= 1
+                job = jobs.popleft()
+                if not jobs:
+                    del self._waiting[owner]
+                return job
         return None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from hashlib import sha256
-from typing import Generic, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
 import msgspec
 
@@ -47,7 +47,8 @@ class FutureCache(Generic[T]):
             if len(self._futures) > self._size:
                 self._forget_oldest()
         future.add_done_callback(lambda done: self._forget_failed(key, done))
-        self._threads.submit(owner, lambda: resolve(future, make))
+        if self._threads.submit(owner, lambda: resolve(future, make)).cancelled():
+            resolve(future, _shut_down)
         return future
 
     def _forget_oldest(self) -> None:
@@ -71,8 +72,11 @@ class FutureCache(Generic[T]):
         with self._lock:
             waiting = [future for future in self._futures.values() if not future.done()]
         for future in waiting:
-            with suppress(InvalidStateError):
-                future.set_exception(EngineDeadError("The engine was shut down."))
+            resolve(future, _shut_down)
+
+
+def _shut_down() -> NoReturn:
+    raise EngineDeadError("The engine was shut down.")
 
 
 def uncancellable() -> Future[T]:

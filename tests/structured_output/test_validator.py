@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from engine.errors import RequestError, TryAgainError
+from engine.errors import EngineDeadError, RequestError, TryAgainError
 from engine.structured_output.future_cache import FutureCache
 from engine.structured_output.params import StructuredOutputsParams
 from engine.structured_output.validator import TIME_LIMIT_S
@@ -121,3 +121,18 @@ def test_owners_of_grammars_take_turns() -> None:
     for future in asked:
         future.result()
     assert order.index("one") <= 2
+
+
+def test_nobody_waits_for_a_cache_that_is_closed() -> None:
+    """Neither who asked before, nor who asks then."""
+    cache: FutureCache[int] = FutureCache(64, 1, "test")
+    end = threading.Event()
+    asked = [
+        cache.get(StructuredOutputsParams(regex=text), lambda: int(end.wait(60)), text) for text in "abc"
+    ]
+    cache.close()
+    asked.append(cache.get(StructuredOutputsParams(regex="d"), lambda: 1))
+    for future in asked:
+        with pytest.raises(EngineDeadError):
+            future.result(10)
+    end.set()

@@ -31,8 +31,8 @@ class KVCacheBlock:
     next_free: KVCacheBlock | None = field(default=None)
     is_stale: bool = False
     """Whether it is free and cached, but nobody is expected to ask for it."""
-    freed: int = 0
-    """Its number in the queue of free, cached blocks, which only grows."""
+    pins_before: int = 0
+    """How many pins had begun when it became free and stayed cached."""
     num_pins: int = 0
     """How many of its holders are pins that may be revoked."""
 
@@ -53,7 +53,7 @@ class FreeKVCacheBlockQueue:
     A block that is hit leaves from the middle in O(1). Two sentinels spare the edge cases.
     """
 
-    __slots__ = ("_head", "_tail", "next_number", "num_free_blocks")
+    __slots__ = ("_head", "_tail", "num_free_blocks", "pins_before")
 
     def __init__(self) -> None:
         self._head = KVCacheBlock(-1)
@@ -61,8 +61,8 @@ class FreeKVCacheBlockQueue:
         self._head.next_free = self._tail
         self._tail.prev_free = self._head
         self.num_free_blocks = 0
-        self.next_number = 0
-        """Number of the next block that is appended."""
+        self.pins_before = 0
+        """How many pins have begun so far."""
 
     def popleft_n(self, count: int) -> list[KVCacheBlock]:
         """Remove the first ``count`` blocks, of which the caller knows that there are as many."""
@@ -89,15 +89,14 @@ class FreeKVCacheBlockQueue:
 
     def extend(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Append at the tail, to be evicted last."""
-        last, number = self._tail.prev_free, self.next_number
+        last = self._tail.prev_free
+        pins_before = self.pins_before
         assert last is not None
         for block in blocks:
             last.next_free = block
             block.prev_free = last
-            block.freed = number
-            number += 1
+            block.pins_before = pins_before
             last = block
-        self.next_number = number
         last.next_free = self._tail
         self._tail.prev_free = last
         self.num_free_blocks += len(blocks)
@@ -229,16 +228,17 @@ class BlockPool:
             block.is_stale = False
         evicted = self._cached.popleft_n(count - len(stale))
         if self.needed:
-            self.needed.evicted([block.freed for block in evicted])
+            self.needed.evicted([block.pins_before for block in evicted])
         blocks = stale + evicted
         for block in blocks:
             self.evict(block)
         return blocks
 
-    @property
-    def next_number(self) -> int:
-        """The number of the next block that becomes free and stays cached."""
-        return self._cached.next_number
+    def begin_pin(self, pin_id: int, num_blocks: int) -> None:
+        """A pin begins that holds so many blocks which nobody else does: it stands before what becomes free
+        from now on."""
+        self._cached.pins_before += 1
+        self.needed.begin(pin_id, self._cached.pins_before, num_blocks)
 
     def mark_pinned(self, blocks: Iterable[KVCacheBlock]) -> None:
         """One of the holders of each of these blocks is a pin that may be revoked."""

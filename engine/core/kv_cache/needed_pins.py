@@ -1,7 +1,7 @@
 """Which pinned blocks an LRU pool would have evicted by now: what a pin was needed for.
 
-A pin that begins when the next free block gets the number ``n`` would stand before that one. When it or a
-later one is evicted, LRU would have taken a pinned block instead. Each such eviction is charged once, to the
+A pin that begins would stand, as free blocks, before all that become free later. When one of those is
+evicted, LRU would have taken a pinned block instead. Each such eviction is charged once, to the
 oldest pin that has blocks left, so that all pins together are charged what a pool without pins would have
 lost. What requests lacked counts as well: LRU would have evicted for them. Of the first order only: that a
 lost block has to be computed again, and evicts others, is left out.
@@ -31,14 +31,15 @@ class NeededPins:
         return bool(self._held)
 
     def begin(self, pin_id: int, number: int, num_blocks: int) -> None:
-        """A pin of so many blocks begins. ``number``: the next of the queue of free blocks."""
+        """A pin of so many blocks begins, as the ``number``-th of all pins."""
         self._held[pin_id] = _Held(number, num_blocks)
 
-    def evicted(self, numbers: Sequence[int]) -> None:
-        """Free blocks with these numbers, ascending, were evicted."""
+    def evicted(self, pins_before: Sequence[int]) -> None:
+        """Free blocks were evicted, the longest free first. ``pins_before``: of each, how many pins had begun
+        when it became free."""
         left = iter(self._held.values())
         pin = next(left, None)
-        for number in numbers:
+        for number in pins_before:
             while pin is not None and pin.num_needed >= pin.num_blocks:
                 pin = next(left, None)
             if pin is None:

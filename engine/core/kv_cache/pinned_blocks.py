@@ -68,8 +68,7 @@ class PinnedBlocks:
         self.num_blocks += self.num_blocks_of(pin_id)
         if _is_revocable(pin_id):
             self._pool.mark_pinned(blocks)
-            num_alone = [block.ref_cnt for block in blocks].count(1)
-            self._pool.needed.begin(pin_id, self._pool.next_number, num_alone)
+            self._pool.begin_pin(pin_id, [block.ref_cnt for block in blocks].count(1))
 
     def end(self, pin_id: int) -> int | None:
         """End a pin: blocks that nobody else holds become ordinary cached blocks. Returns how many of them
