@@ -71,7 +71,7 @@ NOT_OURS = {
 IN_THE_WHEEL = ("engine", "continuum", "estimator", "tracing", "eval")
 STILL = ("glossary.md",)
 """The page that names the words to avoid."""
-LINK = re.compile(r"\]\((?!https?://|mailto:)([^)\s]+)\)")
+LINK = re.compile(r"\]\((?!https?://|mailto:)([^)]+)\)")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 

@@ -22,7 +22,8 @@ PROTOCOL = 1
 BEAT_S = 0.4
 SILENCE_S = 2.0
 MAX_MESSAGE_BYTES = 2**30
-HELLO_BYTES, HELLO_S = 64 * 2**10, 5.0
+HELLO_BYTES = 64 * 2**10
+HELLO_S = 5.0
 """How large a connection's first message may be and how long it may take: it may be a stranger's."""
 MESSAGE_S = 600.0
 """How long a message of a node may take to come."""
@@ -116,7 +117,8 @@ class NodeChannel:
     def receive(self, *, is_first: bool = False) -> NodeMessage:
         """The next message but for beats; OSError if the other side has gone or says what is no message.
         ``is_first``: of a stranger, who has little time and room."""
-        most, time_s = (HELLO_BYTES, HELLO_S) if is_first else (MAX_MESSAGE_BYTES, MESSAGE_S)
+        most = HELLO_BYTES if is_first else MAX_MESSAGE_BYTES
+        time_s = HELLO_S if is_first else MESSAGE_S
         hello_until = time.monotonic() + HELLO_S if is_first else None
         while True:
             length = frame_length(receive_exactly(self._connection, _LENGTH.size, hello_until), most)

@@ -109,7 +109,8 @@ class CoreOperations:
 
     def _rests(self) -> bool:
         with self._lock:
-            scheduler, now = self._scheduler(), self._clock.now()
+            scheduler = self._scheduler()
+            now = self._clock.now()
             if Reason.KEPT in self._reasons and scheduler.running:
                 raise RequestError("Running requests are paused, and would never end: resume first.", "mode")
             self._set(add=Reason.RESTING)
@@ -168,7 +169,8 @@ class CoreOperations:
             if not self._rests():
                 return False
             self._load(folder)
-            self._weights_before, self._weights = self._weights, folder
+            self._weights_before = self._weights
+            self._weights = folder
             return True
 
     def undo_weights(self, folder: str) -> None:
@@ -200,10 +202,10 @@ class CoreOperations:
         """Become what operators have made of the other cores, before any request is served."""
         record = msgspec.convert(given, OperatorRecord)
         if record.weights != self._weights and record.weights is not None:
-            self.update_weights(record.weights)
+            _at_once(self.update_weights(record.weights))
             self.stop_resting()
         if record.level > self._level:
-            self.sleep(record.level)
+            _at_once(self.sleep(record.level))
             self.stop_resting()
         elif self._level and not record.level:
             self.wake_up()
@@ -213,3 +215,9 @@ class CoreOperations:
             self.pause(record.paused)
         if record.trace is not None:
             self.switch_trace(*record.trace)
+
+
+def _at_once(is_done: bool) -> None:
+    """A core that serves nothing yet rests already."""
+    if not is_done:
+        raise RequestError("A core that joins has requests.", "record")

@@ -142,7 +142,8 @@ class EngineCore:
         watch = LiveFeed(self._untraced, self._tracer, clock, self._changed)
         self.utilities = CoreUtilities(lambda: self.scheduler, clock, self._changed, self._executor)
         operations = self.utilities.operations
-        operations.on_loaded, operations.switch_trace = self._loaded, self._trace.switch
+        operations.on_loaded = self._loaded
+        operations.switch_trace = self._trace.switch
         self._adapters = CoreAdapters(self._executor, config.lora, self.utilities.adapters_in_use)
         self._by_name: dict[str, Callable[..., Any]] = {
             **self.utilities.by_name(),

@@ -216,7 +216,9 @@ class InputProcessor:
         completed = params if context.pooling else self._complete(params, len(prompt_token_ids))
         completed.verify_vocabulary(self._vocab_size)
         if params.structured_outputs is not None:
-            completed.structured_outputs = self.check_grammar(params.structured_outputs).result()
+            completed.structured_outputs = self.check_grammar(
+                params.structured_outputs, context.owner
+            ).result()
         return EngineCoreRequest(
             request_id=f"{request_id}-{token_hex(4)}",
             prompt_token_ids=prompt_token_ids,

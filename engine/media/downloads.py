@@ -17,7 +17,8 @@ from engine.media.limits import MAX_FILE_BYTES, PictureFault, too_many_bytes
 TIME_LIMIT_S = 10.0
 """The most seconds for one picture, redirects included."""
 MAX_REDIRECTS = 5
-MAX_AT_ONCE, MAX_PER_OWNER = 16, 4
+MAX_AT_ONCE = 16
+MAX_PER_OWNER = 4
 """Pictures that are fetched at a time: as many files are in memory, whole or in part."""
 TURN_LIMIT_S = 30.0
 """How long one may wait for its turn."""

@@ -230,7 +230,9 @@ class _StrayEnd:
         self._held = ""
         given: list[ReplyDelta] = []
         while found := self._tag.search(text, 0):
-            before, tag, text = text[: found.start()], found.group(), text[found.end() :]
+            before = text[: found.start()]
+            tag = found.group()
+            text = text[found.end() :]
             given += self._given(before)
             if self._said in _QUOTES and self._said:
                 given += self._given(tag)

@@ -115,7 +115,8 @@ class CallArguments:
         given = self._run()
         if is_whole and self._before_string is not None:
             self._give('"')
-            self._before_string, self._is_broken = None, True
+            self._before_string = None
+            self._is_broken = True
         if self._before_string is None:
             self._give(self._completion(self._given, self._open))
         return given + self._take()
@@ -246,7 +247,8 @@ class CallArguments:
         self._held = self._held.replace(",", "")  # one that nothing follows
         if len(self._open) == 1:  # given when the call ends, unless something comes that is no argument
             self._give(self._held)
-            self._held, self._text = "", self._text[1:]
+            self._held = ""
+            self._text = self._text[1:]
             self._step = self._read_rest
             return True
         self._give_held(1)

@@ -88,7 +88,8 @@ def _json_piece(token: re.Match[str]) -> str | None:
 def _string_piece(text: str) -> str | None:
     prefix = _PREFIX.match(text)
     assert prefix is not None
-    letters, text = prefix.group().lower(), text[prefix.end() :]
+    letters = prefix.group().lower()
+    text = text[prefix.end() :]
     quotes = 3 if text[:3] in ("'''", '"""') and len(text) >= 6 else 1
     inner = text[quotes:-quotes]
     if "f" in letters and "{" in inner:  # its value is not written here
@@ -98,7 +99,8 @@ def _string_piece(text: str) -> str | None:
 
 def _number_piece(text: str) -> str | None:
     """A number as JSON writes it: without ``+``, ``_``, a base, or a point at its begin or end."""
-    sign, digits = ("-" if text[0] == "-" else ""), text.lstrip("+- ").replace("_", "").lower()
+    sign = "-" if text[0] == "-" else ""
+    digits = text.lstrip("+- ").replace("_", "").lower()
     if digits[:2] in ("0x", "0o", "0b"):
         return sign + str(int(digits, 0)) if len(digits) > 2 else None
     mantissa, mark, exponent = digits.partition("e")

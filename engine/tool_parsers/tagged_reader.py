@@ -140,7 +140,8 @@ class TaggedReader(ReplyReader):
         if opening and self._announces(opening) and (yield from self._opens_nothing(opening)):
             return True
         self._at = self._begin + length
-        self._ran_out, self._aside = False, ""
+        self._ran_out = False
+        self._aside = ""
         num_before = self._num_calls
         if (yield from self._read_calls()):
             self._take()
@@ -159,7 +160,8 @@ class TaggedReader(ReplyReader):
         super()._begin_call(name, arguments)
 
     def _give_aside(self) -> None:
-        aside, self._aside = self._aside, ""
+        aside = self._aside
+        self._aside = ""
         self._give_content(aside)
 
     def _give_content(self, text: str) -> None:

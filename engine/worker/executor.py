@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from engine.config import EngineConfig, ModelConfig
+from engine.config import EngineConfig
 from engine.core.offload.disk_tier import max_disk_writes
 from engine.core.outputs import SchedulerOutput
-from engine.errors import EngineError, ModelLoadError, RequestError
+from engine.errors import EngineError, RequestError
 from engine.executor import ModelInfo, PendingOutput
 from engine.kv_cache_groups import KVCacheGroup
 from engine.routed_experts import RoutedExpertsSpec
@@ -29,9 +26,8 @@ from engine.worker.kv_pool import choose_num_blocks, choose_num_states
 from engine.worker.kv_tiers.device_host_pool import select_host_pool
 from engine.worker.kv_tiers.disk_level import open_disk
 from engine.worker.kv_tiers.host_pool import HostTransfers, choose_num_host_blocks
-from engine.worker.kv_transfer.remote_transfers import RemoteTransfers, saved_folder, with_remote
+from engine.worker.kv_transfer.shared_kv import SharedKV
 from engine.worker.layer_groups import choose_groups, groups_here
-from engine.worker.loading.identity import Stamps, identity_of, stamps_of
 from engine.worker.loading.loader import LoadedModel
 from engine.worker.loading.model_folder import choose_device
 from engine.worker.lora.adapter_store import AdapterStore, open_adapters
@@ -66,8 +62,6 @@ class Backend(Protocol):
         """The runner of its steps; called once. ``host_pool``: the host tier, if there is one."""
 
 
-logger = logging.getLogger(__name__)
-
 SLEEP_METHODS = ("check_alone", "sleep", "wake_up", "check_weights", "update_weights", "has_weights")
 
 
@@ -87,9 +81,8 @@ class UniProcExecutor:
     def __init__(self, config: EngineConfig, group: TensorParallelGroup = ALONE) -> None:
         attention = _choose_attention(config)
         config = without_pictures_beside(config)
-        stamps = stamps_of(config) if config.kv_transfer is not None else {}
+        self._shared = shared = SharedKV(config, group)
         loaded = load(config, group)
-        identity = _identity(config, config.model, stamps)
         states = state_spec_of(loaded.model, config.cache)
         attention = attention_beside_states(attention, config, states)
         all_groups = choose_groups(loaded.model, config.cache)
@@ -103,6 +96,7 @@ class UniProcExecutor:
         num_blocks, num_states, num_host_blocks = _choose_sizes(config, spec, state_blocks, room)
         num_all = num_blocks + num_states * state_blocks
         everything = open_pool(spec, None if drafter is None else drafter.spec, num_all, loaded.device)
+        shared.loaded(everything.blocks)
         pool = everything.first(num_blocks)
         state_pool = open_states(loaded.model, states, everything.blocks[num_blocks:], state_blocks)
         beside = Beside(state_pool, drafter, self._adapters)
@@ -123,7 +117,7 @@ class UniProcExecutor:
             num_states=num_states,
             prompt_logprobs=attention != "triton" or isinstance(loaded.model, Decoder),
             routed_experts=routed_experts,
-            saved_kv=saved_folder(config, identity, everything.blocks, group),
+            saved_kv=shared.folder,
         )
         host_pool = select_host_pool(
             everything.blocks,
@@ -133,9 +127,8 @@ class UniProcExecutor:
             num_groups=len(spec.groups),
             max_writes=max_writes,
         )
-        self._config, self._group, self._pool, self._identity = config, group, everything.blocks, identity
-        transfers = self._transfers = with_remote(host_pool, everything.blocks, config, group, identity)
-        self._runner: StepRunner | None = with_waves(backend.runner(transfers), loaded.model, group)
+        runner = backend.runner(shared.beside(host_pool))
+        self._runner: StepRunner | None = with_waves(runner, loaded.model, group)
         self._max_steps = _max_steps(config, loaded.device, group.stage.size)
         keep_freed_memory()
 
@@ -174,42 +167,18 @@ class UniProcExecutor:
         folder of the saved KV of the weights that were loaded; None without one."""
         if method not in ("sleep", "wake_up", "update_weights"):
             return getattr(backend, method)(*args)
-        if isinstance(self._transfers, RemoteTransfers):
-            self._transfers.rest()
+        self._shared.rest()
         try:
             getattr(backend, method)(*args)
         finally:  # also if the weights before had to be loaded again
-            saved = self._tell_of_weights(backend)
-        return saved
-
-    def _tell_of_weights(self, backend: CPUBackend) -> Path | None:
-        """Let KV move under the identity of the weights that were loaded last, if any were."""
-        stamps, config = backend.take_stamps(), self._config
-        if config.kv_transfer is None:
-            return None
-        if stamps is not None:
-            self._identity = _identity(config, backend.served, stamps)
-            if isinstance(self._transfers, RemoteTransfers):
-                self._transfers.serve(self._identity)
-        return saved_folder(config, self._identity, self._pool, self._group)
+            self._shared.serve(backend.served, backend.take_stamps())
+        return self._shared.folder
 
     def shutdown(self) -> None:
         if self._runner is not None:
             self._runner.close()
         self._runner = None
         torch.cuda.empty_cache()
-
-
-def _identity(config: EngineConfig, options: ModelConfig, stamps: Stamps) -> str:
-    """The identity of what was loaded from files that were as ``stamps``; one that nobody shares if they were
-    written to meanwhile. Empty where no KV leaves the process."""
-    if config.kv_transfer is None:
-        return ""
-    try:
-        return identity_of(config, options, stamps)
-    except ModelLoadError as error:
-        logger.warning("Its KV is shared with nobody: %s", error)
-        return secrets.token_hex(16)
 
 
 def _info(loaded: LoadedModel, **more: Any) -> ModelInfo:

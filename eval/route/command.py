@@ -10,7 +10,8 @@ from continuum.routing.catalog import DEFAULT_ROUTER, ROUTERS, router_factory
 from eval.errors import UsageError
 from eval.say import say
 
-SHUTDOWN_S, BACKLOG = 10.0, 2048
+SHUTDOWN_S = 10.0
+BACKLOG = 2048
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
     )
     say(f"Routing to {len(args.urls)} servers at http://{args.host}:{args.port}")
     served = http_config(app, config, shutdown_timeout_s=SHUTDOWN_S, backlog=BACKLOG, lifespan="on")
-    served.host, served.port = args.host, args.port
+    served.host = args.host
+    served.port = args.port
     server = uvicorn.Server(served)
     with suppress(KeyboardInterrupt):  # uvicorn has ended well, and raises the signal again
         server.run()

@@ -77,7 +77,8 @@ class Fleet:
                 status, _ = await self._page(f"{backend.url}/health")
                 _, metrics = await self._page(f"{backend.url}/metrics")
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError):
-            status, metrics = None, ""
+            status = None
+            metrics = ""
         if status != 200:
             if self.lost(index):
                 on_lost.put_nowait(index)

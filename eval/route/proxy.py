@@ -28,7 +28,8 @@ from eval.route.told import turn_of
 
 INLINE_BYTES = 2**20
 """A larger body is looked at on a thread."""
-JOBS_WITHIN_S, FOUND_WITHIN_S = 5.0, 60.0
+JOBS_WITHIN_S = 5.0
+FOUND_WITHIN_S = 60.0
 """How long a server may be silent that is asked for its jobs, or for what is stored."""
 _GONE = (
     httpx.ConnectError,
@@ -197,7 +198,8 @@ class RouteApp:
         self, index: int, request: Request, body: bytes, within_s: float | None = None
     ) -> httpx.Response:
         """The beginning of a server's answer. ``within_s``: how long it may be silent."""
-        base, query = httpx.URL(self.fleet.backends[index].url), request.scope.get("query_string", b"")
+        base = httpx.URL(self.fleet.backends[index].url)
+        query = request.scope.get("query_string", b"")
         path = request.scope.get("raw_path") or quote(request.url.path).encode()
         target = base.raw_path.rstrip(b"/") + path + (b"?" + query if query else b"")
         headers = _passed(request.headers.raw)
@@ -224,7 +226,9 @@ class _PassedOn(StreamingResponse):
         self, answer: httpx.Response, load: EngineLoad | None, note: Callable[[bytes], None]
     ) -> None:
         """``load``: counts the request as open. ``note`` is called with the answer's beginning."""
-        self._answer, self._load, self._note = answer, load, note
+        self._answer = answer
+        self._load = load
+        self._note = note
         super().__init__(self._chunks(), answer.status_code)
         length = [(name, value) for name, value in answer.headers.raw if name.lower() == b"content-length"]
         self.raw_headers = [*((name.lower(), value) for name, value in _passed(answer.headers.raw)), *length]

@@ -16,7 +16,7 @@ from engine.routing import RoutedTurn
 _PIECE_BYTES = 4
 """Bytes of text that count as a token: what texts in English have on average."""
 MAX_TEXT_BYTES = 2**20
-"""Characters of a prompt, its first ones, by which it is told from others."""
+"""Bytes of a prompt, its first ones, by which it is told from others."""
 MAX_FIELD_BYTES = 2**16
 """A longer field is no name of a job."""
 
@@ -79,7 +79,8 @@ def _small(raw: msgspec.Raw) -> Any:
 
 
 def _identity(fields: _Body) -> ClientIdentity:
-    metadata, previous = _small(fields.metadata), _small(fields.previous_response_id)
+    metadata = _small(fields.metadata)
+    previous = _small(fields.previous_response_id)
     return ClientIdentity(
         job_id=_small(fields.job_id),
         xargs=_small(fields.vllm_xargs),

@@ -124,7 +124,8 @@ def test_many_wait_for_one_decoding(store: PictureStore) -> None:
 
 def test_a_request_that_ended_meanwhile_holds_nothing(store: PictureStore) -> None:
     """Nor is anything decoded for it, unless somebody else waits."""
-    lease, data = store.lease(), png()
+    lease = store.lease()
+    data = png()
     lease.release()
     with pytest.raises(PixelsFailure, match="left"):
         get(store, data, lease)

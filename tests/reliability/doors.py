@@ -196,7 +196,8 @@ def _route_that_reads() -> bool:
     """60 MB of small messages, and JSON without bottom, beside somebody who asks for /health."""
     with _route(b"") as (url, _, _):
         _becomes(url, 200)
-        worst, stop = 0.0, threading.Event()
+        worst = 0.0
+        stop = threading.Event()
 
         def watch() -> None:
             nonlocal worst

@@ -75,7 +75,10 @@ class Operated:
     """A server, and what operators have made of it."""
 
     def __init__(self, server: Server, world: World, weights: Path, num_cores: int) -> None:
-        self.server, self.world, self.weights, self.num_cores = server, world, weights, num_cores
+        self.server = server
+        self.world = world
+        self.weights = weights
+        self.num_cores = num_cores
         self.adapter: Path | None = None
         self._killed: list[float] = []
         self.http = httpx.Client(base_url=server.url, timeout=120)
@@ -135,7 +138,9 @@ class Rounds:
     """Draws what happens, and checks what is answered."""
 
     def __init__(self, world: World, random: Random, pool: ThreadPoolExecutor) -> None:
-        self.world, self.random, self.pool = world, random, pool
+        self.world = world
+        self.random = random
+        self.pool = pool
         self.counts: Counter[str] = Counter()
 
     def ask(self, to: Operated, *, must: bool, count: int = 4) -> None:

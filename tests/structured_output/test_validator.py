@@ -105,7 +105,8 @@ def test_what_failed_by_the_way_is_tried_again() -> None:
 def test_owners_of_grammars_take_turns() -> None:
     """The one grammar of the second owner comes after one of the first one's ten."""
     cache: FutureCache[int] = FutureCache(64, 1, "test")
-    go_on, order = threading.Event(), list[str]()
+    go_on = threading.Event()
+    order: list[str] = []
 
     def made(name: str) -> int:
         go_on.wait(60)

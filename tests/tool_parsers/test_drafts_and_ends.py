@@ -31,7 +31,8 @@ def read(fmt: str, text: str, reasoning: str = "none", *, is_whole: bool = True)
     """The reply, the same whole and letter by letter."""
     replies = []
     for pieces in ([text], list(text)):
-        parser, reply = ReplyFormat.choose(fmt, reasoning, None).parser(TOOLS, ""), ParsedReply()
+        parser = ReplyFormat.choose(fmt, reasoning, None).parser(TOOLS, "")
+        reply = ParsedReply()
         assert isinstance(parser, SoundCalls)
         for piece in pieces:
             reply.add(parser.feed(piece))

@@ -33,7 +33,8 @@ _TOKEN = re.compile(r"\w+|\s+|[^\w\s]")
 
 
 def read(family: Family, pieces: list[str], reasoning: str = "none") -> ParsedReply:
-    parser, reply = ReplyFormat.choose(family.name, reasoning, None).parser(TOOLS, ""), ParsedReply()
+    parser = ReplyFormat.choose(family.name, reasoning, None).parser(TOOLS, "")
+    reply = ParsedReply()
     for piece in pieces:
         reply.add(parser.feed(piece))
     reply.add(parser.finish())

@@ -169,8 +169,7 @@ class KVCacheManager:
     def record_shortage(self, request: Request, hit: Sequence[KVCacheBlock]) -> None:
         """Record that this waiting request does not fit with all its tokens."""
         num_short = self.num_blocks_short(request, request.num_tokens, hit)
-        if self.pool.needed:
-            self.pool.needed.short_of(num_short)
+        self.pool.needed.short_of(num_short)
         missing = num_short - self._shortage_slack
         num_cached = hit.index(TO_LOAD) if TO_LOAD in hit else len(hit)
         num_hit_blocks = num_cached // self.num_groups

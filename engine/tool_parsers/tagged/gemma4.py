@@ -94,7 +94,8 @@ class GemmaToolParser(TaggedReader, CallObjectReader):
         """Pass on the object at this position as JSON; False if it is cut off or goes wrong."""
         self._at += 1
         self._give_taken("{")
-        end, first = Tag(_ENDS[begin]), True
+        end = Tag(_ENDS[begin])
+        first = True
         yield from self._skip_space()
         while not (yield from self._accept(end)):
             if not first:
@@ -143,7 +144,8 @@ class GemmaToolParser(TaggedReader, CallObjectReader):
     def _pass_items(self, path: Path) -> Steps[bool]:
         self._at += 1
         self._give_taken("[")
-        end, first = Tag("]"), True
+        end = Tag("]")
+        first = True
         yield from self._skip_space()
         while not (yield from self._accept(end)):
             if not first:
@@ -226,7 +228,8 @@ class GemmaToolParser(TaggedReader, CallObjectReader):
             self.is_cut = True
             return False
         self._at -= len(found)
-        text, types = self._unsettled.strip(), self._types(path)
+        text = self._unsettled.strip()
+        types = self._types(path)
         is_text = not text and (not types or "string" in types)
         self._give_taken('""' if is_text else value_text(text, frozenset()) if text else "null")
         return True

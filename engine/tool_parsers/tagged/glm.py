@@ -169,14 +169,18 @@ class HyToolParser(GlmToolParser):
 class HorizonToolParser(HyToolParser):
     """K2 Horizon: the same with names of its own, and the type of a value between key and value."""
 
-    section, section_end = Tag("<ifm|tool_calls>"), Tag("</ifm|tool_calls>")
+    section = Tag("<ifm|tool_calls>")
+    section_end = Tag("</ifm|tool_calls>")
     call = Tag("<ifm|tool_call>")
     opening = Tag(*section.texts, *call.texts, line_breaks=1)
     closing = Tag("</ifm|tool_call>")
     raw_end = Tag(*call.texts, *closing.texts, *section_end.texts)
     value_end = Tag("</ifm|arg_value>")
-    key, key_end, value = Tag("<ifm|arg_key>"), Tag("</ifm|arg_key>"), Tag("<ifm|arg_value>")
-    type, type_end = Tag("<ifm|arg_type>"), Tag("</ifm|arg_type>")
+    key = Tag("<ifm|arg_key>")
+    key_end = Tag("</ifm|arg_key>")
+    value = Tag("<ifm|arg_value>")
+    type = Tag("<ifm|arg_type>")
+    type_end = Tag("</ifm|arg_type>")
     other_markup = (*key.texts, *key_end.texts, *value.texts)
     call_end = Tag(*raw_end.texts, *section.texts)
     inside = Tag(*key.texts, *call_end.texts)
@@ -196,7 +200,8 @@ class SolarToolParser(GlmToolParser):
     raw_end = Tag(*opening.texts, *closing.texts)
     value_end = Tag("<|tool_arg:end|>")
     call_end = Tag(*closing.texts, *opening.texts)
-    key, value = Tag("<|tool_arg:start|>"), Tag("<|tool_arg:value|>")
+    key = Tag("<|tool_arg:start|>")
+    value = Tag("<|tool_arg:value|>")
     key_end = value
     inside = Tag(*key.texts, *call_end.texts)
     other_markup = (*key.texts, *value.texts)

@@ -72,7 +72,8 @@ class MiniMaxM3ToolParser(InvokeToolParser):
     def _pass_repeated(self, name: str) -> Steps[bool]:
         """Pass on a list that may be written as one element for each of its items."""
         values: list[str] = []
-        again, whole = True, True
+        again = True
+        whole = True
         while again and whole:
             with self._collecting() as pieces:
                 whole = yield from self._pass_element(name, (name,), 0)
@@ -90,7 +91,8 @@ class MiniMaxM3ToolParser(InvokeToolParser):
     @contextmanager
     def _collecting(self) -> Iterator[list[str]]:
         """What is given as arguments goes to a list meanwhile."""
-        outer, pieces = self._pieces, list[str]()
+        outer = self._pieces
+        pieces: list[str] = []
         self._pieces = pieces
         yield pieces
         self._pieces = outer

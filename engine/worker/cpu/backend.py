@@ -109,7 +109,8 @@ class CPUBackend:
 
     def take_stamps(self) -> Stamps | None:
         """What the files were from which weights have been loaded since the last call; None if none were."""
-        stamps, self._resting.stamps = self._resting.stamps, None
+        stamps = self._resting.stamps
+        self._resting.stamps = None
         return stamps
 
     @property

@@ -83,10 +83,8 @@ class Resting:
     def update_weights(self, folder: str | None, take: TakeModel) -> None:
         """Serve the weights of another folder of the same architecture; None: those of the start. If they
         cannot be served, those before are loaded again, and RequestError is raised."""
-        before, new = (
-            self.options,
-            self._config.model if folder is None else replace(self.options, model=folder),
-        )
+        before = self.options
+        new = self._config.model if folder is None else replace(before, model=folder)
         self._drop(take)
         try:
             self._load(new, take)
@@ -105,7 +103,7 @@ class Resting:
 
     def _load(self, options: ModelConfig, take: TakeModel) -> None:
         options = replace(options, max_model_len=self._max_model_len)
-        self.stamps = {} if self._config.kv_transfer is None else stamps_of(self._config, options)
+        self.stamps = stamps_of(self._config, options)
         loaded = load(replace(self._config, model=options), self._group)
         sizes = loaded.vocab_size, loaded.model.num_layers, loaded.dtype
         if sizes != (self._vocab_size, self._num_layers, self._dtype):
@@ -113,7 +111,8 @@ class Resting:
         if loaded.pooling != self._pooling:  # which API servers have been told
             raise RequestError(f"{options.model} pools in another way than the model that is served.", "path")
         take(loaded)
-        self.options, self._has_weights = options, True
+        self.options = options
+        self._has_weights = True
 
 
 def _equal_files(mine: str, other: str, name: str) -> bool:

@@ -123,7 +123,8 @@ def with_remote(
     if transfer is None or not (transfer.leases_out or transfer.fetches or transfer.storage_path):
         return base
     fingerprint = fingerprint_of(identity, device_pool, group)
-    server, saver, saved = None, None, None
+    server: LeaseServer | None = None
+    saver: BlockSaver | None = None
     source: RemoteReader | MemoryReader | SavedReader | None = None
     memory = open_memory(transfer, device_pool)
     if transfer.leases_out:

@@ -68,8 +68,8 @@ def _files(config: EngineConfig, options: ModelConfig) -> Iterator[Path]:
     yield from _there(*(front / name for name in FRONT_FILES))
     if front != folder:
         yield from _there(*(folder / name for name in FRONT_FILES if "processor" in name))
-    if drafter is not None and Path(drafter).expanduser().is_dir():
-        beside = Path(drafter).expanduser()
+    if drafter is not None:
+        beside = resolve_folder(drafter)
         yield from _there(beside / "config.json", *sorted(beside.glob("*.safetensors")))
 
 

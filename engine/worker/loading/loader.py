@@ -200,7 +200,8 @@ def _load_native(plan: LoadPlan) -> CausalModel:
 def _with_own_head(plan: LoadPlan, checkpoint: Checkpoint) -> LoadPlan:
     """A config may say that the head is the embedding, while the files hold another head: that one is what
     the model was trained with, and what transformers uses."""
-    head, embedding = checkpoint.tensors.get(_HEAD), checkpoint.tensors.get(_EMBEDDING)
+    head = checkpoint.tensors.get(_HEAD)
+    embedding = checkpoint.tensors.get(_EMBEDDING)
     is_tied = getattr(plan.config, "tie_word_embeddings", False)
     if not (is_tied and isinstance(head, PlainTensor) and isinstance(embedding, PlainTensor)):
         return plan

@@ -62,7 +62,8 @@ class AlphaPatterns:
 
 def _pieces(pattern: str) -> Pieces | None:
     """Literal texts, each with the wildcard behind it; None if the pattern holds anything else."""
-    pieces, start = [], 0
+    pieces = []
+    start = 0
     for found in _WILDCARD.finditer(pattern):
         pieces.append((pattern[start : found.start()], found.group()))
         start = found.end()
@@ -87,8 +88,5 @@ def _ends(name: str, at: int, wildcard: str) -> Iterable[int]:
     if wildcard.endswith("*"):
         return range(at, len(name) + 1)
     num_digits = len(name) - at - len(name[at:].lstrip("0123456789"))
-    return (
-        range(at + 1, at + num_digits + 1)
-        if wildcard.endswith("+")
-        else range(at + 1, at + 2 * bool(num_digits))
-    )
+    most = num_digits if wildcard.endswith("+") else min(num_digits, 1)
+    return range(at + 1, at + most + 1)

@@ -172,7 +172,8 @@ def test_a_wait_is_for_memory_where_memory_is_short(runs: dict[str, SimulatedTra
 
 def test_a_wait_for_a_grammar_is_none_for_memory_or_a_place() -> None:
     """Until its grammar is there a request is not in the queue."""
-    tracer, seen = Tracer(), Seen()
+    tracer = Tracer()
+    seen = Seen()
     room = EngineRoom(tracer=tracer, max_num_seqs=1)
     tracer.add(seen)
     structured = room.add("structured", [1] * 10, awaits_grammar=True)

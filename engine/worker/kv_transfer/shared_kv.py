@@ -1,0 +1,74 @@
+"""KV of a rank that leaves the process, under the identity of what is loaded."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from pathlib import Path
+
+import torch
+
+from engine.config import EngineConfig, ModelConfig
+from engine.errors import ModelLoadError
+from engine.worker.kv_tiers.host_pool import HostTransfers
+from engine.worker.kv_transfer.remote_transfers import RemoteTransfers, saved_folder, with_remote
+from engine.worker.loading.identity import Stamps, identity_of, stamps_of
+from engine.worker.parallel.group import TensorParallelGroup
+
+logger = logging.getLogger(__name__)
+
+
+class SharedKV:
+    """Costs nothing where no KV leaves the process."""
+
+    def __init__(self, config: EngineConfig, group: TensorParallelGroup) -> None:
+        """Before the model is loaded: what its files are is noted."""
+        transfer = config.kv_transfer
+        self._is_on = transfer is not None and bool(
+            transfer.leases_out or transfer.fetches or transfer.storage_path
+        )
+        self._config = config
+        self._group = group
+        self._stamps: Stamps = stamps_of(config) if self._is_on else {}
+        self._identity = ""
+        self._pool = torch.empty(0)
+        self._transfers: RemoteTransfers | None = None
+
+    def loaded(self, pool: torch.Tensor) -> None:
+        """The model has been loaded, and has its KV pool: [num_blocks, ...], block-major."""
+        self._pool = pool
+        self._identity = self._identity_of(self._config.model, self._stamps)
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the saved KV of what is loaded; None without one."""
+        return saved_folder(self._config, self._identity, self._pool, self._group) if self._is_on else None
+
+    def beside(self, base: HostTransfers | None) -> HostTransfers | None:
+        """The transfers of the host tier, with those between servers. ConfigError as ``with_remote``."""
+        transfers = with_remote(base, self._pool, self._config, self._group, self._identity)
+        self._transfers = transfers if isinstance(transfers, RemoteTransfers) else None
+        return transfers
+
+    def rest(self) -> None:
+        """The pool is about to change: nothing of it can be read from elsewhere any more."""
+        if self._transfers is not None:
+            self._transfers.rest()
+
+    def serve(self, options: ModelConfig, stamps: Stamps | None) -> None:
+        """Go on under the identity of what was loaded last from files that were as ``stamps``; None: nothing
+        was."""
+        if stamps is None or self._transfers is None:
+            return
+        self._identity = self._identity_of(options, stamps)
+        self._transfers.serve(self._identity)
+
+    def _identity_of(self, options: ModelConfig, stamps: Stamps) -> str:
+        """One that nobody shares if the files were written to while they were loaded."""
+        if not self._is_on:
+            return ""
+        try:
+            return identity_of(self._config, options, stamps)
+        except ModelLoadError as error:
+            logger.warning("Its KV is shared with nobody: %s", error)
+            return secrets.token_hex(16)
