@@ -83,6 +83,9 @@ class Operated:
         self._killed: list[float] = []
         self.http = httpx.Client(base_url=server.url, timeout=120)
 
+    def close(self) -> None:
+        self.http.close()
+
     def post(self, route: str, **body: Any) -> httpx.Response:
         return self.http.post(route, json=body)
 
@@ -267,10 +270,13 @@ def operated(setting: str, world: World, base: Path) -> Iterator[list[Operated]]
         )
         starts = [(old, 1, (*FLAGS, *LORA, *first)), (old, 2, (*FLAGS, *GROUP, *LORA, *second))]
     with ExitStack() as running:
-        yield [
+        servers = [
             Operated(running.enter_context(running_server(weights, *flags)), world, weights, num_cores)
             for weights, num_cores, flags in starts
         ]
+        for server in servers:
+            running.callback(server.close)
+        yield servers
 
 
 def play(setting: str, num_rounds: int, seed: int, say: Callable[[str], None] = print) -> Counter[str]:
