@@ -2,7 +2,7 @@
 
 Every key of KV that leaves the process carries it: two models that share an architecture and most of their
 tensors never take each other's KV. Reading all weights once more takes a second for each gigabyte or so, from
-memory; so the digests of files are kept, beside the folder where that can be written to.
+memory; so the digests of large files are kept, beside them where the folder can be written to.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ FRONT_FILES = (
 """Files of a folder that say how prompts and pictures become what the model reads."""
 KEPT = ".digests.json"
 _READ_BYTES = 2**22
+_LARGE_BYTES = 2**26
+"""Smaller files are read again at each start, in a twentieth of a second: nothing is left beside them."""
 _NUM_THREADS = 4
 _RACY_S = 2.0
 """A file that was changed so recently may change again with the same time."""
@@ -98,7 +100,8 @@ def _digests(paths: list[Path]) -> dict[Path, str]:
         with ThreadPoolExecutor(_NUM_THREADS) as threads:
             found |= dict(zip(new, threads.map(_digest, new), strict=True))
         for folder in {path.parent for path in new}:
-            _keep(folder, {path.name: found[path] for path in paths if path.parent == folder})
+            digests = {path.name: found[path] for path in paths if path.parent == folder}
+            _keep(folder, digests)
     return found
 
 
@@ -142,7 +145,7 @@ def _keep(folder: Path, digests: Mapping[str, str]) -> None:
     lasting = {
         name: [list(stamps[name]), digest]
         for name, digest in digests.items()
-        if max(stamps[name][1], stamps[name][2]) < newest_ns
+        if stamps[name][0] >= _LARGE_BYTES and max(stamps[name][1], stamps[name][2]) < newest_ns
     }
     if lasting:
         file = _cache_file(folder)
