@@ -7,7 +7,6 @@ cost of accessing each field of a message is saved.
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.tokenization import bounded_loops
 from engine.tokenization.content_format import ContentFormat, takes_parts, takes_texts
+from engine.tokenization.unfinished_message import cut_at_mark, with_mark
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -73,8 +73,7 @@ class ChatTemplate:
 
     def __init__(self, hf: PreTrainedTokenizerBase) -> None:
         self._hf = hf
-        self._not_for_templates = _parameters_of(hf)
-        self._environment = _environment() if self._not_for_templates else None
+        self._environment = _environment() if _renders_as_library(hf) else None
         self._compiled = lru_cache(MAX_COMPILED_TEMPLATES)(self._compile)
         self._shape_of = lru_cache(MAX_COMPILED_TEMPLATES)(self._read_shape)
 
@@ -138,25 +137,22 @@ class ChatTemplate:
         """The rendered conversation; raises whatever the template raises. ``extra``: the
         template's own arguments."""
         tools = list(tools) if tools else None
-        if (
-            self._environment is None
-            or continue_final_message
-            or not extra.keys().isdisjoint(self._not_for_templates)
-            or not all(map(_is_plain, (*messages, *(tools or ()), *extra.values())))
-        ):
+        is_plain = all(map(_is_plain, (*messages, *(tools or ()), *extra.values())))
+        if self._environment is None or not is_plain:
             return self._render_by_library(
                 messages, tools, chat_template, add_generation_prompt, continue_final_message, extra
             )
         template: str = self._hf.get_chat_template(chat_template, tools)  # type: ignore[arg-type]
-        arguments = {**self._hf.special_tokens_map, **extra}
+        shown = [_as_shown(message) for message in messages]
+        arguments = {"documents": None, **self._hf.special_tokens_map, **extra}
         bounded_loops.begin()
-        return self._compiled(template).render(
-            messages=[_as_shown(message) for message in messages],
+        text = self._compiled(template).render(
+            messages=with_mark(shown) if continue_final_message else shown,
             tools=tools,
-            documents=None,
             add_generation_prompt=add_generation_prompt,
             **arguments,
         )
+        return cut_at_mark(text, shown[-1]) if continue_final_message else text
 
     def _render_by_library(
         self,
@@ -184,13 +180,11 @@ class ChatTemplate:
         return self._environment.from_string(template)
 
 
-def _parameters_of(hf: PreTrainedTokenizerBase) -> frozenset[str]:
-    """Names reserved by the library; none if the tokenizer renders in its own way."""
+def _renders_as_library(hf: PreTrainedTokenizerBase) -> bool:
+    """False for a tokenizer with a way of its own."""
     from transformers import PreTrainedTokenizerBase
 
-    if type(hf).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template:
-        return frozenset()
-    return frozenset(inspect.signature(hf.apply_chat_template).parameters)
+    return type(hf).apply_chat_template is PreTrainedTokenizerBase.apply_chat_template
 
 
 def _environment() -> QuickSandbox | None:

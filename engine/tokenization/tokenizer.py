@@ -47,9 +47,11 @@ _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 _NOT_FOR_TEMPLATES = frozenset(
     (
         *("tools", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"),
-        *("return_dict", "return_tensors", "conversation", "messages", "self"),
+        *("return_dict", "return_tensors", "conversation", "messages", "self", "tokenizer_kwargs"),
+        *("padding", "truncation", "max_length", "return_assistant_tokens_mask", "sanitize_control_tokens"),
     )
 )
+"""Arguments of transformers that are none of a template's."""
 
 
 class Tokenizer:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from engine.errors import RequestError
 from engine.tokenization.chat_template import ChatTemplate
 from engine.tokenization.content_format import ContentFormat
 from engine.tokenization.tokenizer import Tokenizer
@@ -117,6 +118,59 @@ def test_a_message_that_is_not_finished_is_continued_as_in_transformers(tokenize
     text = ChatTemplate(tokenizer.hf).render(messages, None, None, extra={}, **options)
     assert text == expected
     assert text.endswith("So there are")
+
+
+OPEN = {
+    "keeps blanks": "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}",
+    "strips": "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</>{% endfor %}",
+    "parts": "{% for m in messages %}<{{ m.role }}>{% for p in m['content'] %}{{ p['text'] }}{% endfor %}</>"
+    "{% endfor %}",
+    "of the tokenizer": None,
+}
+
+
+@pytest.mark.parametrize("template", OPEN.values(), ids=OPEN)
+@pytest.mark.parametrize("text", ["So there are", " there ", "ends in blanks \n", "", "é </>"])
+def test_what_a_template_writes_behind_an_open_message_is_cut_off(
+    tokenizer: Tokenizer, template: str | None, text: str
+) -> None:
+    shaped: Any = [{"type": "text", "text": text}] if template is not None and "p['" in template else text
+    messages = [{"role": "user", "content": shaped}, {"role": "assistant", "content": shaped}]
+    options: dict[str, Any] = {"add_generation_prompt": False, "continue_final_message": True}
+    expected = tokenizer.hf.apply_chat_template(
+        messages, tokenize=False, chat_template=template, documents=[{"text": "d"}], **options
+    )
+    rendered = ChatTemplate(tokenizer.hf).render(
+        messages, None, template, extra={"documents": [{"text": "d"}]}, **options
+    )
+    assert rendered == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "content"),
+    [("{{ messages[0].content }}", "left out"), (None, None), (None, [{"type": "image"}])],
+)
+def test_an_open_message_that_is_not_shown_is_refused(
+    tokenizer: Tokenizer, template: str | None, content: Any
+) -> None:
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": content}]
+    with pytest.raises(ValueError, match=r"to continue"):
+        ChatTemplate(tokenizer.hf).render(
+            messages, None, template, add_generation_prompt=False, continue_final_message=True, extra={}
+        )
+
+
+def test_an_open_message_is_rendered_in_bounds(tokenizer: Tokenizer) -> None:
+    """No request takes a way on which a template could loop for ever."""
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{{ messages }}"
+    messages = [{"role": "user", "content": "x"}]
+    documents: dict[str, Any] = {"documents": []}
+    ways: list[dict[str, Any]] = [{"continue_final_message": True}, {"chat_template_kwargs": documents}]
+    for more in ways:
+        with pytest.raises(RequestError, match="turns"):
+            tokenizer.chat_text(messages, None, endless, False, **more)
+    with pytest.raises(RequestError, match="must not set 'padding'"):
+        tokenizer.chat_text(messages, None, endless, chat_template_kwargs={"padding": True})
 
 
 @dataclass
