@@ -121,7 +121,7 @@ class GrammarBackend:
         ]
 
     def _matcher(self, params: StructuredOutputsParams) -> LLMatcher:
-        text = grammar_text(params, self._added_tokens.get)
+        text = grammar_text(params, self._added_tokens)
         try:
             matcher = LLMatcher(self._tokens, text, log_level=0, limits=_LIMITS)
         except ValueError as error:  # for instance a text that is not Unicode

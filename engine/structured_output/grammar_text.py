@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 from llguidance import LLMatcher
@@ -11,9 +11,10 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from engine.errors import RequestError
 from engine.structured_output.params import ReasoningSpan, StructuredOutputsParams
+from engine.structured_output.structural_tag import escaped, structural_tag_grammar
 
-TokenId = Callable[[str], int | None]
-"""Returns the id of the one token that stands for a text; None if there is none."""
+TokenIds = Mapping[str, int]
+"""The ids of texts that are tokens of their own."""
 
 WHITESPACE = r"[ \t\n\r]{0,64}"
 """The white space between the parts of JSON. Bounded: a model that falls into writing blanks would
@@ -27,20 +28,21 @@ because such a token is no text."""
 _AFTER_REASONING = r"/[ \t\n\r]{0,8}/"
 
 
-def grammar_text(params: StructuredOutputsParams, token_id: TokenId) -> str:
+def grammar_text(params: StructuredOutputsParams, token_ids: TokenIds) -> str:
     """The grammar of a request; RequestError if even its text is invalid."""
-    grammars = [{"name": "answer", **_answer(params)}]
+    grammars = _tagged(params, token_ids) if params.kind == "structural_tag" else [_answer(params)]
+    grammars[0]["name"] = "answer"
     if params.calls is not None:
         grammars.append({"name": "calls", "lark_grammar": params.calls + _arguments(params)})
     for number, text in enumerate(params.texts or ()):
         if text is not None:
             grammars.append({"name": f"text_{number}", "lark_grammar": _as_lark(text, params.field)})
-    return json.dumps({"grammars": [{"name": "reply", "lark_grammar": _reply(params, token_id)}, *grammars]})
+    return json.dumps({"grammars": [{"name": "reply", "lark_grammar": _reply(params, token_ids)}, *grammars]})
 
 
-def _reply(params: StructuredOutputsParams, token_id: TokenId) -> str:
+def _reply(params: StructuredOutputsParams, token_ids: TokenIds) -> str:
     answer = "@answer" if params.calls is None else "(@calls | @answer)"
-    reasoning, rules = ("", "") if params.reasoning is None else _reasoning(params.reasoning, token_id)
+    reasoning, rules = ("", "") if params.reasoning is None else _reasoning(params.reasoning, token_ids)
     return f"{_OPTIONS}\nstart: {reasoning} {answer}\n{rules}"
 
 
@@ -60,6 +62,25 @@ def _answer(params: StructuredOutputsParams) -> dict[str, Any]:
             return {"lark_grammar": f"start: CHOICE\nCHOICE: {texts}"}
         case _:
             return {"lark_grammar": _lark(params)}
+
+
+def _tagged(params: StructuredOutputsParams, token_ids: TokenIds) -> list[dict[str, Any]]:
+    """The grammar of a structural tag, and those that it refers to."""
+    inner: list[dict[str, Any]] = []
+
+    def write(kind: str, source: Any) -> str:
+        match kind:
+            case "json_schema":
+                grammar = _json_grammar(params, json.dumps(source))
+            case "regex":
+                grammar = _only_part(LLMatcher.grammar_from_regex(source))
+            case _:
+                grammar = {"lark_grammar": _as_lark(source, params.field)}
+        inner.append({"name": f"inner_{len(inner)}", **grammar})
+        return f"@{inner[-1]['name']}"
+
+    grammar = structural_tag_grammar(params.tag_object(), params.field, token_ids, write)
+    return [{"lark_grammar": grammar}, *inner]
 
 
 def _arguments(params: StructuredOutputsParams) -> str:
@@ -109,25 +130,20 @@ def _as_lark(grammar: str, field: str) -> str:
         raise RequestError(f"{field} is no grammar: {error}.", field) from error
 
 
-def _reasoning(reasoning: ReasoningSpan, token_id: TokenId) -> tuple[str, str]:
+def _reasoning(reasoning: ReasoningSpan, token_ids: TokenIds) -> tuple[str, str]:
     """How reasoning appears in a rule, and the rules it needs. A tag that is a token of its own can
     only come as that token."""
-    end, without = token_id(reasoning.end), ""
+    end, without = token_ids.get(reasoning.end), ""
     optional = "?" if reasoning.may_be_left else ""
     if reasoning.without:
         without = f" & ~/(?s:.*)({'|'.join(reasoning.without)})(?s:.*)/"
     if end is not None:
         rules = f"reasoning: THOUGHTS? <[{end}]> {_AFTER_REASONING}\nTHOUGHTS: /(?s:.+)/{without}\n"
     else:
-        thoughts = f"/(?s:.*){_escaped(reasoning.end)}/{without}"
+        thoughts = f"/(?s:.*){escaped(reasoning.end)}/{without}"
         rules = f"reasoning: thoughts {_AFTER_REASONING}\nthoughts[lazy]: {thoughts}\n"
     if reasoning.start is None:
         return f"reasoning{optional}", rules
-    start = token_id(reasoning.start)
+    start = token_ids.get(reasoning.start)
     opening = quoted(reasoning.start) if start is None else f"<[{start}]>"
     return f"({opening} reasoning{optional})?", rules
-
-
-def _escaped(text: str) -> str:
-    """As part of an expression between slashes."""
-    return "".join(char if char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)

@@ -14,7 +14,7 @@ MAX_GRAMMAR_BYTES = 512 * 1024
 take a fifth of it."""
 MAX_CHOICES = 4096
 
-_KINDS = ("json", "json_object", "regex", "choice", "grammar")
+_KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 
 
 class ReasoningSpan(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
@@ -48,8 +48,8 @@ class ToolArguments(msgspec.Struct, array_like=True, omit_defaults=True, frozen=
 
 
 class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
-    """The constraint: exactly one of ``json``, ``json_object``, ``regex``, ``choice`` and
-    ``grammar``; the names are V1's."""
+    """The constraint: exactly one of ``json``, ``json_object``, ``regex``, ``choice``, ``grammar`` and
+    ``structural_tag``; the names are V1's."""
 
     json: dict[str, Any] | str | None = None
     """A JSON schema, as an object or as its text."""
@@ -61,6 +61,8 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, kw_only=True, 
     """The output is one of these texts."""
     grammar: str | None = None
     """A context-free grammar in llguidance's Lark, or in llama.cpp's GBNF."""
+    structural_tag: dict[str, Any] | str | None = None
+    """A format of text and tags as XGrammar describes it, as an object or as its text."""
 
     disable_any_whitespace: bool = False
     """JSON without any space or line break between its parts."""
@@ -85,7 +87,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, kw_only=True, 
 
     @property
     def kind(self) -> str:
-        """Which of the five is set, after ``verify``."""
+        """Which of the six is set, after ``verify``."""
         return self._kinds()[0]
 
     @property
@@ -111,7 +113,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, kw_only=True, 
             raise RequestError(f"{self.field} can only be true; leave it out otherwise.", self.field)
         if self.choice is not None:
             self._verify_choice(self.choice)
-        if self.json is None and self.json_object is None:
+        if not {"json", "json_object", "structural_tag"} & set(kinds):
             for option in ("disable_any_whitespace", "whitespace_pattern", "lenient"):
                 if getattr(self, option):
                     raise RequestError(f"{option} is for json only, not for {kinds[0]}.", self.field)
@@ -137,19 +139,37 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, kw_only=True, 
         schemas = [arguments.schema for arguments in self.arguments or ()]
         if self.json is not None:
             schemas.append(self.schema_text())
+        if self.structural_tag is not None:
+            schemas.append(self.tag_text())
         texts = [self.regex, self.grammar, self.calls, self.whitespace_pattern]
         texts += [*(self.choice or ()), *schemas, *filter(None, self.texts or ())]
         return [text for text in texts if text is not None]
 
     def in_texts(self) -> StructuredOutputsParams:
         """The same with the schema as text: not all of its numbers could be sent to other processes."""
+        if self.structural_tag is not None:
+            return msgspec.structs.replace(self, structural_tag=self.tag_text())
         return self if self.json is None else msgspec.structs.replace(self, json=self.schema_text())
 
     def schema_text(self) -> str:
         """The JSON schema as text; RequestError if it is not JSON."""
-        if isinstance(self.json, str):
-            return self.json
+        return self._as_text(self.json)
+
+    def tag_text(self) -> str:
+        """The structural tag as text; RequestError if it is not JSON."""
+        return self._as_text(self.structural_tag)
+
+    def tag_object(self) -> Any:
+        """The structural tag as what its JSON says; RequestError if it is not JSON."""
         try:
-            return json.dumps(self.json, allow_nan=False, ensure_ascii=False)
+            return json.loads(self.tag_text())
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"{self.field} is no JSON: {error}.", self.field) from error
+
+    def _as_text(self, value: Any) -> str:
+        if isinstance(value, str):
+            return value
+        try:
+            return json.dumps(value, allow_nan=False, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"{self.field} cannot be written as JSON: {error}.", self.field) from error

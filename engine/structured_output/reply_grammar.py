@@ -118,9 +118,10 @@ def forced_input(grammar: str, asked_in: str, start: ReplyStart) -> ReplyGrammar
 def requested_format(
     asked: StructuredOutputsParams, tools: Sequence[Tool], parallel: bool, start: ReplyStart
 ) -> ReplyGrammar:
-    """A response in the requested output format; with tools, it may be calls of them instead."""
+    """A response in the requested output format; with tools, it may be calls of them instead, but where
+    structural tags say where calls are."""
     reasoning = reasoning_before(start)
-    if not tools:
+    if not tools or asked.structural_tag is not None:
         return ReplyGrammar(msgspec.structs.replace(asked, reasoning=reasoning))
     unthinking = replace(start.reply_format, think_tags=None)
     calls, as_json = _call_grammar(_callable(tools, None), parallel, unthinking, start)

@@ -145,7 +145,12 @@ def test_constrained_and_plain_requests_share_a_batch(http: httpx.Client) -> Non
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"structured_outputs": {"grammar": "start: nothing"}}, "structured_outputs.grammar"),
         ({"structured_outputs": {"json": {"$ref": "#/nowhere"}}}, "structured_outputs.json"),
-        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
+        ({"response_format": {"type": "structural_tag"}}, "response_format"),
+        (
+            {"response_format": {"type": "structural_tag", "format": {"type": "x"}}},
+            "response_format.format.type",
+        ),
         ({"guided_json": {"type": "object"}}, "guided_json"),
         ({"guided_regex": "a"}, "guided_regex"),
         ({"grammar": "start: /a/"}, "grammar"),

@@ -27,11 +27,11 @@ refused."""
 
 
 class ResponseFormat(BaseModel):
-    """``text``, any JSON object, or JSON of a schema."""
+    """``text``, any JSON object, JSON of a schema, or V1's structural tags."""
 
     model_config = ConfigDict(extra="allow")
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
 
     @model_validator(mode="after")
@@ -47,6 +47,9 @@ class ResponseFormat(BaseModel):
     def params(self) -> StructuredOutputsParams | None:
         if self.type == "text":
             return None
+        if self.type == "structural_tag":
+            tag = {**(self.model_extra or {}), "type": self.type}
+            return StructuredOutputsParams(structural_tag=tag, asked_in="response_format")
         if self.type == "json_object" or self.json_schema is None:
             return StructuredOutputsParams(json_object=True, asked_in="response_format")
         return StructuredOutputsParams(
@@ -67,7 +70,7 @@ def refuse_other_forms(field: str, kind: str, given: Mapping[str, object], taken
 
 
 class StructuredOutputs(BaseModel):
-    """Exactly one of the first five; each is described at ``StructuredOutputsParams``."""
+    """Exactly one of the first six; each is described at ``StructuredOutputsParams``."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -76,6 +79,7 @@ class StructuredOutputs(BaseModel):
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
     disable_any_whitespace: bool = False
     whitespace_pattern: str | None = None
 
@@ -86,6 +90,7 @@ class StructuredOutputs(BaseModel):
             regex=self.regex,
             choice=self.choice,
             grammar=self.grammar,
+            structural_tag=self.structural_tag,
             disable_any_whitespace=self.disable_any_whitespace,
             whitespace_pattern=self.whitespace_pattern,
         )

@@ -58,7 +58,7 @@ _OTHER_CONSTRAINTS = {
     "response_schema": "response_schema is not a field here; use response_format.",
     "format": "format is not a field here; use response_format.",
     "guided_decoding": "guided_decoding is not a field here; use structured_outputs.",
-    "structural_tag": "structural_tag is not supported; use structured_outputs.grammar.",
+    "structural_tag": "structural_tag is not a field here; use structured_outputs.structural_tag.",
 }
 """Other servers' fields for an output format. Ignoring one would return another format."""
 
