@@ -24,6 +24,7 @@ from engine.tool_parsers.catalog import (
     TOOL_CALL_PARSERS,
     TOOL_FORMATS,
 )
+from engine.tool_parsers.messages.formats import MESSAGE_FORMATS
 from engine.worker.models.families.table import NATIVE_MODEL_TYPES
 from eval.cli.flag_reference import reference
 from eval.cli.main import main
@@ -238,7 +239,7 @@ def test_the_tables_of_models_are_those_of_the_code() -> None:
     for table, parsers in ((calls, TOOL_CALL_PARSERS), (reasoning, REASONING_PARSERS)):
         listed = [each for row in table for cell in row[:2] for each in names_in(cell)]
         assert sorted([*listed, "auto", "none"]) == sorted(parsers)
-    assert {names_in(row[0])[0] for row in reasoning} == {*THINK_TAGS, "openai"}
+    assert {names_in(row[0])[0] for row in reasoning} == {*THINK_TAGS, *MESSAGE_FORMATS}
     values = {names_in(row[0])[0]: row[1] for row in rows(page, "Types and quantization")}
     for flag, choices in (
         ("--dtype", DTYPES),

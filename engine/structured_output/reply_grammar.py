@@ -15,7 +15,6 @@ from engine.errors import RequestError
 from engine.structured_output.params import ReasoningSpan, StructuredOutputsParams, ToolArguments
 from engine.tool_parsers.forced import CallGrammar
 from engine.tool_parsers.formats import ReplyFormat
-from engine.tool_parsers.harmony import FINAL
 from engine.tool_parsers.parameters import Tool
 
 
@@ -169,8 +168,9 @@ def _reasoning_before_calls(start: ReplyStart, texts: Collection[str] = ()) -> R
 
 def text_before_stops(start: ReplyStart) -> ReasoningSpan | None:
     """The text that comes before the part to which a client's stop strings apply."""
-    if start.reply_format.is_harmony:
-        return None if FINAL in start.prompt_tail else ReasoningSpan(FINAL)
+    messages = start.reply_format.messages
+    if messages is not None:
+        return None if messages.answer in start.prompt_tail else ReasoningSpan(messages.answer)
     return reasoning_before(start)
 
 

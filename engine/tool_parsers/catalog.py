@@ -16,7 +16,6 @@ from engine.tool_parsers.deepseek import (
     PlamoToolParser,
 )
 from engine.tool_parsers.forced import JSON_CALLS, CallSyntax
-from engine.tool_parsers.harmony import CHANNEL, MESSAGE, START, HarmonyParser
 from engine.tool_parsers.hermes import HermesToolParser
 from engine.tool_parsers.json_calls import (
     PYTHON_TAG,
@@ -24,6 +23,8 @@ from engine.tool_parsers.json_calls import (
     Llama3JsonToolParser,
     XlamToolParser,
 )
+from engine.tool_parsers.messages import harmony, inkling, muse
+from engine.tool_parsers.messages.formats import MESSAGE_FORMATS
 from engine.tool_parsers.mistral import ARGS, OPEN, MistralToolParser
 from engine.tool_parsers.parameters import Tool
 from engine.tool_parsers.pythonic import LfmToolParser, OlmoToolParser, PythonicToolParser
@@ -127,8 +128,10 @@ def _listed(begin: str, end: str, before: str = '{"name": "{name}", "arguments":
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "openai": ToolFormat(
-        HarmonyParser, signs=(CHANNEL, MESSAGE), tags=(START, CHANNEL, MESSAGE, "<|constrain|>", "<|end|>")
+        harmony.HarmonyParser, (harmony.CHANNEL, harmony.MESSAGE), MESSAGE_FORMATS["openai"].tags
     ),
+    "muse": ToolFormat(muse.MuseParser, ("<atem:function_calls>", "<|eom|>"), MESSAGE_FORMATS["muse"].tags),
+    "inkling": ToolFormat(inkling.InklingParser, (inkling.CALL,), MESSAGE_FORMATS["inkling"].tags),
     "gemma4": ToolFormat(
         GemmaToolParser,
         ("<|tool_call>", "<tool_call|>"),
@@ -436,9 +439,6 @@ THINK_TAGS: Mapping[str, ThinkTags] = {
 }
 """The tags of reasoning sections, by name."""
 
-HARMONY = "openai"
-RECIPIENT = "to=functions"
-"""The recipient of a message in harmony: a function, if it is a call."""
 TOOL_ALIASES = {
     "qwen3_json": "hermes",
     "qwen3_xml": "qwen3_coder",
@@ -454,8 +454,8 @@ TOOL_ALIASES = {
     **dict.fromkeys(("step3p5", "nemotron_v3", "granite_thinking"), "qwen3_coder"),
     "ling3": "glm45",
     "deepseek_v4": "deepseek_v32",
-    "harmony": HARMONY,
-    "gpt_oss": HARMONY,
+    **dict.fromkeys(("harmony", "gpt_oss"), "openai"),
+    **dict.fromkeys(("muse_glimmer", "muse_spark"), "muse"),
 }
 REASONING_ALIASES = {
     **dict.fromkeys(("qwen3", "glm45", "glm47", "deepseek_v3", "deepseek_v31", "kimi_k2"), "think"),
@@ -464,10 +464,11 @@ REASONING_ALIASES = {
     **dict.fromkeys(("deepseek_v4", "deepseek_v41", "poolside_v1", "holo2", "ling3", "kolibri1"), "think"),
     "hy_v4": "hy_opensource",
     **dict.fromkeys(("cohere_command3", "cohere_command4"), "cohere"),
-    **dict.fromkeys(("openai_gptoss", "harmony", "gpt_oss"), HARMONY),
+    **dict.fromkeys(("openai_gptoss", "harmony", "gpt_oss"), "openai"),
+    **dict.fromkeys(("muse_glimmer", "muse_spark"), "muse"),
 }
 _OWN_CHOICES = ("auto", "none")
 TOOL_CALL_PARSERS = (*_OWN_CHOICES, *sorted([*TOOL_FORMATS, *TOOL_ALIASES]))
 """Values of ``--tool-call-parser``, besides plug-ins."""
-REASONING_PARSERS = (*_OWN_CHOICES, *sorted([*THINK_TAGS, *REASONING_ALIASES, HARMONY]))
+REASONING_PARSERS = (*_OWN_CHOICES, *sorted([*THINK_TAGS, *REASONING_ALIASES, *MESSAGE_FORMATS]))
 """Values of ``--reasoning-parser``."""

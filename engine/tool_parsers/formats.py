@@ -14,10 +14,8 @@ from engine.errors import ConfigError
 from engine.reasoning.think import CallTags, ThinkSection, ThinkTags
 from engine.tool_parsers.base import PlainParser, ReplyParser
 from engine.tool_parsers.catalog import (
-    HARMONY,
     REASONING_ALIASES,
     REASONING_PARSERS,
-    RECIPIENT,
     THINK_TAGS,
     TOOL_ALIASES,
     TOOL_CALL_PARSERS,
@@ -36,8 +34,8 @@ from engine.tool_parsers.forced import (
 )
 from engine.tool_parsers.free_input import FreeInputParser
 from engine.tool_parsers.free_texts import calls_of_texts, free_text_grammar
-from engine.tool_parsers.harmony import HarmonyParser
 from engine.tool_parsers.json_calls import JsonToolParser
+from engine.tool_parsers.messages.formats import MESSAGE_FORMATS, MessageFormat
 from engine.tool_parsers.parameters import Tool
 from engine.tool_parsers.sound_calls import SoundCalls
 
@@ -52,8 +50,9 @@ class ReplyFormat:
     tool_format: ToolFormat | None
     """None if no known format of calls applies."""
     think_tags: ThinkTags | None
-    """None if there is no reasoning section, or harmony's channels take its place."""
-    is_harmony: bool
+    """None if there is no reasoning section, or messages take its place."""
+    messages: MessageFormat | None
+    """How a response of several messages is read; None if it is one."""
     special_tokens: Mapping[str, int] | None
     """The tokenizer's special tokens with their ids; None if they are not known."""
 
@@ -69,18 +68,19 @@ class ReplyFormat:
         that name."""
         tool_name = _tool_format_name(tool_call_parser, chat_template or "")
         reasoning_name = _reasoning_name(reasoning_parser, chat_template or "")
+        messages = MESSAGE_FORMATS.get(tool_name or "") or MESSAGE_FORMATS.get(reasoning_name or "")
         return cls(
             tool_format=None if tool_name is None else {**TOOL_FORMATS, **_plugin_formats}[tool_name],
             think_tags=THINK_TAGS.get(reasoning_name or ""),
-            is_harmony=HARMONY in (tool_name, reasoning_name),
+            messages=messages,
             special_tokens=special_tokens,
         )
 
     @property
     def signs_of_calls(self) -> tuple[str, ...]:
         """Texts without which a response holds no call: kept from the model where none may come."""
-        if self.is_harmony:
-            return (RECIPIENT,)
+        if self.messages is not None:
+            return self.messages.signs_of_calls
         return self.tool_format.tags if self.tool_format else ()
 
     @property
@@ -88,8 +88,8 @@ class ReplyFormat:
         """Whether the parsers must see special tokens, which are usually left out of a response's
         text."""
         tags = [*self.tool_format.tags, *self.tool_format.frame] if self.tool_format else []
-        if self.is_harmony:
-            tags += TOOL_FORMATS[HARMONY].tags
+        if self.messages is not None:
+            tags += self.messages.tags
         if self.think_tags:
             tags += [self.think_tags.begin, self.think_tags.end]
         return bool(tags) if self.special_tokens is None else any(tag in self.special_tokens for tag in tags)
@@ -118,8 +118,8 @@ class ReplyFormat:
         return SoundCalls(parser) if tools else parser
 
     def _format_parser(self, tools: Sequence[Tool], prompt_tail: str, calls_as_json: bool) -> ReplyParser:
-        if self.is_harmony and not calls_as_json:
-            return HarmonyParser(tools if self.tool_format else (), prompt_tail)
+        if self.messages is not None and not calls_as_json:
+            return self.messages.make(tools if self.tool_format else (), prompt_tail)
 
         def make_answer() -> ReplyParser:
             return self._answer_parser(tools, calls_as_json)
@@ -232,11 +232,12 @@ def _reasoning_name(name: str, chat_template: str) -> str | None:
     if name == "none":
         return None
     if name == "auto":
-        if all(sign in chat_template for sign in TOOL_FORMATS[HARMONY].signs):
-            return HARMONY
+        for known in MESSAGE_FORMATS:
+            if all(sign in chat_template for sign in TOOL_FORMATS[known].signs):
+                return known
         return next((known for known, tags in THINK_TAGS.items() if tags.end in chat_template), None)
     name = REASONING_ALIASES.get(name, name)
-    if name not in THINK_TAGS and name != HARMONY:
+    if name not in THINK_TAGS and name not in MESSAGE_FORMATS:
         raise ConfigError(f"reasoning_parser must be one of {', '.join(REASONING_PARSERS)}, got {name!r}.")
     return name
 

@@ -236,6 +236,7 @@ HARMONY = Family(
             "<|",
         ),
     ],
+    messages=True,
 )
 JSON = Family(
     "json",

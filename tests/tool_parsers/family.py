@@ -49,6 +49,8 @@ class Family:
     stop: str = ""
     """Ends a reply in the template, and is not part of its text."""
     calls: list[Call] = field(default_factory=lambda: CALLS)
+    messages: bool = False
+    """Whether a reply is several messages, of which some are reasoning."""
     guesses: bool = False
     """Whether the types of what lies inside objects and lists are a guess, as only schemas say them."""
 

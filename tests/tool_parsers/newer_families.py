@@ -75,4 +75,32 @@ PLAMO3 = Family(
     ],
 )
 
-NEWER_FAMILIES = [MIMO, DSML_41, GIGACHAT_35, DOTS, MINICPM5, HORIZON, SOLAR, PLAMO3]
+MUSE = Family(
+    "muse",
+    "{{- ' to=user<|message|>' + content + '<|eom|><|start|>assistant' if content }}{%- for call in calls %}"
+    "{{- '<|start|>assistant' if not loop.first }}{{- ' to=' + call.name + '<|message|>\n' }}"
+    "{{- '<atem:function_calls>\n<atem:invoke name=\"' + call.name + '\">\n' }}"
+    "{%- for key, value in call.arguments.items() %}{{- '<atem:parameter name=\"' + key + '\">' }}"
+    "{{- (" + _PLAIN + ") + '</atem:parameter>\n' }}{%- endfor %}"
+    "{{- '</atem:invoke>\n</atem:function_calls><|eom|>' }}{%- endfor %}",
+    [
+        *("<|start|>assistant", " to=self", " to=user", " to=f", "<|message|>", "<|eom|>", "<|eot|>"),
+        *("<atem:function_calls>", "</atem:function_calls>", '<atem:invoke name="', '">', "</atem:invoke>"),
+        *('<atem:parameter name="', "</atem:parameter>", "command", "5", "<|"),
+    ],
+    messages=True,
+)
+INKLING = Family(
+    "inkling",
+    "{{- '<|content_text|>' + content + '<|end_message|><|message_model|>' if content }}"
+    "{%- for call in calls %}{{- '<|message_model|>' if not loop.first }}"
+    "{{- '<|content_invoke_tool_json|>{\"name\": ' + call.name | tojson + ', \"args\": ' }}"
+    "{{- call.arguments | tojson + '}<|end_message|>' }}{%- endfor %}",
+    [
+        *("<|message_model|>", "<|content_thinking|>", "<|content_text|>", "<|content_invoke_tool_json|>"),
+        *("<|end_message|>", "<|content_model_end_sampling|>", '{"name": "f", "args": {}}', "{", "}", "<|"),
+    ],
+    messages=True,
+)
+
+NEWER_FAMILIES = [MUSE, INKLING, MIMO, DSML_41, GIGACHAT_35, DOTS, MINICPM5, HORIZON, SOLAR, PLAMO3]
