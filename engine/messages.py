@@ -367,7 +367,6 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     routed_experts: RoutedExperts | None = None
     kv_leased: KVLeased | None = None
     pooled: Pooled | None = None
-    """The answer of a model that pools."""
 
     @property
     def finished(self) -> bool:
@@ -404,6 +403,7 @@ class EngineReady(msgspec.Struct, omit_defaults=True):
     """What a model that pools has; None: it generates."""
     pictures: PictureModel | None = None
     """How the model reads pictures; None: it reads text only."""
+    most_draft_bytes: int = 0
 
 
 class EngineStartFailed(msgspec.Struct, tag=True):

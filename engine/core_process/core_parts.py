@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from engine.config import EngineConfig, SchedulerConfig
+from engine.core.drafts.drafter import most_bytes
 from engine.core.encoder_cache_manager import EncoderCacheManager
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.kv_cache.block_lives import BlockLifeWatch
@@ -81,6 +82,7 @@ def engine_ready(config: EngineConfig, info: ModelInfo, policy: SchedulingPolicy
         kv_cache_groups=info.kv_cache_groups,
         pooling=info.pooling,
         pictures=info.pictures,
+        most_draft_bytes=most_bytes(config.speculative),
     )
 
 

@@ -17,7 +17,12 @@ JOB_TOKENS = 32 * 1024
 
 def say_ready(config: ServerConfig, sock: socket.socket, core: EngineReady) -> None:
     address = address_of(config, sock)
-    lines = [_pool(core), *([f"Dashboard: {address}/dashboard"] if config.dashboard else [])]
+    lines = [_pool(core)]
+    if core.most_draft_bytes:
+        size = f"{core.most_draft_bytes / 2**20:,.0f} MiB"
+        lines.append(f"Drafts: up to {size} more in a core, of what jobs said")
+    if config.dashboard:
+        lines.append(f"Dashboard: {address}/dashboard")
     print("\n".join([*lines, f"Serving {config.served_model_names[0]} at {address}"]), flush=True)
     if core.pictures is not None and not can_decode():
         _complain(

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from engine.core.drafts.ngram import NgramDrafter
 from engine.core.drafts.proposal import NOTHING, Proposal
-from engine.core.drafts.suffix import SuffixDrafter
+from engine.core.drafts.suffix import BYTES_A_TOKEN, MAX_TOKENS, MAX_TOKENS_OF_KINDS, SuffixDrafter
 from engine.core.drafts.worker_drafts import WorkerDrafts
 from engine.core.request import Request
 from engine.speculative_config import SpeculativeConfig
@@ -45,3 +45,10 @@ def make_drafter(config: SpeculativeConfig, job_of: Callable[[Request], str | No
     if config.method == "ngram":
         return NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
     return SuffixDrafter(config, job_of)
+
+
+def most_bytes(config: SpeculativeConfig | None) -> int:
+    """About the most memory, in bytes, that the core's drafter may come to hold: what jobs have said."""
+    if config is None or config.method != "suffix":
+        return 0
+    return (MAX_TOKENS + MAX_TOKENS_OF_KINDS) * BYTES_A_TOKEN

@@ -25,12 +25,14 @@ MAX_NEW_TOKENS = 1024
 MAX_JOB_TOKENS = 262_144
 """Tokens of a job beyond which it gets no drafts."""
 MAX_TOKENS = 2_097_152
-"""Tokens of all jobs together, of about 270 bytes each; the least recent jobs are forgotten beyond it."""
+"""Tokens of all jobs together; the least recent jobs are forgotten beyond it."""
 MAX_KIND_TOKENS = 65_536
 """Tokens of one kind's outputs; beyond it the older half is forgotten."""
 MAX_TOKENS_OF_KINDS = 1_048_576
 """Tokens of all kinds together; the least recent kinds are forgotten beyond it."""
 MAX_KINDS = 1024
+BYTES_A_TOKEN = 270
+"""About what a token that is remembered takes."""
 SURE = 0.9
 """A prediction that is right so often is not compared with those of other indexes."""
 NO_TOKEN = -1

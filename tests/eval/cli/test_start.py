@@ -17,6 +17,7 @@ def test_it_says_what_fits_and_where_its_page_is(model: Path, front_ends: str) -
     """Before the line by which others know that it serves."""
     flags = ["--host", "127.0.0.1", "--port", "0", "--num-gpu-blocks-override", "300"]
     flags += ["--served-model-name", "tiny", "--api-server-count", front_ends]
+    flags += ["--speculative-config", '{"method": "suffix", "weigh_costs": false}']
     process = subprocess.Popen(
         [sys.executable, "-m", "eval.cli", "serve", str(model), *flags],
         stdout=subprocess.PIPE,
@@ -34,8 +35,9 @@ def test_it_says_what_fits_and_where_its_page_is(model: Path, front_ends: str) -
         process.kill()
         process.wait()
         process.stdout.close()
-    pool, page, serving = said[-3:]
+    pool, drafts, page, serving = said[-4:]
     assert pool.startswith("KV pool: 4,800 tokens in 300 blocks of 16: ")
     assert " jobs of " in pool
+    assert drafts == "Drafts: up to 810 MiB more in a core, of what jobs said\n"
     url = serving.split()[-1]
     assert page == f"Dashboard: {url}/dashboard\n"
