@@ -26,7 +26,7 @@ MAX_ROOM = 24
 LONGER_FILES = {
     "engine/core/kv_cache/kv_cache_manager.py": (425, "What the scheduler asks for memory, in one place."),
     "engine/core/kv_cache/block_pool.py": (435, "Blocks, the lists that they are in, and who holds them."),
-    "engine/core/scheduler.py": (652, "One step from the first request to the last: read it in one go."),
+    "engine/core/scheduler.py": (626, "One step from the first request to the last: read it in one go."),
     "engine/api/openai_responses/turn.py": (441, "One response, from its body to its last event."),
     "engine/core_process/engine_core.py": (530, "The loop of the core and what it is asked to do."),
     "engine/core_process/core_client.py": (480, "Every call to the core, each a few lines."),

@@ -6,17 +6,16 @@ from collections.abc import Mapping
 
 from engine.core.outputs import ModelRunnerOutput
 from engine.core.request import Request
-from engine.messages import EngineCoreOutput, FinishReason, TurnReceipt
+from engine.messages import EngineCoreOutput, FinishReason
 
 
-def last_output(request: Request, token_ids: list[int], receipt: TurnReceipt | None) -> EngineCoreOutput:
+def last_output(request: Request, token_ids: list[int]) -> EngineCoreOutput:
     """The output of a request that has ended, as its status says."""
     output = EngineCoreOutput(
         request.request_id,
         token_ids,
         finish_reason=request.status.finish_reason,
         stop_reason=request.stop_reason,
-        receipt=receipt,
     )
     describe_start(request, output)
     return output

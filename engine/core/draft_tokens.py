@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 
 from engine.core.kv_cache.kv_cache_manager import KVCacheManager
 from engine.core.outputs import SchedulerOutput
+from engine.core.parts import Left, SchedulerPart
 from engine.core.request import Request, RequestStatus
 from engine.core.step import Step
-from engine.reported_stats import SpecDecodingStats
+from engine.reported_stats import SchedulerStats, SpecDecodingStats
 
 
-class DraftTokens:
+class DraftTokens(SchedulerPart):
     """Which drafts the next step verifies, and what became of those of the last one."""
 
     def __init__(self, kv: KVCacheManager, max_model_len: int) -> None:
@@ -26,7 +27,7 @@ class DraftTokens:
         """Running requests that have drafts for the next step."""
         self._stats = SpecDecodingStats()
 
-    def take(self, proposals: Mapping[str, Sequence[int]], requests: Mapping[str, Request]) -> None:
+    def propose(self, proposals: Mapping[str, Sequence[int]], requests: Mapping[str, Request]) -> None:
         """Keep proposals for the next step: of running requests whose tokens are all known.
 
         A request never gets more than it may still say, less one: behind the last draft a token is sampled.
@@ -69,7 +70,7 @@ class DraftTokens:
             drafts, request.spec_token_ids = request.spec_token_ids, []
             num_known = step.num_scheduled[request_id]
             wanted = min(len(drafts), num_held, most_tokens - num_known)
-            num_drafts = self._num_that_fit(request, num_known, step.allowed_of(request, wanted))
+            num_drafts = self._num_that_fit(request, num_known, step.cut_drafts(request, wanted))
             if num_drafts > 0:
                 num_held -= num_drafts
                 blocks = self._kv.allocate_slots(request, num_known + num_drafts)
@@ -87,8 +88,7 @@ class DraftTokens:
             return num_drafts
         return min(num_drafts, self._kv.num_slots_of(request.request_id) - end)
 
-    @staticmethod
-    def begin(plan: SchedulerOutput, requests: Mapping[str, Request]) -> None:
+    def fill(self, plan: SchedulerOutput, requests: Mapping[str, Request], now: float) -> None:
         """The plan is on its way: until it is back its drafts are neither known nor rejected."""
         for request_id, drafts in plan.scheduled_spec_decode_tokens.items():
             requests[request_id].num_drafts_under_way = len(drafts)
@@ -112,7 +112,7 @@ class DraftTokens:
         request.num_accepted_tokens += num_kept
         self._stats.observe(num_drafts, num_kept)
 
-    def drop(self, request: Request) -> None:
+    def left(self, request: Request, how: Left, now: float) -> None:
         """Forget the drafts of a request that leaves the batch; none of them counts as computed."""
         if self._proposed.pop(request.request_id, None) is not None:
             request.spec_token_ids = []
@@ -120,9 +120,7 @@ class DraftTokens:
             request.num_drafts_under_way = 0
             request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens)
 
-    def take_stats(self) -> SpecDecodingStats | None:
-        """Counts since the last call; None if there were no drafts."""
-        if not self._stats.num_drafts:
-            return None
-        stats, self._stats = self._stats, SpecDecodingStats()
-        return stats
+    def fill_stats(self, stats: SchedulerStats, running: Sequence[Request]) -> None:
+        if self._stats.num_drafts:
+            stats.spec_decoding = self._stats
+            self._stats = SpecDecodingStats()

@@ -10,11 +10,14 @@ Pure: the worker that holds the outputs is told by each plan what to compute and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from engine.core.kv_cache.block_pool import KVCacheBlock
 from engine.core.outputs import SchedulerOutput
-from engine.core.request import Request
+from engine.core.parts import Batch, ChunkLimit, Left, SchedulerPart
+from engine.core.request import Request, RequestStatus
+from engine.core.step import Step
 from engine.messages import MediaSpan
 
 Use = tuple[str, int]
@@ -30,12 +33,36 @@ class _Output:
     """Pictures of which tokens are still to be computed from it."""
 
 
-class EncoderCacheManager:
+class PictureLimit(ChunkLimit):
+    """Which pictures a step may compute. Those that wait for a picture before them let all others pass, who
+    take nothing that it waits for."""
+
+    def __init__(self, encoder: EncoderCacheManager) -> None:
+        self._encoder = encoder
+        self._one_waits = False
+
+    def cut(self, request: Request, start: int, num_tokens: int, hit: Sequence[KVCacheBlock] | None) -> int:
+        if not request.media:
+            return num_tokens
+        num_left = self._encoder.cut(request, start, num_tokens)
+        if not num_left and request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
+            self._one_waits = True
+        return num_left
+
+    def commit(self, request: Request, start: int, num_tokens: int) -> None:
+        if request.media:
+            self._encoder.commit(request, start, num_tokens)
+
+    def sets_aside(self, request: Request) -> bool:
+        return self._one_waits and bool(request.media)
+
+
+class EncoderCacheManager(SchedulerPart):
     """The outputs of one worker's encoder, by the content hash of their pictures."""
 
-    def __init__(self, cache_size: int = 0, step_size: int = 0, *, whole_pictures: bool = False) -> None:
+    def __init__(self, cache_size: int, step_size: int, *, whole_pictures: bool = False) -> None:
         """``cache_size``: room for outputs. ``step_size``: the most that a step computes. Both in embeddings,
-        and at least one picture's; 0 for a model that reads none. ``whole_pictures``: a step is cut before a
+        and at least one picture's. ``whole_pictures``: a step is cut before a
         picture of which it could have only some tokens, unless it begins there."""
         self.cache_size, self.step_size = cache_size, step_size
         self.whole_pictures = whole_pictures
@@ -61,6 +88,9 @@ class EncoderCacheManager:
         return len(self._outputs)
 
     # ---- a plan, from its first request to its last ----
+
+    def limit(self, step: Step, batch: Batch, inner: tuple[ChunkLimit, ...]) -> ChunkLimit:
+        return PictureLimit(self)
 
     def cut(self, request: Request, start: int, num_tokens: int) -> int:
         """How many of ``num_tokens`` tokens from ``start`` on a step may compute: those before the first
@@ -102,7 +132,7 @@ class EncoderCacheManager:
                 self._plan(request, index, span)
             self._use(request, index, span)
 
-    def end_plan(self, plan: SchedulerOutput, requests: Mapping[str, Request]) -> None:
+    def fill(self, plan: SchedulerOutput, requests: Mapping[str, Request], now: float) -> None:
         """Tell the worker what to compute and what to drop. Its tokens count as computed: let go of what they
         were the last to need."""
         inputs: dict[str, list[int]] = {}
@@ -118,19 +148,21 @@ class EncoderCacheManager:
 
     # ---- what ends otherwise ----
 
-    def free(self, request: Request) -> None:
+    def left(self, request: Request, how: Left, now: float) -> None:
         """Let go of all that a request uses: it has ended, or was preempted, maybe in the plan being made."""
         for index in list(self._uses.get(request.request_id, ())):
             self._end_use(request.request_id, index)
+        if how is Left.SPOILED:
+            self._forget(request)
 
-    def forget(self, request: Request) -> None:
+    def _forget(self, request: Request) -> None:
         """Drop the outputs for a request's pictures, which may be wrong. Who uses them needs them again."""
         for content_hash in {span.content_hash for span in request.media} & self._outputs.keys():
             for request_id, index in list(self._outputs[content_hash].uses):
                 self._end_use(request_id, index)
             self._evict(content_hash)
 
-    def reset(self) -> None:
+    def drop_cached(self) -> None:
         """Drop all outputs that no request uses."""
         for content_hash in list(self._idle):
             self._evict(content_hash)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from engine.core.kv_cache.kv_cache_manager import KVCacheManager
-from engine.core.outputs import ModelRunnerOutput
+from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
+from engine.core.parts import SchedulerPart
 from engine.core.request import Request
+from engine.messages import EngineCoreOutput
 from engine.routed_experts import RoutedExperts, RoutedExpertsSpec
 
 
-class RoutedExpertsStore:
+class RoutedExpertsStore(SchedulerPart):
     """The experts of every slot of the pool: num_blocks * block_size * ``bytes_per_token`` bytes.
 
     A slot is written when its step is back, in the order of steps, and read while its request holds the
@@ -21,10 +23,13 @@ class RoutedExpertsStore:
         self._block_size = block_size
         self._by_slot = spec.empty(num_blocks * block_size)
 
-    def record(self, result: ModelRunnerOutput) -> None:
+    def take(self, plan: SchedulerOutput, result: ModelRunnerOutput, now: float) -> None:
         """Keep what a step chose."""
         if result.routing is not None:
             self._by_slot[result.routing.slots] = result.routing.experts
+
+    def fill_output(self, request: Request, output: EngineCoreOutput, kv: KVCacheManager) -> None:
+        output.routed_experts = self.of(request, kv)
 
     def of(self, request: Request, kv: KVCacheManager) -> RoutedExperts | None:
         """The experts of a request that ends: of its tokens from ``routed_experts_prompt_start`` on, but for

@@ -11,16 +11,14 @@ Pure: the time is an argument, and it never reads a clock, a socket or a tensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
 
 from engine.config import SchedulerConfig
-from engine.core.adapter_slots import AdapterCounts, AdapterSlots
 from engine.core.append_tokens import append_tokens
 from engine.core.core_outputs import describe_start, last_output
 from engine.core.draft_tokens import DraftTokens
-from engine.core.encoder_cache_manager import EncoderCacheManager
-from engine.core.fair_preemption import FairPreemption
-from engine.core.fair_queue import FairQueue
+from engine.core.fairness.fair_preemption import FairPreemption
+from engine.core.fairness.fair_queue import FairQueue
+from engine.core.fairness.tenant_slots import TenantSlots
 from engine.core.kv_cache.block_hash import BlockHasher
 from engine.core.kv_cache.block_pool import KVCacheBlock
 from engine.core.kv_cache.kv_cache_manager import NO_BLOCKS, KVCacheManager
@@ -29,10 +27,11 @@ from engine.core.kv_leases import KVLeases
 from engine.core.offload.kv_connector import KVConnector, NoConnector
 from engine.core.offload.pending_kv_loads import PendingKVLoads
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
+from engine.core.part_order import in_order, own_parts
+from engine.core.parts import Left, SchedulerPart
 from engine.core.pin_manager import PinManager
 from engine.core.policy import PinEnd, SchedulingPolicy
 from engine.core.request import Request, RequestStatus
-from engine.core.routed_experts import RoutedExpertsStore
 from engine.core.scheduler_report import (
     PauseState,
     SchedulerStatistics,
@@ -42,24 +41,21 @@ from engine.core.scheduler_report import (
     stats_of,
 )
 from engine.core.step import Step
-from engine.core.step_shares import StepShares
 from engine.core.steps_in_flight import StepsInFlight, max_tokens_under_way
-from engine.core.tenant_slots import TenantSlots
 from engine.core.token_grammar import TokenGrammar
 from engine.kv_cache_groups import ONE_FULL_GROUP, KVCacheGroup
 from engine.messages import EngineCoreOutput, Signal, TurnReceipt
 from engine.reported_stats import SchedulerStats
 from engine.row_failures import KV_SPOILED
 
+MAX_SET_ASIDE = 256
+"""Waiting requests that are passed over in a step, since a limit lets only others start."""
 MAX_SKIPPED = 16
 """Waiting requests that are skipped in a step, once one has not fit, to find one that may pass it."""
 
 
 class Scheduler:
     """Plans steps and applies their results, one caller at a time."""
-
-    routed_experts: RoutedExpertsStore | None = None
-    """Keeps the experts of tokens, if they are to be returned; set before the first step."""
 
     def __init__(
         self,
@@ -94,8 +90,8 @@ class Scheduler:
         overlap = bool(config.async_scheduling)
         self.steps = StepsInFlight(self.kv, self.requests, max_model_len, num_stages, overlap=overlap)
         self.drafts = DraftTokens(self.kv, max_model_len)
-        self.encoder = EncoderCacheManager()  # of a model that reads pictures set before the first step
-        self.slots, self.shares, self.adapters = TenantSlots(), StepShares(), AdapterCounts(config.max_loras)
+        self.parts = own_parts(config, self.kv, self.drafts)
+        self.slots = TenantSlots()
         self._fairness = FairPreemption(self.kv, self.slots, policy)
         self.waiting = FairQueue(self.slots, policy.is_overdue)
         self.compiling: dict[str, Request] = {}
@@ -112,6 +108,10 @@ class Scheduler:
         self._counts, self._on_request_ended = StepCounts(), on_request_ended
         policy.see_cache(self._cached_tokens)
 
+    def add_parts(self, *parts: SchedulerPart) -> None:
+        """Have these parts, too; before the first request."""
+        self.parts = in_order((*self.parts.all, *parts))
+
     # ---- what comes in ----
 
     def add_request(self, request: Request, now: float) -> None:
@@ -122,8 +122,7 @@ class Scheduler:
         assert request.request_id not in self.requests, "request ids are unique"
         self.policy.on_arrival(request, now)
         self.requests[request.request_id] = request
-        self.shares.arrived(request, now)
-        self.adapters.arrived(request)
+        self.parts.arrived(request, now)
         if request.status is RequestStatus.WAITING:
             self.waiting.add(request, self.policy.waiting_key(request, now))
         else:
@@ -191,12 +190,11 @@ class Scheduler:
                 self.waiting.rekey(request, self.policy.waiting_key(request, now))
         paused_all = self.pause_state is PauseState.PAUSED_ALL
         budget = 0 if paused_all else self.config.max_num_batched_tokens
-        return Step(now, budget, encoder=self.encoder if self.encoder.cache_size else None)
+        return Step(now, budget)
 
     def plan(self, step: Step) -> SchedulerOutput:
         """The second half of ``schedule``: hand out the step's budget, to running requests first."""
-        if self.shares.is_shared and self.config.enable_chunked_prefill:
-            step.limit = self.shares.limit(step.able(self.running), self.waiting.peek(), step.now)
+        step.limits = self.parts.limits(step, self)
         num_free_before = self.kv.num_free_blocks
         num_held = self.drafts.hold(step, len(self.running))
         self._schedule_running(step)
@@ -224,14 +222,11 @@ class Scheduler:
             num_new = min(
                 num_tokens - num_computed, most_tokens, step.budget, self.max_model_len - num_computed
             )
-            if step.limit is not None:
-                num_new = step.limit.of_running(request, num_new)
-            if step.encoder is not None:
-                num_new = step.before_picture(request, num_computed, num_new)
+            if step.limits and num_new > 0:
+                num_new = step.chunk(request, num_computed, num_new)
             if num_new <= 0:
                 index += 1
                 continue
-            num_new = self.kv.aligned(request, num_new) if num_new > 1 else num_new
             blocks = self.kv.allocate_slots(request, num_new)
             while blocks is None:
                 num_needed = request.num_computed_tokens + num_new
@@ -259,11 +254,9 @@ class Scheduler:
             num_new = self._prefill_limit(request.num_tokens - request.num_computed_tokens)
             if not step.budget or (num_new > step.budget and not self.config.enable_chunked_prefill):
                 return False
-            num_new = step.allowed_of(request, min(num_new, step.budget))
-            num_new = step.before_picture(request, request.num_computed_tokens, num_new)
+            num_new = step.chunk(request, request.num_computed_tokens, min(num_new, step.budget))
             if not num_new:
                 continue
-            num_new = self.kv.aligned(request, num_new)
             blocks = self.kv.allocate_slots(request, num_new)
             assert blocks == [], "a load comes with blocks for all tokens"
             self.loads.remove(request)
@@ -272,29 +265,29 @@ class Scheduler:
 
     def _schedule_waiting(self, step: Step) -> None:
         """Admit waiting requests in the policy's order until one does not fit; some may pass it."""
-        behind_unfit, running = False, chain(self.running, self.loads.requests)
-        adapters = AdapterSlots(self.config.max_loras, running, step.now)
+        behind_unfit = False
         while step.budget > 0 and self._has_slot(step):
             request = self.waiting.peek()
             if request is None or request in step.preempted:
                 break
-            if step.limit is not None and not step.limit.of_new(request, 1):
+            if step.defers(request):
                 if not self.waiting.defer(request.tenant):
                     break
                 continue
-            if adapters.sets_aside(request, pictures_wait=step.lacks_encoder is not None):
-                if not adapters.may_go_on:
+            if step.sets_aside(request):
+                step.num_set_aside += 1
+                if step.num_set_aside >= MAX_SET_ASIDE:
                     break
                 self.waiting.skip()
                 continue
             may_pass = not behind_unfit or self.policy.may_pass(request, step.now)
             if may_pass and self.policy.may_admit(request, self.kv.num_free_blocks, step.now):
                 if self._admit(request, step):
-                    adapters.admitted(request)
+                    step.admitted(request)
                     continue
                 if step.preempted:  # for this one, which still waits for the blocks that they use
                     break
-                behind_unfit |= request is not step.lacks_encoder
+                behind_unfit |= not step.sets_aside(request)
             elif may_pass and self.policy.lets_pass:
                 behind_unfit = True
             if behind_unfit and not self._may_skip(request, may_pass):
@@ -314,14 +307,10 @@ class Scheduler:
         self._finished_req_ids = set()
         if self.kv.states is not None:
             plan.state_slots = self.kv.states.plan_step(plan.num_scheduled_tokens, self.requests)
-        if self.shares.is_shared:
-            self.shares.planned(plan, step.now)
         for request_id, num_tokens in plan.num_scheduled_tokens.items():
             self.requests[request_id].num_computed_tokens += num_tokens
-        if step.encoder is not None:
-            step.encoder.end_plan(plan, self.requests)
         self._counts.step_tokens += plan.total_num_scheduled_tokens
-        self.drafts.begin(plan, self.requests)
+        self.parts.fill(plan, self.requests, step.now)
         self.steps.begin(plan)
         self.loads.fill_in(plan, self.requests)
         self.leases.fill_in(plan)
@@ -340,14 +329,9 @@ class Scheduler:
         num_new = self._prefill_limit(request.num_tokens - num_hit_tokens)
         if num_new > step.budget and not self.config.enable_chunked_prefill:
             return False
-        num_new = step.allowed_of(request, min(num_new, step.budget))
+        num_new = step.chunk(request, num_hit_tokens, min(num_new, step.budget), hit)
         if not num_new:
             return False
-        num_new = step.before_picture(request, num_hit_tokens, num_new)
-        if not num_new:
-            step.lacks_encoder = request
-            return False
-        num_new = self.kv.aligned(request, num_new, hit)
         num_reserved = (
             request.num_tokens if self.config.scheduler_reserve_full_isl else num_hit_tokens + num_new
         )
@@ -397,10 +381,9 @@ class Scheduler:
             request.first_scheduled_time = step.now
             self._counts.look_up(request)
         (step.resumed if request.num_preemptions else step.new).append(request)
+        step.commit(request, num_new, blocks)
         request.status = RequestStatus.RUNNING
         self.running.append(request)
-        step.started(request, num_new)
-        step.commit(request, num_new, blocks)
 
     def _prefill_limit(self, num_tokens: int) -> int:
         """Cut a long prefill to what one step may have of it."""
@@ -461,11 +444,10 @@ class Scheduler:
         position = self.running.index(victim)
         del self.running[position]
         was_scheduled = step.withdraw(victim)
-        self.encoder.free(victim)
+        self.parts.left(victim, Left.PREEMPTED, step.now)
         self.steps.defer_free(victim)
         self.loads.release(victim)
         self.kv.free(victim, victim.num_computed_tokens if was_scheduled else None)
-        self.drafts.drop(victim)
         victim.num_computed_tokens = victim.num_external_computed_tokens = victim.num_disk_tokens = 0
         victim.num_preemptions += 1
         step.preempted.append(victim)
@@ -508,14 +490,11 @@ class Scheduler:
         A token of a request that has ended meanwhile is dropped.
         """
         requests = self.steps.end(plan, now)
-        if self.shares.is_shared:
-            self.shares.ended(plan, now)
         for unfit in self.loads.update_from_output(result):
             self.kv.free(unfit)
             self._queue_again(unfit, now)
         self.leases.update_from_output(result, now)
-        if self.routed_experts is not None:
-            self.routed_experts.record(result)
+        self.parts.take(plan, result, now)
         outputs, any_finished = list[EngineCoreOutput](), False
         for request_id, token_ids in zip(result.req_ids, result.sampled_token_ids, strict=True):
             request = requests.get(request_id)
@@ -547,7 +526,7 @@ class Scheduler:
 
     def update_draft_token_ids(self, proposals: Mapping[str, Sequence[int]], now: float) -> None:
         """Take drafts for the next step, by request id; what a request cannot use is dropped."""
-        self.drafts.take(proposals, self.requests)
+        self.drafts.propose(proposals, self.requests)
 
     def sampled_grammars(self, plan: SchedulerOutput) -> dict[str, TokenGrammar]:
         """The grammars of the requests that a plan under way samples a token of, by request id."""
@@ -559,24 +538,21 @@ class Scheduler:
 
     def _finish(self, request: Request, token_ids: list[int], now: float) -> EngineCoreOutput:
         """End a request that has left its queue and whose status says how: pin its blocks or free them."""
-        request_id = request.request_id
-        self.drafts.drop(request)
+        request_id, is_spoiled = request.request_id, request.stop_reason in KV_SPOILED
+        self.parts.left(request, Left.SPOILED if is_spoiled else Left.ENDED, now)
         self.waiting.leave_slot(request)
-        self.shares.gone(request)
-        self.adapters.gone(request)
         self.steps.leave(request)
-        self.encoder.free(request)
         pin = None
         if request.status.complete:
             pin = self.leases.on_turn_end(request, now)
         else:
             self.policy.on_request_gone(request, now)
-        routed = None if self.routed_experts is None else self.routed_experts.of(request, self.kv)
+        output = last_output(request, token_ids)
+        self.parts.fill_output(request, output, self.kv)
         self.loads.release(request)
-        if request.stop_reason in KV_SPOILED:  # also what others computed of it
+        if is_spoiled:  # also what others computed of it
             self.kv.evict(request)
             self.loads.evict(request)
-            self.encoder.forget(request)
         if request.keeps_tokens and request.status.complete:
             self.kv.note_turn(request)
         if pin is not None:
@@ -587,8 +563,8 @@ class Scheduler:
         if request.grammar is not None:
             del self.constrained[request_id]
         self._finished_req_ids.add(request_id)
-        output = last_output(request, token_ids, self.policy.take_receipt(request))
-        output.routed_experts, output.kv_leased = routed, self.leases.told(request, pin)
+        output.receipt = self.policy.take_receipt(request)
+        output.kv_leased = self.leases.told(request, pin)
         if self._on_request_ended is not None:
             self._on_request_ended(request, now)
         self.pins.expire(now)
@@ -618,7 +594,7 @@ class Scheduler:
 
     def reset_encoder_cache(self, now: float) -> None:
         """Drop what is kept of pictures that no request needs. Only a trace asks when."""
-        self.encoder.reset()
+        self.parts.drop_cached()
 
     def close(self, now: float) -> None:
         """End every pin and let the policy save what must survive: the engine stops."""

@@ -6,18 +6,16 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from engine.core.adapter_slots import AdapterCounts
-from engine.core.draft_tokens import DraftTokens
-from engine.core.encoder_cache_manager import EncoderCacheManager
-from engine.core.fair_queue import FairQueue
+from engine.core.fairness.fair_queue import FairQueue
+from engine.core.fairness.tenant_slots import TenantSlots
 from engine.core.kv_cache.kv_cache_manager import KVCacheManager
 from engine.core.kv_leases import KVLeases
 from engine.core.offload.pending_kv_loads import PendingKVLoads
+from engine.core.parts import Parts
 from engine.core.pin_manager import PinManager
 from engine.core.policy import SchedulingPolicy
 from engine.core.request import Request, RequestStatus
 from engine.core.steps_in_flight import StepsInFlight
-from engine.core.tenant_slots import TenantSlots
 from engine.reported_stats import SchedulerStats
 
 
@@ -79,9 +77,7 @@ class SchedulerView(Protocol):
     pins: PinManager
     slots: TenantSlots
     steps: StepsInFlight
-    drafts: DraftTokens
-    adapters: AdapterCounts
-    encoder: EncoderCacheManager
+    parts: Parts
     requests: dict[str, Request]
     waiting: FairQueue
     compiling: dict[str, Request]
@@ -95,7 +91,7 @@ def stats_of(scheduler: SchedulerView, counts: StepCounts) -> SchedulerStats:
     pool, tier = scheduler.kv.pool, scheduler.loads.tier_statistics()
     states = scheduler.kv.states
     loads, writes = scheduler.loads.take_counts(), scheduler.loads.take_write_counts()
-    return SchedulerStats(
+    stats = SchedulerStats(
         num_running_reqs=len(scheduler.running),
         num_waiting_reqs=len(scheduler.waiting) + scheduler.loads.num_requests + len(scheduler.compiling),
         num_total_blocks=pool.num_usable_blocks,
@@ -129,10 +125,10 @@ def stats_of(scheduler: SchedulerView, counts: StepCounts) -> SchedulerStats:
         num_states=0 if states is None else states.pool.num_usable_blocks,
         num_free_states=0 if states is None else states.pool.num_free_blocks,
         tokens_without_state=0 if states is None else states.take_num_lacking_tokens(),
-        spec_decoding=scheduler.drafts.take_stats(),
         block_lives=None if pool.lives is None else pool.lives.take(),
-        lora=scheduler.adapters.stats(scheduler.running),
     )
+    scheduler.parts.fill_stats(stats, scheduler.running)
+    return stats
 
 
 def statistics_of(scheduler: SchedulerView) -> SchedulerStatistics:
@@ -179,7 +175,7 @@ def check_invariants_of(scheduler: SchedulerView) -> None:
         assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
         assert request.num_computed_tokens == 0
         assert not kv.num_blocks_of(request.request_id)
-    scheduler.encoder.check_invariants()
+    scheduler.parts.check_invariants()
     pins = list(scheduler.leases.pins())
     assert len(pins) == kv.num_pins
     assert sum(pin.num_blocks for pin in pins) == kv.num_pinned_blocks

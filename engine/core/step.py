@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from engine.core.encoder_cache_manager import EncoderCacheManager
 from engine.core.kv_cache.block_pool import KVCacheBlock
 from engine.core.kv_cache.kv_cache_manager import KVCacheManager
 from engine.core.outputs import CachedRequestData, NewRequestData, SchedulerOutput
+from engine.core.parts import ChunkLimit
 from engine.core.request import Request
-from engine.core.step_shares import StepLimit
 
 
 @dataclass(slots=True)
@@ -36,36 +35,56 @@ class Step:
     """Blocks that were added to each request, by request id."""
     drafts: dict[str, list[int]] = field(default_factory=dict)
     """Draft tokens among those that are scheduled, by request id."""
-    limit: StepLimit | None = None
-    """What each owner may have of the step, where several owners share the engine."""
-    encoder: EncoderCacheManager | None = None
-    """What computes pictures, for a model that reads them."""
-    lacks_encoder: Request | None = None
-    """The waiting request that could not start, as its picture waits for the encoder."""
+    limits: tuple[ChunkLimit, ...] = ()
+    """What parts allow the step to compute, in the order in which they are asked."""
+    num_set_aside: int = 0
+    """Waiting requests that were passed over, as a limit let only others start."""
     on_prefix_cache_hit: Callable[[Request], None] | None = None
     """Called with each request just before it joins the batch, once its cached tokens are known."""
 
-    def allowed_of(self, request: Request, num_tokens: int) -> int:
-        """How many of ``num_tokens`` the step has left for a request's start, or for its drafts."""
-        return num_tokens if self.limit is None else self.limit.of_new(request, num_tokens)
+    def chunk(
+        self, request: Request, start: int, num_tokens: int, hit: Sequence[KVCacheBlock] | None = None
+    ) -> int:
+        """How many of ``num_tokens`` tokens from ``start`` on the step may compute of a request."""
+        for limit in self.limits:
+            num_tokens = limit.cut(request, start, num_tokens, hit)
+            if num_tokens <= 0:
+                return 0
+        return num_tokens
 
-    def started(self, request: Request, num_tokens: int) -> None:
-        """Count what a request's start, or its drafts, take of its owner's share."""
-        if self.limit is not None:
-            self.limit.started(request, num_tokens)
+    def cut_drafts(self, request: Request, num_drafts: int) -> int:
+        """How many of its drafts the step may verify."""
+        for limit in self.limits:
+            num_drafts = limit.cut_drafts(request, num_drafts)
+        return num_drafts
+
+    def defers(self, request: Request) -> bool:
+        """Whether no request of this one's tenant may start in this step."""
+        return any(limit.defers(request) for limit in self.limits)
+
+    def sets_aside(self, request: Request) -> bool:
+        """Whether this waiting request may not start in this step, though those behind it may."""
+        return any(limit.sets_aside(request) for limit in self.limits)
+
+    def admitted(self, request: Request) -> None:
+        """A waiting request was admitted."""
+        for limit in self.limits:
+            limit.admitted(request)
 
     def commit(self, request: Request, num_tokens: int, blocks: list[KVCacheBlock]) -> None:
         """Give the request tokens of the budget, and the blocks that were allocated for them."""
         self.num_scheduled[request.request_id] = num_tokens
         self.new_blocks[request.request_id] = blocks
         self.budget -= num_tokens
-        if self.encoder is not None and request.media:
-            self.encoder.commit(request, request.num_computed_tokens, num_tokens)
+        if self.limits:
+            for limit in self.limits:
+                limit.commit(request, request.num_computed_tokens, num_tokens)
 
     def add_drafts(self, request: Request, drafts: list[int], blocks: list[KVCacheBlock]) -> None:
         """Let the step compute drafts behind the tokens of a request, in these further blocks."""
         request_id = request.request_id
-        self.started(request, len(drafts))
+        for limit in self.limits:
+            limit.commit_drafts(request, len(drafts))
         self.drafts[request_id] = drafts
         self.num_scheduled[request_id] += len(drafts)
         self.new_blocks[request_id] = [*self.new_blocks[request_id], *blocks]
@@ -79,19 +98,6 @@ class Step:
         del self.new_blocks[request.request_id]
         self.budget += num_tokens
         return True
-
-    def able(self, running: Sequence[Request]) -> Sequence[Request]:
-        """Those that can go on: others wait for room in the encoder cache for the picture that is next."""
-        if self.encoder is None:
-            return running
-        return [r for r in running if self.before_picture(r, r.num_computed_tokens, 1)]
-
-    def before_picture(self, request: Request, start: int, num_tokens: int) -> int:
-        """How many of a request's tokens from ``start`` on the step may have: none of a picture that is too
-        much for its encoder."""
-        if self.encoder is None or not request.media:
-            return num_tokens
-        return self.encoder.cut(request, start, num_tokens)
 
     def to_output(
         self, kv: KVCacheManager, finished_req_ids: set[str], *, tells_tokens: bool = False

@@ -119,9 +119,9 @@ def make_scheduler(
     if config.speculative is not None:
         scheduler.kv.num_lookahead_tokens = config.speculative.num_lookahead_tokens
     if info.pictures is not None:
-        scheduler.encoder = _encoder_cache(config, info.pictures)
+        scheduler.add_parts(_encoder_cache(config, info.pictures))
     if info.routed_experts is not None:
-        scheduler.routed_experts = RoutedExpertsStore(info.routed_experts, info.num_gpu_blocks, block_size)
+        scheduler.add_parts(RoutedExpertsStore(info.routed_experts, info.num_gpu_blocks, block_size))
     if transfer is not None and transfer.storage_path is not None:
         _join_storage(scheduler, saves=transfer.saves)
     return scheduler

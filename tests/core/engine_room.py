@@ -151,8 +151,9 @@ class EngineRoom:
 
     def read_pictures(self, cache_size: int, step_size: int, whole: bool = False) -> None:
         """The model reads pictures; before the first step."""
-        self._untraced.encoder = EncoderCacheManager(cache_size, step_size, whole_pictures=whole)
-        self.pictures = WorkerPictures(self._untraced.encoder)
+        encoder = EncoderCacheManager(cache_size, step_size, whole_pictures=whole)
+        self._untraced.add_parts(encoder)
+        self.pictures = WorkerPictures(encoder)
         self.pictures.may_not_cut = whole and self._untraced.kv.states is None
 
     @property

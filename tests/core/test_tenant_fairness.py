@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from continuum.config import ContinuumConfig
 from continuum.policy import ContinuumPolicy
-from engine.core.fair_queue import FairQueue
+from engine.core.fairness.fair_queue import FairQueue
+from engine.core.fairness.step_shares import StepCost
+from engine.core.fairness.tenant_slots import TenantSlots
 from engine.core.policy import FcfsPolicy, PolicyContext, PriorityPolicy, SchedulingPolicy
 from engine.core.request import Request
-from engine.core.step_shares import StepCost
-from engine.core.tenant_slots import TenantSlots
 from engine.messages import JobRef
 from engine.sampling_params import SamplingParams
 from tests.core.engine_room import EngineRoom

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from engine.core.encoder_cache_manager import EncoderCacheManager
 from engine.core.offload.disk_tier import NO_DISK
 from engine.core.scheduler import Scheduler
 from engine.kv_cache_groups import KVCacheGroup, attention_groups
@@ -19,7 +20,7 @@ def trace_header(scheduler: Scheduler, wall_time_s: float, now: float, *, from_s
     ``from_start``: nothing has come in yet, so what the policy had learned before is written, too.
     """
     policy, config, states = scheduler.policy.describe(), scheduler.config, scheduler.kv.states
-    disk, encoder = scheduler.loads.disk_level or NO_DISK, scheduler.encoder
+    disk, encoder = scheduler.loads.disk_level or NO_DISK, scheduler.parts.find(EncoderCacheManager)
     return TraceHeader(
         wall_time_s=wall_time_s,
         monotonic_s=now,
@@ -45,9 +46,9 @@ def trace_header(scheduler: Scheduler, wall_time_s: float, now: float, *, from_s
         max_model_len=scheduler.max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_loras=config.max_loras or 0,
-        encoder_cache_size=encoder.cache_size,
-        max_encoder_input_tokens=encoder.step_size,
-        disable_chunked_mm_input=encoder.whole_pictures,
+        encoder_cache_size=0 if encoder is None else encoder.cache_size,
+        max_encoder_input_tokens=0 if encoder is None else encoder.step_size,
+        disable_chunked_mm_input=encoder is not None and encoder.whole_pictures,
         max_num_batched_tokens=config.max_num_batched_tokens,
         enable_chunked_prefill=config.enable_chunked_prefill,
         long_prefill_token_threshold=config.long_prefill_token_threshold,

@@ -84,11 +84,8 @@ class RecordedEngine:
             num_stages=header.num_stages,
         )
         scheduler.kv.num_lookahead_tokens = header.num_lookahead_tokens
-        scheduler.encoder = EncoderCacheManager(
-            header.encoder_cache_size,
-            header.max_encoder_input_tokens,
-            whole_pictures=header.disable_chunked_mm_input,
-        )
+        if header.encoder_cache_size:
+            scheduler.add_parts(_encoder(header))
         self.scheduler = TracedScheduler(scheduler, tracer)
         self.header = self.scheduler.begin_trace(header.wall_time_s, header.monotonic_s, from_start=True)
 
@@ -190,6 +187,14 @@ def _scheduler_config(header: TraceHeader) -> SchedulerConfig:
         long_prefill_token_threshold=header.long_prefill_token_threshold,
         scheduler_reserve_full_isl=header.scheduler_reserve_full_isl,
         async_scheduling=header.async_scheduling,
+    )
+
+
+def _encoder(header: TraceHeader) -> EncoderCacheManager:
+    return EncoderCacheManager(
+        header.encoder_cache_size,
+        header.max_encoder_input_tokens,
+        whole_pictures=header.disable_chunked_mm_input,
     )
 
 

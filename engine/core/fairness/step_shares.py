@@ -9,12 +9,15 @@ while there are several owners; for one owner nothing is limited and nothing lea
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 
-from engine.core.outputs import SchedulerOutput
-from engine.core.request import Request
+from engine.core.kv_cache.block_pool import KVCacheBlock
+from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
+from engine.core.parts import Batch, ChunkLimit, Left, SchedulerPart
+from engine.core.request import Request, RequestStatus
+from engine.core.step import Step
 
 RECENT_S = 10.0
 """An owner that has asked for something within this time may ask again, so no step is to be long."""
@@ -69,7 +72,7 @@ class StepCost:
 
 
 @dataclass(slots=True)
-class StepLimit:
+class StepLimit(ChunkLimit):
     """How many tokens of one step the owners that want much may have."""
 
     owners: set[str]
@@ -77,23 +80,30 @@ class StepLimit:
     granted: dict[str, int] = field(default_factory=dict)
     """Tokens that each of their running requests may have."""
 
-    def of_running(self, request: Request, num_tokens: int) -> int:
-        """How many of ``num_tokens`` a running request may have."""
+    def cut(self, request: Request, start: int, num_tokens: int, hit: Sequence[KVCacheBlock] | None) -> int:
+        """A running request gets what it was granted, one that starts what the running ones leave."""
         if request.owner not in self.owners:
             return num_tokens
-        return min(num_tokens, self.granted.get(request.request_id, 0))
+        if request.status is RequestStatus.RUNNING:
+            return min(num_tokens, self.granted.get(request.request_id, 0))
+        return min(num_tokens, self.num_left)
 
-    def of_new(self, request: Request, num_tokens: int) -> int:
-        """How many of ``num_tokens`` a starting request may have of what the running ones leave."""
-        return num_tokens if request.owner not in self.owners else min(num_tokens, self.num_left)
+    def commit(self, request: Request, start: int, num_tokens: int) -> None:
+        if request.status is not RequestStatus.RUNNING:
+            self.commit_drafts(request, num_tokens)
 
-    def started(self, request: Request, num_tokens: int) -> None:
-        """Count the tokens of a request that has started."""
+    def cut_drafts(self, request: Request, num_drafts: int) -> int:
+        return num_drafts if request.owner not in self.owners else min(num_drafts, self.num_left)
+
+    def commit_drafts(self, request: Request, num_drafts: int) -> None:
         if request.owner in self.owners:
-            self.num_left -= num_tokens
+            self.num_left -= num_drafts
+
+    def defers(self, request: Request) -> bool:
+        return request.owner in self.owners and self.num_left < 1
 
 
-class StepShares:
+class StepShares(SchedulerPart):
     """Knows which owners were here lately, and what steps cost."""
 
     def __init__(self) -> None:
@@ -117,20 +127,23 @@ class StepShares:
         self._num_open[owner] = self._num_open.get(owner, 0) + 1
         self.is_shared = len(self._seen_s) > 1
 
-    def gone(self, request: Request) -> None:
+    def left(self, request: Request, how: Left, now: float) -> None:
         """Count a request that has ended."""
+        if how is Left.PREEMPTED:
+            return
         owner = request.owner
         self._num_open[owner] -= 1
         if not self._num_open[owner]:
             del self._num_open[owner]
 
-    def planned(self, plan: SchedulerOutput, now: float) -> None:
+    def fill(self, plan: SchedulerOutput, requests: Mapping[str, Request], now: float) -> None:
         """Note when a step was planned, for its cost."""
-        self._planned.append((plan, now))
+        if self.is_shared:
+            self._planned.append((plan, now))
 
-    def ended(self, plan: SchedulerOutput, now: float) -> None:
+    def take(self, plan: SchedulerOutput, result: ModelRunnerOutput, now: float) -> None:
         """Learn from a step whose output came back."""
-        while self._planned:
+        while self.is_shared and self._planned:
             planned, planned_s = self._planned.popleft()
             if planned is plan:
                 num_tokens = plan.total_num_scheduled_tokens
@@ -139,8 +152,18 @@ class StepShares:
                 self._ended_s = now
                 return
 
-    def limit(self, running: Sequence[Request], next_one: Request | None, now: float) -> StepLimit | None:
-        """The limit of the step that is to be planned, or None. ``next_one`` is first in the queue."""
+    def limit(self, step: Step, batch: Batch, inner: tuple[ChunkLimit, ...]) -> ChunkLimit | None:
+        """Requests that other limits stop want nothing of the step."""
+        if not self.is_shared:
+            return None
+        running: Sequence[Request] = batch.running
+        if inner:
+            running = [request for request in running if _may_go_on(request, inner)]
+        return self.share(running, batch.waiting.peek(), step.now)
+
+    def share(self, running: Sequence[Request], next_one: Request | None, now: float) -> StepLimit | None:
+        """What the owners that want much may have of a step; None: all that they want. ``next_one`` is first
+        in the queue."""
         num_open = self._num_open
         num_waiting = dict(num_open)
         wanted = dict.fromkeys(num_open, 0)
@@ -191,6 +214,10 @@ class StepShares:
                 tokens = limit.granted[request.request_id] = min(missing, limit.num_left)
                 limit.num_left -= tokens
         return limit
+
+
+def _may_go_on(request: Request, limits: Sequence[ChunkLimit]) -> bool:
+    return all(limit.cut(request, request.num_computed_tokens, 1, None) for limit in limits)
 
 
 def _missing(request: Request) -> int:

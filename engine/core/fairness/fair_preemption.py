@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.core.fairness.tenant_slots import TenantSlots
 from engine.core.kv_cache.block_pool import KVCacheBlock
 from engine.core.kv_cache.kv_cache_manager import KVCacheManager
 from engine.core.policy import QueuePolicy
 from engine.core.request import Request
 from engine.core.step import Step
-from engine.core.tenant_slots import TenantSlots
 
 
 class FairPreemption:

@@ -10,10 +10,10 @@ import heapq
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
 
+from engine.core.fairness.tenant_slots import TenantSlots
 from engine.core.policy import WaitingKey
 from engine.core.request import Request
 from engine.core.request_queue import Places, QueueEntry, RequestQueue
-from engine.core.tenant_slots import TenantSlots
 
 LAST = 1 << 30
 """The rank of a tenant that is deferred."""
