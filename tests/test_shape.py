@@ -28,7 +28,7 @@ LONGER_FILES = {
     "engine/core/kv_cache/block_pool.py": (435, "Blocks, the lists that they are in, and who holds them."),
     "engine/core/scheduler.py": (626, "One step from the first request to the last: read it in one go."),
     "engine/api/openai_responses/turn.py": (441, "One response, from its body to its last event."),
-    "engine/core_process/engine_core.py": (530, "The loop of the core and what it is asked to do."),
+    "engine/core_process/engine_core.py": (506, "The loop of the core and what it is asked to do."),
     "engine/core_process/core_client.py": (480, "Every call to the core, each a few lines."),
     "engine/frontend/async_llm.py": (405, "The engine as servers use it: a method for each of its promises."),
     "engine/tool_parsers/catalog.py": (475, "A table: the formats of calls and of reasoning, by name."),
@@ -68,7 +68,6 @@ LONGER_FUNCTIONS = {
 }
 LARGER_ROOMS = {
     "engine": (25, "What several rooms share: messages, options, errors."),
-    "engine/core_process": (25, "The core's process, and what it is asked to do."),
     "engine/api": (30, "What several of the protocols share."),
     "engine/frontend": (26, "What lies between the APIs and the core."),
     "engine/worker/gpu": (37, "A kernel or a runner a file."),

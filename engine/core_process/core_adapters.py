@@ -7,12 +7,14 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from engine.core_process.core_part import CorePart
 from engine.errors import RequestError
 from engine.executor import Executor
 from engine.lora import Adapter, LoRAConfig
+from engine.messages import EngineCoreRequest
 
 
-class CoreAdapters:
+class CoreAdapters(CorePart):
     """Thread-safe; may be called while a step is running."""
 
     def __init__(
@@ -29,8 +31,10 @@ class CoreAdapters:
         self._unwanted: set[str] = set()
         """Keys of unloaded adapters that requests still had."""
 
-    def by_name(self) -> dict[str, Callable[..., Any]]:
-        """The utilities by the names under which another process calls them."""
+    def opening(self, message: EngineCoreRequest) -> None:
+        self.ensure(message.adapter)
+
+    def utilities(self) -> dict[str, Callable[..., Any]]:
         return {"load_adapter": self.load_adapter, "unload_adapter": self.unload_adapter}
 
     def ensure(self, adapter: Adapter | None) -> None:

@@ -11,12 +11,13 @@ from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.core.traced_scheduler import TracedScheduler
+from engine.core_process.core_part import CorePart
 from engine.core_process.step_costs import measure_step_costs
 from engine.errors import ConfigError
 from engine.executor import Executor
 
 
-class Drafting:
+class Drafting(CorePart):
     """Proposes drafts to a scheduler."""
 
     def __init__(self, proposals: DraftProposals) -> None:
@@ -45,7 +46,6 @@ class Drafting:
             scheduler.update_draft_token_ids(proposals, now)
 
     def request_ended(self, request: Request, now: float) -> None:
-        """``Scheduler``'s callback."""
         self._proposals.ended(request)
 
 

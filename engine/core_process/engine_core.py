@@ -17,8 +17,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from engine.clock import Clock
 from engine.config import EngineConfig
 from engine.core.core_outputs import failed_output, note_prompt_logprobs, with_pooled
@@ -29,6 +27,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.token_grammar import TokenGrammar
 from engine.core.traced_scheduler import TracedScheduler
 from engine.core_process.core_adapters import CoreAdapters
+from engine.core_process.core_part import CoreParts
 from engine.core_process.core_parts import (
     check_request,
     check_token_budget,
@@ -39,11 +38,11 @@ from engine.core_process.core_parts import (
     scheduler_config,
 )
 from engine.core_process.drafting import make_drafting
+from engine.core_process.events.kv_events import closed_on_failure, open_kv_events
 from engine.core_process.kept_turns import KeptTurns
-from engine.core_process.kv_events import closed_on_failure, open_kv_events
-from engine.core_process.lease_keeper import open_lease_keeper
+from engine.core_process.lease_keeper import lease_place, open_lease_keeper
 from engine.core_process.submitted_plan import SubmittedPlan
-from engine.core_process.telemetry import open_telemetry, request_listener
+from engine.core_process.telemetry import RequestSpans, open_telemetry
 from engine.core_process.trace_control import TraceControl
 from engine.core_process.utilities import CoreUtilities
 from engine.core_process.waves import Waves
@@ -79,8 +78,6 @@ LOAD_POLL_S = 0.001
 """When to ask the executor again if nothing can run before a load has ended."""
 SHORTEST_WAIT_S = 0.001
 KV_NOT_FETCHED = "The prompt's KV could not be fetched (kv_load_failure_policy: fail)."
-TELEMETRY_TIMEOUT_S = 2.0
-"""How long the last spans may take to reach their collector when the engine stops."""
 PERSIST_TIMEOUT_S = 4.0
 """If another thread is already persisting, wait at most this long for it."""
 
@@ -104,33 +101,30 @@ class EngineCore:
         """Numbers of pins and of requests, as last reported: both may change while nothing runs."""
         self._failed: list[EngineCoreOutput] = []
         """Final outputs of requests that failed outside of a step; sent with the next step's outputs."""
-        self._config = config
         self._tracer = Tracer()
         self._trace = TraceControl(config.trace, self._tracer, self._changed, self._begin_trace)
-        self._telemetry = open_telemetry(config.telemetry, clock.now())
-        self._kv_events = open_kv_events(config.kv_events, config.parallel.data_parallel_rank)
+        telemetry = open_telemetry(config.telemetry, clock.now())
+        kv_events = open_kv_events(config.kv_events, config.parallel.data_parallel_rank)
         self._persisted = threading.Event()
         self._submitted: deque[SubmittedPlan] = deque()
         """Plans whose output has not been processed, the oldest first."""
         self._may_have_tokens = True  # the plan to follow, as the last one had, or an output came since
-        with closed_on_failure(self._kv_events):
+        with closed_on_failure(kv_events):
             self._executor: Executor = executor_factory(config)
             self._max_submitted = self._executor.max_concurrent_batches
             info = self._executor.info
             check_token_budget(scheduler_config(config, info), info.max_model_len)
-            tracer = self._tracer if self._telemetry is None else Tracer(self._tracer, self._telemetry)
+            tracer = self._tracer if telemetry is None else Tracer(self._tracer, telemetry)
             self.policy: SchedulingPolicy = make_policy(policy_factory, config, info, tracer)
             self._drafting = make_drafting(config, self._executor, self.policy.job_of)
             self.kept_turns = KeptTurns(
                 info.num_gpu_blocks * config.cache.block_size, config.cache.block_size
             )
-            listener = request_listener(self._telemetry, self._drafting, self.kept_turns)
             overlap = self._max_submitted > 1
-            self._untraced = make_scheduler(config, info, self.policy, overlap, listener)
+            self._untraced = make_scheduler(config, info, self.policy, overlap, self._request_ended)
         self._traced = TracedScheduler(self._untraced, self._tracer)
-        if self._kv_events is not None:
-            self._kv_events.attach(self._untraced, clock)
-        self._lease_keeper = open_lease_keeper(config)
+        if kv_events is not None:
+            kv_events.attach(self._untraced, clock)
         self._saved_prefixes = open_saved_prefixes(config, info, self._untraced)
         self._asks_readers = False
         """Whether the worker is to be asked what readers of leases have said, though nothing runs."""
@@ -139,21 +133,23 @@ class EngineCore:
         self._waves = Waves(cores_sharing_experts(config))
         self._executor.on_wave(self._join_wave)
         self.ready = engine_ready(config, info, self.policy)
-        watch = LiveFeed(self._untraced, self._tracer, clock, self._changed)
         self.utilities = CoreUtilities(lambda: self.scheduler, clock, self._changed, self._executor)
         operations = self.utilities.operations
         operations.on_loaded = self._loaded
         operations.switch_trace = self._trace.switch
-        self._adapters = CoreAdapters(self._executor, config.lora, self.utilities.adapters_in_use)
-        self._by_name: dict[str, Callable[..., Any]] = {
-            **self.utilities.by_name(),
-            **self._adapters.by_name(),
-            "step_age_s": self.step_age_s,
-            "trace_state": self._trace.state,
-            "switch_trace": self._trace.switch,
-            "watch": watch.watch,
-            "unwatch": watch.leave,
-        }
+        self._parts = CoreParts(
+            (
+                CoreAdapters(self._executor, config.lora, self.utilities.adapters_in_use),
+                open_lease_keeper(config),
+                lease_place(config),
+                None if telemetry is None else RequestSpans(telemetry),
+                self._drafting,
+                self.kept_turns,  # takes the lists of a request that ended: after all that read them
+                self._trace,  # complete before sockets are closed, which may take their time
+                kv_events,
+            )
+        )
+        self._by_name = self._utilities()
         self._trace.start()
 
     @property
@@ -163,6 +159,16 @@ class EngineCore:
 
     def _begin_trace(self, from_start: bool) -> TraceHeader:
         return self._traced.begin_trace(time.time(), self._clock.now(), from_start=from_start)
+
+    def _utilities(self) -> dict[str, Callable[..., Any]]:
+        """All utilities by the names under which another process calls them."""
+        watch = LiveFeed(self._untraced, self._tracer, self._clock, self._changed)
+        by_name = {**self.utilities.by_name(), **self._parts.utilities()}
+        by_name |= {"step_age_s": self.step_age_s, "watch": watch.watch, "unwatch": watch.leave}
+        return by_name
+
+    def _request_ended(self, request: Request, now: float) -> None:
+        self._parts.request_ended(request, now)
 
     def _loaded(self, folder: Path | None) -> None:
         """Other weights have been loaded, whose saved KV is in this folder: look there for what waits."""
@@ -184,7 +190,7 @@ class EngineCore:
             check_request(message, self.ready)
             if message.request_id in self.scheduler.requests:
                 raise RequestError(f"Request id {message.request_id!r} is in use.")
-            self._adapters.ensure(message.adapter)
+            self._parts.opening(message)
             # Hashing a long prompt takes milliseconds, and so do files: before the lock.
             request = Request.from_core_request(message, self.scheduler.request_block_hasher, before)
             saved = self._saved_prefixes
@@ -195,8 +201,7 @@ class EngineCore:
                 if saved is not None and saved.saved is not looked_in:  # other weights have come since
                     request.kv_transfer = saved.find(request)
                 self.scheduler.add_request(request, self._clock.now())
-                if self._lease_keeper is not None:  # under the lock: before it can have a token, or end
-                    self._lease_keeper.opened(message)
+                self._parts.opened(message)
                 self._wake()
         except RequestError as error:
             return [failed_output(message.request_id, str(error))]
@@ -248,9 +253,8 @@ class EngineCore:
         status = RequestStatus.FINISHED_STOPPED if message.stopped else RequestStatus.FINISHED_ABORTED
         with self._changed:
             outputs = self.scheduler.finish_requests(message.request_ids, status, self._clock.now())
+            self._parts.answered(outputs)
             self._wake()
-        if self._lease_keeper is not None:
-            self._lease_keeper.closed(outputs)
         return outputs
 
     def signal(self, signal: Signal) -> TurnReceipt | None:
@@ -273,7 +277,7 @@ class EngineCore:
                     self._stalled = False
                     self._asks_readers = bool(self.scheduler.leases)
                 self.scheduler.expire(self._clock.now())
-                self._publish_events()
+                self._parts.publish()
             return False
 
     def _reportable(self) -> tuple[int, int]:
@@ -311,7 +315,7 @@ class EngineCore:
             now, due_s = self._clock.now(), self.scheduler.next_due_s()
             if due_s is not None and due_s <= now:
                 self.scheduler.expire(now)
-                self._publish_events()
+                self._parts.publish()
             is_reported = not self._failed and self._reportable() == self._reported
             has_plans = self._submitted or self._has_requests() or self._writes_to_disk()
             return is_reported and not has_plans and not self.scheduler.leases
@@ -400,34 +404,19 @@ class EngineCore:
             for request in self.scheduler.loads.take_lost():
                 self._fail(request, KV_NOT_FETCHED)
         outputs, self._failed = self._failed + outputs, []
-        if self._lease_keeper is not None:
-            self._lease_keeper.closed(outputs)
-        self._tell_place(outputs)
+        self._parts.answered(outputs)
         if self._submitted:
             self._fill_masks(self._submitted[0].plan)
         if self._drafting is not None:
             is_idle = not self._submitted
             self._drafting.after_output(self.scheduler, plan, result, now, is_idle=is_idle)
-        self._publish_events()
+        self._parts.publish()
         reportable = self._reportable()
         if not outputs and not plan.total_num_scheduled_tokens and reportable == self._reported:
             return None
         self._reported = reportable
         stats = self._make_stats() if self._log_stats else None
         return EngineCoreOutputs(outputs=outputs, scheduler_stats=stats, timestamp=now)
-
-    def _tell_place(self, outputs: list[EngineCoreOutput]) -> None:
-        """Tell where the KV can be fetched that is leased out."""
-        if self._config.kv_transfer is not None:
-            host, port = self._config.kv_transfer.kv_ip, self._config.kv_transfer_port
-            for output in outputs:
-                if output.kv_leased is not None:
-                    output.kv_leased = msgspec.structs.replace(output.kv_leased, host=host, port=port)
-
-    def _publish_events(self) -> None:
-        """Hand on what has entered or left the prefix cache since the last call, if somebody wants it."""
-        if self._kv_events is not None:
-            self._kv_events.publish()
 
     def _end_failed_grammars(self, masks: TokenMasks) -> None:
         """End requests whose bitmask could not be filled. Runs before the step's tokens are appended, as the
@@ -439,12 +428,7 @@ class EngineCore:
 
     def _make_stats(self) -> SchedulerStats:
         stats = self.scheduler.make_stats()
-        stats.trace_dropped = self._trace.take_dropped()
-        stats.continued = self.kept_turns.take_counts()
-        if self._telemetry is not None:
-            stats.telemetry_dropped = self._telemetry.take_dropped()
-        if self._kv_events is not None:
-            stats.kv_events_dropped = self._kv_events.take_dropped()
+        self._parts.fill_stats(stats)
         return stats
 
     def _submit(self, plan: SchedulerOutput) -> PendingOutput:
@@ -463,7 +447,7 @@ class EngineCore:
 
     def _wake(self) -> None:
         self._stalled = False
-        self._publish_events()
+        self._parts.publish()
         self._changed.notify_all()
 
     def now(self) -> float:
@@ -499,8 +483,7 @@ class EngineCore:
     def close(self) -> None:
         """Persist the policy's state and the trace, then free the model. May be called again."""
         self.persist()
-        if self._lease_keeper is not None:
-            self._lease_keeper.close()
+        self._parts.stop()
         self._executor.shutdown()
 
     def persist(self) -> None:
@@ -518,10 +501,6 @@ class EngineCore:
             self.scheduler.close(now)
             self._grammars.close()
             self._masks.close()
-            self._publish_events()
-        self._trace.close()
-        if self._kv_events is not None:
-            self._kv_events.close()
-        if self._telemetry is not None:
-            self._telemetry.close(now, TELEMETRY_TIMEOUT_S)
+            self._parts.publish()
+        self._parts.persist(now)
         self._persisted.set()

@@ -11,14 +11,15 @@ from collections import OrderedDict
 from threading import Lock
 
 from engine.core.request import KnownPrefix, Request
+from engine.core_process.core_part import CorePart
 from engine.messages import TurnPrefix
-from engine.reported_stats import ContinuedStats
+from engine.reported_stats import ContinuedStats, SchedulerStats
 
 MOST_TOKENS = 1 << 21
 """The most tokens that are kept, at some 40 bytes each."""
 
 
-class KeptTurns:
+class KeptTurns(CorePart):
     """Bounded: the longest kept are forgotten first. Thread-safe."""
 
     def __init__(self, max_tokens: int, block_size: int) -> None:
@@ -39,7 +40,7 @@ class KeptTurns:
         return self._num_tokens
 
     def request_ended(self, request: Request, now: float) -> None:
-        """``Scheduler``'s callback: keep a turn that may be continued.
+        """Keep a turn that may be continued.
 
         Of one that was given up, what it continued is kept again: its client may ask once more.
         """
@@ -69,6 +70,9 @@ class KeptTurns:
             del self._turns[prefix.request_id]
             self._num_tokens -= len(known.token_ids)
         return known.cut(prefix, self._block_size)
+
+    def fill_stats(self, stats: SchedulerStats) -> None:
+        stats.continued = self.take_counts()
 
     def take_counts(self) -> ContinuedStats | None:
         """How often a turn was asked for since the last call; None if never."""

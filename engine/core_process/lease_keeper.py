@@ -6,12 +6,13 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from engine.config import EngineConfig
+from engine.core_process.core_part import CorePart
 from engine.kv_transfer.messages import RemotePrefix
 from engine.kv_transfer.wire import Asked, ReleaseLease, RenewLease, receive_answer, send
 from engine.messages import EngineCoreOutput, EngineCoreRequest
@@ -39,7 +40,7 @@ def _key(source: RemotePrefix) -> _Key:
     return source.host, source.port, source.lease_id
 
 
-class LeaseKeeper:
+class LeaseKeeper(CorePart):
     """Knows which requests have a lease at another server. Says on a thread what is to be said there."""
 
     def __init__(self) -> None:
@@ -52,9 +53,9 @@ class LeaseKeeper:
         self._thread = threading.Thread(target=self._run, name="kv-lease-keeper", daemon=True)
         self._thread.start()
 
-    def opened(self, request: EngineCoreRequest) -> None:
-        """A request has come, which may name a prefix that it will fetch."""
-        request_id, source = request.request_id, request.kv_transfer
+    def opened(self, message: EngineCoreRequest) -> None:
+        """The request may name a prefix that it will fetch."""
+        request_id, source = message.request_id, message.kv_transfer
         if not isinstance(source, RemotePrefix):
             return
         with self._changed:
@@ -64,7 +65,7 @@ class LeaseKeeper:
             self._by_request[request_id] = lease
             self._changed.notify()
 
-    def closed(self, outputs: Iterable[EngineCoreOutput]) -> None:
+    def answered(self, outputs: Sequence[EngineCoreOutput]) -> None:
         """These requests have a token, or have ended. Many are unknown here."""
         if not self._by_request:
             return
@@ -80,7 +81,7 @@ class LeaseKeeper:
                     self._to_release.append(lease.source)
                     self._changed.notify()
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Give back what is still leased, and stop."""
         with self._changed:
             self._closing = True
@@ -126,6 +127,26 @@ class LeaseKeeper:
             while len(self._paused_until) >= MAX_PAUSED:
                 del self._paused_until[next(iter(self._paused_until))]
             self._paused_until[address] = time.monotonic() + PAUSE_S
+
+
+class LeasePlace(CorePart):
+    """Tells clients where the KV can be fetched that is leased out."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host = host
+        self._port = port
+
+    def answered(self, outputs: Sequence[EngineCoreOutput]) -> None:
+        for output in outputs:
+            if output.kv_leased is not None:
+                leased = msgspec.structs.replace(output.kv_leased, host=self._host, port=self._port)
+                output.kv_leased = leased
+
+
+def lease_place(config: EngineConfig) -> LeasePlace | None:
+    """None for an engine that moves no KV."""
+    transfer = config.kv_transfer
+    return None if transfer is None else LeasePlace(transfer.kv_ip, config.kv_transfer_port)
 
 
 def open_lease_keeper(config: EngineConfig) -> LeaseKeeper | None:

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from engine.config import TelemetryConfig
 from engine.core.request import Request
-from engine.core_process.drafting import Drafting
-from engine.core_process.kept_turns import KeptTurns
+from engine.core_process.core_part import CorePart
 from engine.errors import ConfigError
+from engine.reported_stats import SchedulerStats
 from tracing.ended_request import EndedRequest
 
 if TYPE_CHECKING:
     from tracing.telemetry import Telemetry
 
+CLOSE_TIMEOUT_S = 2.0
+"""How long the last spans may take to reach their collector when the engine stops."""
 PROTOCOL = "http/protobuf"
 PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 """The first variable that is set counts."""
@@ -53,22 +54,20 @@ def _check_protocol() -> None:
             return
 
 
-def request_listener(
-    telemetry: Telemetry | None,
-    drafting: Drafting | None = None,
-    kept_turns: KeptTurns | None = None,
-) -> Callable[[Request, float], None]:
-    """A callback for the scheduler, which knows nothing of spans."""
+class RequestSpans(CorePart):
+    """Has a span sent for each request that ends."""
 
-    def listen(request: Request, now: float) -> None:
-        if telemetry is not None:
-            telemetry.request_ended(_ended(request, now))
-        if drafting is not None:
-            drafting.request_ended(request, now)
-        if kept_turns is not None:
-            kept_turns.request_ended(request, now)
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
 
-    return listen
+    def request_ended(self, request: Request, now: float) -> None:
+        self._telemetry.request_ended(_ended(request, now))
+
+    def fill_stats(self, stats: SchedulerStats) -> None:
+        stats.telemetry_dropped = self._telemetry.take_dropped()
+
+    def persist(self, now: float) -> None:
+        self._telemetry.close(now, CLOSE_TIMEOUT_S)
 
 
 def _ended(request: Request, now: float) -> EndedRequest:

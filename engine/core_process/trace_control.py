@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from engine.config import TraceConfig
+from engine.core_process.core_part import CorePart
 from engine.errors import ConfigError
-from engine.reported_stats import TraceState
+from engine.reported_stats import SchedulerStats, TraceState
 from tracing.events import TraceHeader
 from tracing.parts import split_part
 from tracing.tracer import Tracer
@@ -35,7 +36,7 @@ HEADER_TIMEOUT_S = 2.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.jsonl(\.zst)?")
 
 
-class TraceControl:
+class TraceControl(CorePart):
     """One per engine; thread-safe."""
 
     def __init__(
@@ -102,16 +103,17 @@ class TraceControl:
                 error=self._failure or (str(writer.error) if writer is not None and writer.error else None),
             )
 
-    def take_dropped(self) -> int:
-        """Number of events dropped since the last call."""
-        if self._writer is None:
-            return 0
-        dropped = self._num_dropped_before + self._writer.dropped
-        num_new, self._num_dropped_reported = dropped - self._num_dropped_reported, dropped
-        return num_new
+    def utilities(self) -> dict[str, Callable[..., Any]]:
+        return {"trace_state": self.state, "switch_trace": self.switch}
 
-    def close(self) -> None:
-        """Complete the trace when the engine stops; waits for it, unless the disk hangs."""
+    def fill_stats(self, stats: SchedulerStats) -> None:
+        if self._writer is not None:
+            num_dropped = self._num_dropped_before + self._writer.dropped
+            stats.trace_dropped = num_dropped - self._num_dropped_reported
+            self._num_dropped_reported = num_dropped
+
+    def persist(self, now: float) -> None:
+        """Complete the trace; waits for it, unless the disk hangs."""
         if self._writer is not None:
             self._tracer.remove(self._writer)
             self._writer.close()

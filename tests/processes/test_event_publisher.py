@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import zmq
 
-from engine.core_process.event_publisher import EventPublisher
+from engine.core_process.events.event_publisher import EventPublisher
 from engine.errors import ConfigError
 from engine.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
 from engine.kv_events_config import KVEventsConfig, read_kv_events_config

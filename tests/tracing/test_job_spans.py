@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import StatusCode
 
 from engine.core.request import RequestStatus
-from engine.core_process.telemetry import request_listener
+from engine.core_process.telemetry import RequestSpans
 from engine.messages import JobFinished, JobRef
 from tests.continuum.job_room import JobRoom
 from tests.core.engine_room import CountingGrammar, EngineRoom
@@ -50,7 +50,7 @@ class Observatory:
         self.telemetry = Telemetry(self.exporter, model_name=MODEL, epoch_ns=0, limits=limits)
         self.room = JobRoom(
             tracer=Tracer(self.telemetry),
-            on_request_ended=request_listener(self.telemetry),
+            on_request_ended=RequestSpans(self.telemetry).request_ended,
             **options,  # type: ignore[arg-type]
         )
 
@@ -194,7 +194,7 @@ def test_a_request_of_no_job_has_a_span_too() -> None:
     """Under a policy that knows no jobs there are turns, and nothing is made up around them."""
     exporter = Spans()
     telemetry = Telemetry(exporter, model_name=MODEL, epoch_ns=0)
-    room = EngineRoom(on_request_ended=request_listener(telemetry))
+    room = EngineRoom(on_request_ended=RequestSpans(telemetry).request_ended)
     room.add("r", [1, 2, 3])
     room.run()
     telemetry.close(room.clock.now(), CLOSE_S)

@@ -259,7 +259,7 @@ def test_an_engine_that_is_ready_has_its_header_in_the_file(tmp_path: Path) -> N
         control = TraceControl(config, Tracer(), threading.RLock(), lambda from_start: HEADER)
         control.start()
         assert next(iter(read_trace(path))) == HEADER
-        control.close()
+        control.persist(0.0)
 
 
 def test_where_no_trace_may_be_written() -> None:

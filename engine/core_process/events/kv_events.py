@@ -10,14 +10,16 @@ from engine.clock import Clock
 from engine.core.kv_cache.kv_event_recorder import KVEventRecorder
 from engine.core.pin_recorder import PinRecorder
 from engine.core.scheduler import Scheduler
-from engine.core_process.event_publisher import EventPublisher
+from engine.core_process.core_part import CorePart
+from engine.core_process.events.event_publisher import EventPublisher
 from engine.kv_events import EventBatch, KVCacheEvent, PinEvent
 from engine.kv_events_config import KVEventsConfig
+from engine.reported_stats import SchedulerStats
 
 PINS_TOPIC = "pins"
 
 
-class KVEventFeed:
+class KVEventFeed(CorePart):
     """Publishes the events of one scheduler, once that is attached."""
 
     def __init__(self, config: KVEventsConfig, rank: int = 0) -> None:
@@ -68,11 +70,13 @@ class KVEventFeed:
         if events:
             publisher.publish(EventBatch(time.time(), events, self._rank))
 
-    def take_dropped(self) -> int:
-        """Batches dropped since the last call."""
+    def fill_stats(self, stats: SchedulerStats) -> None:
         num_dropped = sum(each.num_dropped for each in self._publishers) - self._num_told
         self._num_told += num_dropped
-        return num_dropped
+        stats.kv_events_dropped = num_dropped
+
+    def persist(self, now: float) -> None:
+        self.close()
 
     def close(self) -> None:
         """Send what was published and close the sockets, within seconds."""

@@ -1,0 +1,99 @@
+"""What features do around the core's loop: each is a part, and all parts are asked at the same few moments.
+
+As ``engine.core.parts``, for what is not pure: threads, sockets, files, clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from engine.core.request import Request
+from engine.messages import EngineCoreOutput, EngineCoreRequest
+from engine.reported_stats import SchedulerStats
+
+
+class CorePart:
+    """What one feature does around the loop. All but ``opening`` is called under the core's lock, and must
+    not wait; the last two are not."""
+
+    def opening(self, message: EngineCoreRequest) -> None:
+        """A request came in, and is in no queue yet. RequestError refuses it."""
+
+    def opened(self, message: EngineCoreRequest) -> None:
+        """It was queued: before it can have a token, or end."""
+
+    def answered(self, outputs: Sequence[EngineCoreOutput]) -> None:
+        """These outputs go to clients; a part may add to them."""
+
+    def request_ended(self, request: Request, now: float) -> None:
+        """A request has ended, however it did. Must not raise."""
+
+    def publish(self) -> None:
+        """Hand on what has happened since the last call."""
+
+    def fill_stats(self, stats: SchedulerStats) -> None:
+        """Add counts since the last call."""
+
+    def utilities(self) -> Mapping[str, Callable[..., Any]]:
+        """What another process may call, by name."""
+        return {}
+
+    def persist(self, now: float) -> None:
+        """The engine stops, the scheduler is closed: complete what must survive. A step may be running."""
+
+    def stop(self) -> None:
+        """The engine has stopped; no step runs."""
+
+
+class CoreParts:
+    """The parts of one core, in the order in which they are asked."""
+
+    def __init__(self, parts: Iterable[CorePart | None]) -> None:
+        """None: a part that is off."""
+        self.all = tuple(part for part in parts if part is not None)
+        self._opening = self._with("opening")
+        self._opened = self._with("opened")
+        self._answering = self._with("answered")
+        self._ending = self._with("request_ended")
+        self._publishing = self._with("publish")
+
+    def _with(self, moment: str) -> tuple[CorePart, ...]:
+        """The parts that have something to do at a moment."""
+        nothing = getattr(CorePart, moment)
+        return tuple(part for part in self.all if getattr(type(part), moment) is not nothing)
+
+    def opening(self, message: EngineCoreRequest) -> None:
+        for part in self._opening:
+            part.opening(message)
+
+    def opened(self, message: EngineCoreRequest) -> None:
+        for part in self._opened:
+            part.opened(message)
+
+    def answered(self, outputs: Sequence[EngineCoreOutput]) -> None:
+        for part in self._answering:
+            part.answered(outputs)
+
+    def request_ended(self, request: Request, now: float) -> None:
+        for part in self._ending:
+            part.request_ended(request, now)
+
+    def publish(self) -> None:
+        for part in self._publishing:
+            part.publish()
+
+    def fill_stats(self, stats: SchedulerStats) -> None:
+        for part in self.all:
+            part.fill_stats(stats)
+
+    def utilities(self) -> dict[str, Callable[..., Any]]:
+        return {name: method for part in self.all for name, method in part.utilities().items()}
+
+    def persist(self, now: float) -> None:
+        for part in self.all:
+            part.persist(now)
+
+    def stop(self) -> None:
+        for part in self.all:
+            part.stop()

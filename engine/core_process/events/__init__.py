@@ -1,0 +1,1 @@
+"""Publishes what enters and leaves the prefix cache, and what pins do."""
