@@ -8,16 +8,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from engine import moved_modules
-
 if TYPE_CHECKING:
     from engine.frontend.async_llm import AsyncLLM
     from engine.frontend.llm import LLM
     from engine.sampling_params import SamplingParams
 
 __all__ = ["LLM", "AsyncLLM", "SamplingParams"]
-
-moved_modules.install()
 
 _DOORS = {
     "LLM": "engine.frontend.llm",

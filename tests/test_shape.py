@@ -26,7 +26,7 @@ MAX_ROOM = 24
 LONGER_FILES = {
     "engine/core/kv_cache/kv_cache_manager.py": (425, "What the scheduler asks for memory, in one place."),
     "engine/core/kv_cache/block_pool.py": (435, "Blocks, the lists that they are in, and who holds them."),
-    "engine/core/scheduler.py": (626, "One step from the first request to the last: read it in one go."),
+    "engine/core/scheduler.py": (636, "One step from the first request to the last: read it in one go."),
     "engine/api/openai_responses/turn.py": (441, "One response, from its body to its last event."),
     "engine/core_process/engine_core.py": (506, "The loop of the core and what it is asked to do."),
     "engine/core_process/core_client.py": (480, "Every call to the core, each a few lines."),
@@ -67,7 +67,6 @@ LONGER_FUNCTIONS = {
     "tests/worker/attention_reference.py:make_case": (55, "A batch of attention, made array by array."),
 }
 LARGER_ROOMS = {
-    "engine": (25, "What several rooms share: messages, options, errors."),
     "engine/api": (30, "What several of the protocols share."),
     "engine/frontend": (26, "What lies between the APIs and the core."),
     "engine/worker/gpu": (37, "A kernel or a runner a file."),
