@@ -16,6 +16,7 @@ from engine.config import SchedulerConfig
 from engine.core.append_tokens import append_tokens
 from engine.core.core_outputs import describe_start, last_output
 from engine.core.draft_tokens import DraftTokens
+from engine.core.encoder_cache_manager import EncoderCacheManager
 from engine.core.fairness.fair_preemption import FairPreemption
 from engine.core.fairness.fair_queue import FairQueue
 from engine.core.fairness.tenant_slots import TenantSlots
@@ -111,6 +112,15 @@ class Scheduler:
     def add_parts(self, *parts: SchedulerPart) -> None:
         """Have these parts, too; before the first request."""
         self.parts = in_order((*self.parts.all, *parts))
+
+    @property
+    def encoder(self) -> EncoderCacheManager | None:
+        """The part of a model that reads pictures; programs that make a scheduler may set it so, too."""
+        return self.parts.find(EncoderCacheManager)
+
+    @encoder.setter
+    def encoder(self, encoder: EncoderCacheManager) -> None:
+        self.add_parts(encoder)
 
     # ---- what comes in ----
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from engine.core.encoder_cache_manager import EncoderCacheManager
 from engine.core.offload.disk_tier import NO_DISK
 from engine.core.scheduler import Scheduler
 from engine.kv_cache_groups import KVCacheGroup, attention_groups
@@ -20,7 +19,7 @@ def trace_header(scheduler: Scheduler, wall_time_s: float, now: float, *, from_s
     ``from_start``: nothing has come in yet, so what the policy had learned before is written, too.
     """
     policy, config, states = scheduler.policy.describe(), scheduler.config, scheduler.kv.states
-    disk, encoder = scheduler.loads.disk_level or NO_DISK, scheduler.parts.find(EncoderCacheManager)
+    disk, encoder = scheduler.loads.disk_level or NO_DISK, scheduler.encoder
     return TraceHeader(
         wall_time_s=wall_time_s,
         monotonic_s=now,
