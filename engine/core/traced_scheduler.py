@@ -21,6 +21,17 @@ from engine.messages import EngineCoreOutput, Signal, TurnReceipt
 from tracing.events import TraceHeader
 from tracing.tracer import Tracer
 
+READS = frozenset(
+    (
+        *("check_invariants", "has_unfinished_requests", "make_stats", "next_due_s", "num_pending_loads"),
+        *("sampled_grammars", "statistics"),
+        *("config", "kv", "leases", "loads", "max_model_len", "parts", "pins", "policy", "steps"),
+        *("compiling", "constrained", "requests", "running", "waiting"),
+        *("pause_state", "replan_at_once", "request_block_hasher"),
+    )
+)
+"""Methods and parts of a scheduler that may be used past its trace: what decides nothing."""
+
 
 class TracedScheduler:
     """Takes the place of its scheduler while somebody wants the trace.
@@ -35,7 +46,9 @@ class TracedScheduler:
         self._inputs = InputTrace(tracer, self._steps, scheduler.kv.block_size)
 
     def __getattr__(self, name: str) -> Any:
-        """Methods that only read the scheduler need no record."""
+        """Methods that only read the scheduler need no record; those that are not known to are not there."""
+        if name not in READS:
+            raise AttributeError(f"{name!r} of a scheduler is not to be used past its trace")
         return getattr(self._scheduler, name)
 
     def begin_trace(self, wall_time_s: float, now: float, *, from_start: bool) -> TraceHeader:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 
+import pytest
+
 from engine.core.scheduler import Scheduler
-from engine.core.traced_scheduler import TracedScheduler
+from engine.core.traced_scheduler import READS, TracedScheduler
 from tests.core.engine_room import EngineRoom
 from tracing.events import RequestArrived, StepDecision, StepOutput, StepSnapshot, TraceEvent
 from tracing.tracer import Tracer
@@ -31,6 +33,16 @@ def test_no_input_passes_by_the_trace() -> None:
     }
     assert inputs >= {"schedule", "add_request", "close"}
     assert inputs - HALVES <= vars(TracedScheduler).keys()
+
+
+def test_each_method_has_a_record_or_reads_only() -> None:
+    """A method that is added to the scheduler cannot be left out by mistake."""
+    methods = {name for name in vars(Scheduler) if not name.startswith("_")}
+    for_the_start = {"add_parts", "encoder"}
+    assert methods - HALVES - for_the_start - READS <= vars(TracedScheduler).keys()
+    assert READS - methods <= vars(EngineRoom().scheduler).keys()
+    with pytest.raises(AttributeError, match="'add_parts' of a scheduler is not to be used past its trace"):
+        _ = TracedScheduler(EngineRoom()._untraced, Tracer()).add_parts
 
 
 def test_the_wrapper_takes_what_the_scheduler_takes() -> None:
