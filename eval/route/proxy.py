@@ -211,7 +211,7 @@ class RouteApp:
 
     def _passed_on(self, answer: httpx.Response, index: int, *, counted: bool = False) -> Response:
         load = self.fleet.backends[index].load if counted else None
-        return _PassedOn(answer, load, partial(self._note_ids, index))
+        return PassedOn(answer, load, partial(self._note_ids, index))
 
     def _note_ids(self, index: int, text: bytes) -> None:
         """Remember where a response is stored whose id an answer begins with."""
@@ -219,7 +219,7 @@ class RouteApp:
             self._stored[key_of(found[1].decode())] = index
 
 
-class _PassedOn(StreamingResponse):
+class PassedOn(StreamingResponse):
     """A server's answer, as it comes. However it ends, also before it has begun, the server hears of it."""
 
     def __init__(
@@ -232,6 +232,8 @@ class _PassedOn(StreamingResponse):
         super().__init__(self._chunks(), answer.status_code)
         length = [(name, value) for name, value in answer.headers.raw if name.lower() == b"content-length"]
         self.raw_headers = [*((name.lower(), value) for name, value in _passed(answer.headers.raw)), *length]
+        self._num_bytes = int(length[0][1]) if length else None
+        """Bytes of the body; None for one that says when it ends."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -240,6 +242,19 @@ class _PassedOn(StreamingResponse):
             if self._load is not None:
                 self._load.num_open -= 1
             await self._answer.aclose()
+
+    async def stream_response(self, send: Send) -> None:
+        """The last byte of a known length ends the answer: a client that has it may ask again on the same
+        connection at once, which must not look like a second request before the end of the first."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        num_left = self._num_bytes
+        if num_left != 0:
+            async for chunk in self.body_iterator:
+                num_left = None if num_left is None else num_left - len(chunk)
+                await send({"type": "http.response.body", "body": chunk, "more_body": num_left != 0})
+                if num_left == 0:
+                    return
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _chunks(self) -> AsyncIterator[bytes]:
         first = b""

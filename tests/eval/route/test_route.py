@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ import anthropic
 import httpx
 import openai
 import pytest
+from starlette.types import Message
 
 from engine.routing import EngineLoad
 from engine.worker.loading.tiny_models import make_model_folder
 from eval.route.fleet import read_metrics
+from eval.route.proxy import PassedOn
 from eval.route.told import turn_of
 from tests.api.server import Server, running_server
 
@@ -196,6 +199,36 @@ def test_a_server_that_dies_loses_nothing_but_its_streams(model: Path) -> None:
         assert refused.status_code == 503
         assert "None of the servers answers" in refused.json()["error"]["message"]
         until(lambda: http.get("/health").status_code == 503)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "length"), [([b"ab", b"cd"], 4), ([b"abcd"], 4), ([], 0), ([b"ab", b"cd"], None), ([], 9)]
+)
+async def test_the_last_byte_of_a_known_length_ends_the_answer(
+    chunks: list[bytes], length: int | None
+) -> None:
+    """A client that has read it may ask again at once, on the same connection; to a HEAD there is no body."""
+
+    async def body() -> AsyncIterator[bytes]:
+        for chunk in chunks:
+            yield chunk
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets it")
+
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    headers = {} if length is None else {"content-length": str(length)}
+    answer = httpx.Response(200, headers=headers, content=body())
+    await PassedOn(answer, None, lambda text: None)({"type": "http", "asgi": {}}, receive, send)
+    bodies = sent[1:]
+    assert b"".join(each["body"] for each in bodies) == b"".join(chunks)
+    assert [each["more_body"] for each in bodies] == [True] * (len(bodies) - 1) + [False]
+    assert len(bodies) == max(1, len(chunks)) + (length is None)
 
 
 def endless(http: httpx.Client, job: str) -> AbstractContextManager[httpx.Response]:
