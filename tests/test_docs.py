@@ -195,6 +195,19 @@ def test_where_to_look_names_files_that_there_are() -> None:
             folder = path if path.is_dir() else path.parent
 
 
+def test_each_task_begins_at_a_name_that_is_there() -> None:
+    """Eight tasks, each found in a line: the file and what is in it."""
+    table = (DOCS / "where-to-look.md").read_text().partition("| question |")[0]
+    tasks = [line for line in table.splitlines() if line.startswith("| ") and "begin at" not in line]
+    assert len(tasks) == 8
+    for task in tasks:
+        named = re.findall(r"`([\w/]+\.py):(\w+)`", task)
+        assert named, task
+        for path, symbol in named:
+            defined = rf"^(?:class |(?:async )?def |){symbol}\b(?:\(|:| =|: )"
+            assert re.search(defined, (ROOT / path).read_text(), re.MULTILINE), f"{path}:{symbol}"
+
+
 def is_short_for_one(named: str) -> bool:
     """``docs/decisions/0008``."""
     return any((ROOT / named).parent.glob(f"{Path(named).name}-*"))
