@@ -27,7 +27,8 @@ class OraclePolicy(ContinuumPolicy):
     Whenever a waiting turn does not fit, branch tips are unpinned until it does, those that return latest for
     their value first. Pinned for the remaining D, m of N blocks cost m·D/N seconds of the whole pool; else
     they cost PrefillReload seconds of the device. A tip for which the first is less than
-    ``PRICE`` times the second is worth its memory whichever request waits, and stays.
+    ``PRICE`` times the second is worth its memory whichever request waits, and stays. It has no patience:
+    to bound what returning turns wait, where a host tier is, costs the mean, of which it is to be the best.
     """
 
     name = "oracle"
@@ -35,7 +36,8 @@ class OraclePolicy(ContinuumPolicy):
     def __init__(
         self, context: PolicyContext, knowledge: Knowledge, config: ContinuumConfig | None = None
     ) -> None:
-        super().__init__(context, replace(config or ContinuumConfig(), max_ttl_s=math.inf, grace_s=0.0))
+        config = replace(config or ContinuumConfig(), max_ttl_s=math.inf, grace_s=0.0)
+        super().__init__(context, replace(config, patience_s=math.inf))
         self._knowledge = knowledge
         self._context = context
         self._seconds_again: dict[int, float] = {}
