@@ -28,7 +28,7 @@ LONGER_FILES = {
     "engine/core/kv_cache/block_pool.py": (435, "Blocks, the lists that they are in, and who holds them."),
     "engine/core/scheduler.py": (636, "One step from the first request to the last: read it in one go."),
     "engine/api/openai_responses/turn.py": (441, "One response, from its body to its last event."),
-    "engine/core_process/engine_core.py": (506, "The loop of the core and what it is asked to do."),
+    "engine/core_process/engine_core.py": (496, "The loop of the core and what it is asked to do."),
     "engine/core_process/core_client.py": (480, "Every call to the core, each a few lines."),
     "engine/frontend/async_llm.py": (405, "The engine as servers use it: a method for each of its promises."),
     "engine/tool_parsers/catalog.py": (475, "A table: the formats of calls and of reasoning, by name."),

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.token_grammar import TokenGrammar
 from engine.core.traced_scheduler import TracedScheduler
 from engine.core_process.core_adapters import CoreAdapters
+from engine.core_process.core_grammars import CoreGrammars
 from engine.core_process.core_part import CoreParts
 from engine.core_process.core_parts import (
     check_request,
@@ -41,7 +42,6 @@ from engine.core_process.drafting import make_drafting
 from engine.core_process.events.kv_events import closed_on_failure, open_kv_events
 from engine.core_process.kept_turns import KeptTurns
 from engine.core_process.lease_keeper import lease_place, open_lease_keeper
-from engine.core_process.submitted_plan import SubmittedPlan
 from engine.core_process.telemetry import RequestSpans, open_telemetry
 from engine.core_process.trace_control import TraceControl
 from engine.core_process.utilities import CoreUtilities
@@ -59,10 +59,6 @@ from engine.messages import (
 )
 from engine.parallel_config import cores_sharing_experts
 from engine.reported_stats import SchedulerStats
-from engine.structured_output.backend import TokenTable
-from engine.structured_output.bitmask_filler import BitmaskFiller
-from engine.structured_output.compiler import GrammarCompiler
-from engine.tokenization.tokenizer import Tokenizer
 from engine.watch.core_watch import LiveFeed
 from tracing.events import TraceHeader
 from tracing.tracer import Tracer
@@ -80,6 +76,22 @@ SHORTEST_WAIT_S = 0.001
 KV_NOT_FETCHED = "The prompt's KV could not be fetched (kv_load_failure_policy: fail)."
 PERSIST_TIMEOUT_S = 4.0
 """If another thread is already persisting, wait at most this long for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubmittedPlan:
+    """A plan that was handed to the executor."""
+
+    plan: SchedulerOutput
+    pending: PendingOutput
+    at: float
+
+    def output(self) -> ModelRunnerOutput:
+        """Wait for it."""
+        output = self.pending.result()
+        if self.plan.masks is not None:
+            self.plan.masks.result()  # the executor may not have needed them
+        return output
 
 
 class EngineCore:
@@ -128,8 +140,9 @@ class EngineCore:
         self._saved_prefixes = open_saved_prefixes(config, info, self._untraced)
         self._asks_readers = False
         """Whether the worker is to be asked what readers of leases have said, though nothing runs."""
-        self._grammars = GrammarCompiler(lambda: TokenTable.of(Tokenizer.load(config.model), info.vocab_size))
-        self._masks = BitmaskFiller(self._grammars, info.vocab_size)
+        self._grammars = CoreGrammars(
+            config.model, info.vocab_size, compiled=self._queue_with, failed=self._fail
+        )
         self._waves = Waves(cores_sharing_experts(config))
         self._executor.on_wave(self._join_wave)
         self.ready = engine_ready(config, info, self.policy)
@@ -208,31 +221,11 @@ class EngineCore:
         except Exception as error:
             logger.exception("Adding request %s failed.", message.request_id)
             return [failed_output(message.request_id, f"The request could not be added: {error!r}.")]
-        self._compile_grammar(request)
+        self._grammars.compile(request)
         return []
 
-    def _compile_grammar(self, request: Request) -> None:
-        """Start to compile the request's grammar, if it has one; until then it waits outside the queue."""
-        params = request.sampling_params
-        if params.constrained:
-            try:
-                compiled = self._grammars.of_request(params, (request.job and request.job.owner) or "")
-            except Exception as error:
-                compiled = Future()
-                compiled.set_exception(error)
-            compiled.add_done_callback(lambda done: self._take_grammar(request, done))
-
-    def _take_grammar(self, request: Request, compiled: Future[Callable[[], TokenGrammar]]) -> None:
-        """Queue the request whose grammar was compiled, or end it if that failed; called on any thread."""
-        if self._closed:
-            return
-        try:
-            grammar = compiled.result()()
-        except Exception as error:
-            if not isinstance(error, RequestError):
-                logger.exception("Compiling the grammar of request %s failed.", request.request_id)
-            self._fail(request, str(error))
-            return
+    def _queue_with(self, request: Request, grammar: TokenGrammar) -> None:
+        """Queue a request whose grammar was compiled; called on any thread."""
         with self._changed:
             self.scheduler.grammar_compiled(request, grammar, self._clock.now())
             self._wake()
@@ -378,8 +371,7 @@ class EngineCore:
             plan.in_wave = self._waves.has_part(plan.total_num_scheduled_tokens)
             runs_nothing = not (plan.total_num_scheduled_tokens or plan.in_wave or self._submitted)
             self._stalled = runs_nothing and not self.scheduler.replan_at_once and self._has_plans_to_make()
-            if self.scheduler.sampled_grammars(plan):
-                plan.masks = self._masks.reserve()
+            self._grammars.reserve(plan, self.scheduler.sampled_grammars(plan))
             if not self._submitted:
                 self._fill_masks(plan)
         self._submitted.append(SubmittedPlan(plan, self._submit(plan), now))
@@ -387,8 +379,7 @@ class EngineCore:
     def _fill_masks(self, plan: SchedulerOutput) -> None:
         """Fill the plan's grammar bitmasks; all tokens sampled before this plan must be known."""
         if plan.masks is not None:
-            grammars = self.scheduler.sampled_grammars(plan)
-            self._masks.fill(plan.masks, grammars, plan.scheduled_spec_decode_tokens)
+            self._grammars.fill(plan, self.scheduler.sampled_grammars(plan))
 
     def _account(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> EngineCoreOutputs | None:
         if result.finished_loads or result.failed_loads:
@@ -500,7 +491,6 @@ class EngineCore:
             now = self._clock.now()
             self.scheduler.close(now)
             self._grammars.close()
-            self._masks.close()
             self._parts.publish()
         self._parts.persist(now)
         self._persisted.set()
