@@ -150,7 +150,7 @@ class ThinkSection(ReplyReader):
                 break
         if end is None and not draft.is_none:
             draft.add(draft.parser.finish())
-        if end is None and (draft.is_none or not draft.reply.calls):
+        if draft.is_none or (end is None and not draft.reply.calls):
             self._give_reasoning(found)
             self._at = self._begin + len(found)
             self._take()
@@ -205,7 +205,7 @@ class _StrayEnd:
     def __init__(self, end: str) -> None:
         self._tag = Tag(end, line_breaks=2)
         self._said = ""
-        """The last character of the answer."""
+        """The last character of the answer; empty before there is more than white space."""
         self._strips = False
         """Whether the next white space belongs to the tag."""
         self._held = ""
@@ -247,7 +247,7 @@ class _StrayEnd:
         if self._strips:
             text = text.lstrip()
             self._strips = not text
-        if text and not text.isspace():
+        if text and (self._said or not text.isspace()):
             self._said = text[-1]
         return [ContentDelta(text)] if text else []
 
@@ -266,7 +266,7 @@ class _Draft:
 
     @property
     def is_none(self) -> bool:
-        """Whether it has turned out to be no call."""
+        """Whether it has turned out to be no call: text comes first, whatever comes behind that."""
         return bool(self._deltas) and isinstance(self._deltas[0], ContentDelta)
 
     @property

@@ -221,6 +221,36 @@ def test_messages_of_harmony_do_not_run_into_each_other() -> None:
     assert read("openai", text, "openai").content == "I check.\n\nDone."
 
 
+@pytest.mark.parametrize(
+    ("fmt", "text", "reasoning", "content"),
+    [
+        # what is no call from its first word on is none whatever follows
+        ("seed_oss", "<seed:tool_call></function><function=f></think>", None, ""),
+        ("minimax_m2", '<minimax:tool_call></invoke><invoke name="f"></think>', None, ""),
+        ("xlam", '<tool_call>[TOOL_CALLS]{"name": "f", "arguments": {}}</think>', None, ""),
+        # a stray end of thoughts is left out unless a quote stands right before it
+        ("hermes", "a</think>``` </think>", "a", "``` "),
+        ("hermes", "a</think>`</think>`", "a", "`</think>`"),
+    ],
+)
+def test_these_do_not_depend_on_how_they_are_cut(
+    fmt: str, text: str, reasoning: str | None, content: str
+) -> None:
+    """Found by drawing texts and cuts at random."""
+    expected = text.removesuffix("</think>") if reasoning is None else reasoning
+    for pieces in ([text], list(text)):
+        parser, reply = ReplyFormat.choose(fmt, "think", None).parser(TOOLS, "<think>\n"), ParsedReply()
+        for piece in pieces:
+            reply.add(parser.feed(piece))
+        reply.add(parser.finish())
+        assert (reply.reasoning, reply.content, reply.calls) == (expected, content, [])
+
+
+def test_a_text_without_its_last_quote_is_not_lost() -> None:
+    text = '<|tool_call>call:f{n:<|"|>71001}<tool_call|>'
+    assert "71001" in str(calls(read("gemma4", text)))
+
+
 def test_granite_says_in_words_where_its_thoughts_end() -> None:
     text = "Here's my thought process: Foo\n\nHere is my response: Bar"
     reply = read("granite", text, "granite")

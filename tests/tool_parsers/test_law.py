@@ -91,6 +91,9 @@ def test_no_word_of_a_call_is_lost(family: Family, data: st.DataObject) -> None:
     if family.name == "openai":  # a header's words are about the message
         text = re.sub(r"(<\|channel\|>[^<]*) qstray ", r"\1", text)
         whole = read(family, [text])
+    if family.name == "mistral":  # an id is markup: one that its templates would not take is made anew
+        text = re.sub(r'("id": ")[^"]*', r"\1", text)
+        whole = read(family, [text])
     missing = set(WORD.findall(text)) - set(WORD.findall(seen(whole)))
     assert not missing, (text, summary(whole))
     for pieces in (list(text), _TOKEN.findall(text)):

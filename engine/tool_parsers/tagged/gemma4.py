@@ -183,6 +183,7 @@ class GemmaToolParser(TaggedReader, CallObjectReader):
             give('"')
             self._take()
         self.is_cut = not found
+        self._give_arguments(value.held)
         self._at = self._begin
         return False
 
