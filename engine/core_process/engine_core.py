@@ -152,14 +152,14 @@ class EngineCore:
         operations.switch_trace = self._trace.switch
         self._parts = CoreParts(
             (
+                self._trace,  # complete before others close sockets, which may take their time
+                kv_events,
                 CoreAdapters(self._executor, config.lora, self.utilities.adapters_in_use),
                 open_lease_keeper(config),
                 lease_place(config),
                 None if telemetry is None else RequestSpans(telemetry),
                 self._drafting,
                 self.kept_turns,  # takes the lists of a request that ended: after all that read them
-                self._trace,  # complete before sockets are closed, which may take their time
-                kv_events,
             )
         )
         self._by_name = self._utilities()
