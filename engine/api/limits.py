@@ -66,9 +66,8 @@ class Admission:
         """Admits no more requests."""
         self.is_closed = True
 
-    async def drain(self) -> None:
-        """Admits no more requests; returns when the last one has ended."""
-        self.close()
+    async def all_ended(self) -> None:
+        """Returns when none of the admitted requests is left."""
         while self._num_admitted:
             self._all_ended.clear()
             await self._all_ended.wait()

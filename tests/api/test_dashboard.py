@@ -194,7 +194,8 @@ async def test_a_server_that_stops_ends_its_feeds(served: ServedModel) -> None:
     """Nobody's page keeps it from stopping, and each is told why it ends."""
     viewer = Viewers(served).views()
     await anext(viewer)
-    await served.admission.drain()
+    served.admission.close()
+    await served.admission.all_ended()
     with pytest.raises(ServerClosingError):
         async for _ in viewer:
             pass

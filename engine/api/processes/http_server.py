@@ -143,15 +143,18 @@ class HttpServer:
         await asyncio.sleep(ACCEPTED_S)
 
     async def _end(self, serving: asyncio.Task[None]) -> None:
-        """Answers new requests with 503, lets running ones finish within the grace period, then
-        ends them."""
+        """Lets running requests finish within the grace period, then ends them. New ones meanwhile
+        get 503, unless there are siblings: they get the new connections, and what still comes over
+        one that was accepted here is served."""
         if self._siblings.others_go_on and not serving.done():
             await self._leave_to_others()
-        drained = asyncio.create_task(self._model.admission.drain())
+        else:
+            self._model.admission.close()
+        ended = asyncio.create_task(self._model.admission.all_ended())
         await asyncio.wait(
-            {serving, drained}, timeout=self._config.shutdown_grace_s, return_when=asyncio.FIRST_COMPLETED
+            {serving, ended}, timeout=self._config.shutdown_grace_s, return_when=asyncio.FIRST_COMPLETED
         )
-        drained.cancel()
+        ended.cancel()
         self._http.should_exit = True
         await self._model.end_all()
         await serving
