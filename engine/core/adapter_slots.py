@@ -39,7 +39,8 @@ class AdapterSlots(ChunkLimit):
         return self._known
 
     def sets_aside(self, request: Request) -> bool:
-        adapter, active = request.adapter, self._active
+        adapter = request.adapter
+        active = self._active
         if adapter is None:
             return False
         is_active = adapter in active

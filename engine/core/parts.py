@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from engine.core.step import Step
 
 P = TypeVar("P")
+T = TypeVar("T")
 
 
 class Left(Enum):
@@ -48,7 +49,7 @@ class ChunkLimit:
 
     def cut(self, request: Request, start: int, num_tokens: int, hit: Sequence[KVCacheBlock] | None) -> int:
         """How many of ``num_tokens`` tokens from ``start`` on the step may compute. ``hit``: the blocks that
-        the prefix cache has of a request which is about to start. Changes nothing."""
+        the prefix cache has of a request which is about to start. Takes nothing: ``commit`` does."""
         return num_tokens
 
     def commit(self, request: Request, start: int, num_tokens: int) -> None:
@@ -105,6 +106,12 @@ class SchedulerPart:
         """Raise AssertionError unless what it knows agrees with itself."""
 
 
+def busy_at(moment: str, parts: Iterable[T], base: type[T]) -> tuple[T, ...]:
+    """The parts that have something to do at a moment: they override this method of ``base``."""
+    nothing = getattr(base, moment)
+    return tuple(part for part in parts if getattr(type(part), moment) is not nothing)
+
+
 class Parts:
     """The parts of one scheduler, in the order in which they are asked."""
 
@@ -119,9 +126,7 @@ class Parts:
         self._counting = self._with("fill_stats")
 
     def _with(self, moment: str) -> tuple[SchedulerPart, ...]:
-        """The parts that have something to do at a moment."""
-        nothing = getattr(SchedulerPart, moment)
-        return tuple(part for part in self.all if getattr(type(part), moment) is not nothing)
+        return busy_at(moment, self.all, SchedulerPart)
 
     def find(self, kind: type[P]) -> P | None:
         """The part of this kind, if the scheduler has one."""

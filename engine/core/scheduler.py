@@ -99,10 +99,8 @@ class Scheduler:
         """Requests that wait for their grammar to be compiled; those behind them go first."""
         self.running, self.pause_state = list[Request](), PauseState.UNPAUSED
         self.replan_at_once = False
-        """Whether the last plan took blocks or a slot away and may not have handed them on.
-
-        Another plan, made at once, may then schedule more.
-        """
+        """Whether the last plan took blocks or a slot away and may not have handed them on: another plan,
+        made at once, may then schedule more."""
         self.constrained: dict[str, Request] = {}
         """Requests that follow a grammar."""
         self._finished_req_ids: set[str] = set()
@@ -505,7 +503,8 @@ class Scheduler:
             self._queue_again(unfit, now)
         self.leases.update_from_output(result, now)
         self.parts.take(plan, result, now)
-        outputs, any_finished = list[EngineCoreOutput](), False
+        outputs: list[EngineCoreOutput] = []
+        any_finished = False
         for request_id, token_ids in zip(result.req_ids, result.sampled_token_ids, strict=True):
             request = requests.get(request_id)
             if request is None or not token_ids:
@@ -548,7 +547,8 @@ class Scheduler:
 
     def _finish(self, request: Request, token_ids: list[int], now: float) -> EngineCoreOutput:
         """End a request that has left its queue and whose status says how: pin its blocks or free them."""
-        request_id, is_spoiled = request.request_id, request.stop_reason in KV_SPOILED
+        request_id = request.request_id
+        is_spoiled = request.stop_reason in KV_SPOILED
         self.parts.left(request, Left.SPOILED if is_spoiled else Left.ENDED, now)
         self.waiting.leave_slot(request)
         self.steps.leave(request)

@@ -69,9 +69,9 @@ class CoreGrammars:
             plan.masks = self._masks.reserve()
 
     def fill(self, plan: SchedulerOutput, sampled: Mapping[str, TokenGrammar]) -> None:
-        """Start to fill the plan's bitmasks; all tokens sampled before this plan must be known."""
-        if plan.masks is not None:
-            self._masks.fill(plan.masks, sampled, plan.scheduled_spec_decode_tokens)
+        """Start to fill the bitmasks of a plan; all tokens sampled before it must be known."""
+        assert plan.masks is not None, "they were reserved"
+        self._masks.fill(plan.masks, sampled, plan.scheduled_spec_decode_tokens)
 
     def close(self) -> None:
         """Compile nothing more, and cancel the bitmasks that are awaited."""

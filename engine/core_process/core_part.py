@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from engine.core.parts import busy_at
 from engine.core.request import Request
 from engine.messages import EngineCoreOutput, EngineCoreRequest
 from engine.reported_stats import SchedulerStats
@@ -59,9 +60,7 @@ class CoreParts:
         self._publishing = self._with("publish")
 
     def _with(self, moment: str) -> tuple[CorePart, ...]:
-        """The parts that have something to do at a moment."""
-        nothing = getattr(CorePart, moment)
-        return tuple(part for part in self.all if getattr(type(part), moment) is not nothing)
+        return busy_at(moment, self.all, CorePart)
 
     def opening(self, message: EngineCoreRequest) -> None:
         for part in self._opening:

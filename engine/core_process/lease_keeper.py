@@ -55,7 +55,8 @@ class LeaseKeeper(CorePart):
 
     def opened(self, message: EngineCoreRequest) -> None:
         """The request may name a prefix that it will fetch."""
-        request_id, source = message.request_id, message.kv_transfer
+        request_id = message.request_id
+        source = message.kv_transfer
         if not isinstance(source, RemotePrefix):
             return
         with self._changed:

@@ -11,7 +11,8 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from engine.errors import RequestError
 from engine.structured_output.params import ReasoningSpan, StructuredOutputsParams
-from engine.structured_output.structural_tag import escaped, structural_tag_grammar
+from engine.structured_output.structural_tag import structural_tag_grammar
+from engine.tool_parsers.forced import escaped, without
 
 TokenIds = Mapping[str, int]
 """The ids of texts that are tokens of their own."""
@@ -133,14 +134,13 @@ def _as_lark(grammar: str, field: str) -> str:
 def _reasoning(reasoning: ReasoningSpan, token_ids: TokenIds) -> tuple[str, str]:
     """How reasoning appears in a rule, and the rules it needs. A tag that is a token of its own can
     only come as that token."""
-    end, without = token_ids.get(reasoning.end), ""
+    end = token_ids.get(reasoning.end)
     optional = "?" if reasoning.may_be_left else ""
-    if reasoning.without:
-        without = f" & ~/(?s:.*)({'|'.join(reasoning.without)})(?s:.*)/"
+    unlike = f" & {without(reasoning.without)}" if reasoning.without else ""
     if end is not None:
-        rules = f"reasoning: THOUGHTS? <[{end}]> {_AFTER_REASONING}\nTHOUGHTS: /(?s:.+)/{without}\n"
+        rules = f"reasoning: THOUGHTS? <[{end}]> {_AFTER_REASONING}\nTHOUGHTS: /(?s:.+)/{unlike}\n"
     else:
-        thoughts = f"/(?s:.*){escaped(reasoning.end)}/{without}"
+        thoughts = f"/(?s:.*){escaped(reasoning.end)}/{unlike}"
         rules = f"reasoning: thoughts {_AFTER_REASONING}\nthoughts[lazy]: {thoughts}\n"
     if reasoning.start is None:
         return f"reasoning{optional}", rules

@@ -6,13 +6,12 @@ are refused by name. Knows no schema and no expression: what is neither text nor
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import RequestError
+from engine.tool_parsers.forced import Literals, escaped, without
 
 MAX_DEPTH = 32
 
@@ -91,9 +90,8 @@ class _Writer:
 
     def __init__(self, tokens: Mapping[str, int], inner: Inner) -> None:
         self.rules: list[str] = []
-        self._tokens = tokens
+        self._literal = Literals(tokens, spelled=False)
         self._inner = inner
-        self._split = re.compile(f"({'|'.join(map(re.escape, tokens))})") if tokens else None
         self._names: dict[str, str] = {}
         """The names of rules by what they match."""
 
@@ -181,8 +179,10 @@ class _Writer:
         return f"(({tags}){more})" + ("" if _flag(form, "at_least_one", field) else "?")
 
     def _triggered_tags(self, form: Mapping[str, Any], field: str, ends: Ends, depth: int) -> str:
-        tags, excluded = self._tags(form, field), _excludes(form, field)
-        text, end = self._any_text(ends, excluded), self._one_of(ends)
+        tags = self._tags(form, field)
+        excluded = _excludes(form, field)
+        text = self._any_text(ends, excluded)
+        end = self._one_of(ends)
         triggered = self._triggered(form, field, tags, excluded, depth)
         only_one = _flag(form, "stop_after_first", field)
         if not _flag(form, "at_least_one", field):
@@ -212,35 +212,29 @@ class _Writer:
     def _in_tokens(self, trigger: str, begin: str) -> str:
         """The trigger with all of the token in which it ends, if a token goes on behind it."""
         num_chars = 0
-        for piece in self._pieces(begin):
-            is_token = piece in self._tokens
-            if num_chars + len(piece) >= len(trigger):
-                return begin[: num_chars + len(piece)] if is_token else trigger
+        for piece in self._literal.pieces(begin):
             num_chars += len(piece)
+            if num_chars >= len(trigger):
+                return begin[:num_chars] if piece in self._literal.special_tokens else trigger
         return trigger
 
     def _any_text(self, ends: Ends, excluded: Sequence[str]) -> str:
         """Text up to the first of ``ends``, with it; without an excluded text."""
         if not ends:
-            return self._named(f"/(?s:.+)/{_without(excluded)}", "TEXT") + "?"
-        in_text = [end for end in ends if len(self._pieces(end)) == 1 and end not in self._tokens]
+            return self._named(f"/(?s:.+)/{_unlike(excluded)}", "TEXT") + "?"
+        in_text: list[str] = []
         parts: list[str] = []
-        if in_text:
-            endings = "|".join(map(escaped, in_text))
-            parts.append(self._named(f"/(?s:.*)({endings})/{_without(excluded)}", "text", lazy=True))
         for end in ends:
-            if end not in in_text:
-                parts.append(self._text_to_token(end, excluded))
+            before, token, after = self._literal.at_token(end)
+            if not token:
+                in_text.append(escaped(end))
+                continue
+            some = f"/(?s:.*){escaped(before)}/" if before else "/(?s:.+)/"
+            text = self._named(f"{some}{_unlike(excluded)}", "TEXT")
+            parts.append(f"{text}{'' if before else '?'} {token} {self._literal(after)}")
+        if in_text:
+            parts.append(self._named(f"/(?s:.*)({'|'.join(in_text)})/{_unlike(excluded)}", "text", lazy=True))
         return f"({' | '.join(parts)})"
-
-    def _text_to_token(self, end: str, excluded: Sequence[str]) -> str:
-        """Text up to an end of which a part is a token."""
-        head, *rest = self._pieces(end)
-        if head in self._tokens:
-            text = self._named(f"/(?s:.+)/{_without(excluded)}", "TEXT") + "?"
-            return f"{text} {self._literal(end)}"
-        text = self._named(f"/(?s:.*){escaped(head)}/{_without(excluded)}", "TEXT")
-        return f"{text} {self._literal(''.join(rest))}"
 
     def _named(self, matches: str, kind: str, *, lazy: bool = False) -> str:
         """The name of a rule or terminal that matches this."""
@@ -252,16 +246,6 @@ class _Writer:
 
     def _one_of(self, ends: Ends) -> str:
         return f" ({' | '.join(map(self._literal, ends))})" if ends else ""
-
-    def _literal(self, text: str) -> str:
-        return " ".join(
-            f"<[{self._tokens[piece]}]>" if piece in self._tokens else json.dumps(piece, ensure_ascii=False)
-            for piece in self._pieces(text)
-        )
-
-    def _pieces(self, text: str) -> list[str]:
-        """A text, cut at texts that are tokens of their own."""
-        return [piece for piece in (self._split.split(text) if self._split else [text]) if piece]
 
 
 def _ends_of(form: Mapping[str, Any], field: str) -> Ends:
@@ -299,10 +283,5 @@ def _is_endless(form: Any) -> bool:
             return False
 
 
-def _without(excluded: Sequence[str]) -> str:
-    return f" & ~/(?s:.*)({'|'.join(map(escaped, excluded))})(?s:.*)/" if excluded else ""
-
-
-def escaped(text: str) -> str:
-    """As part of an expression between slashes."""
-    return "".join(char if char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)
+def _unlike(excluded: Sequence[str]) -> str:
+    return f" & {without([escaped(text) for text in excluded])}" if excluded else ""

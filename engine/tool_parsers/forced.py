@@ -114,7 +114,7 @@ def free_call_grammar(
     rules = [
         f"start: opened{'*' if several else '?'} TEXT?",
         f"opened: (TEXT? <[{special_tokens[opening]}]> | spelled) calls",
-        f"TEXT: /(?s:.+)/ & ~/(?s:.*){escaped(opening)}(?s:.*)/",
+        f"TEXT: /(?s:.+)/ & {without([escaped(opening)])}",
         f"spelled[lazy]: /(?s:.*){escaped(opening)}/",
         *calls.rules.splitlines()[1:],
     ]
@@ -124,6 +124,11 @@ def free_call_grammar(
 def escaped(text: str) -> str:
     """As part of an expression between slashes."""
     return "".join(char if char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)
+
+
+def without(expressions: Sequence[str]) -> str:
+    """An expression of texts that hold none of these expressions."""
+    return f"~/(?s:.*)({'|'.join(expressions)})(?s:.*)/"
 
 
 def opening_token(syntax: CallSyntax, special_tokens: Mapping[str, int]) -> str | None:
@@ -169,8 +174,12 @@ class Literals:
         )
 
     def __call__(self, text: str) -> str:
+        return " ".join(map(self._term, self.pieces(text)))
+
+    def pieces(self, text: str) -> list[str]:
+        """A text, cut at its special tokens."""
         pieces = self._pattern.split(text) if self._pattern else [text]
-        return " ".join(self._term(piece) for piece in pieces if piece)
+        return [piece for piece in pieces if piece]
 
     def at_token(self, text: str) -> tuple[str, str, str]:
         """The text before its first special token, the term of that token alone, and the text behind it; the

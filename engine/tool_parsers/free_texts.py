@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from engine.tool_parsers.forced import Literals, escaped
+from engine.tool_parsers.forced import Literals, escaped, without
 from engine.tool_parsers.parameters import Tool
 from engine.tool_parsers.text_syntax import TextSyntax
 
@@ -52,7 +52,7 @@ class _Rules:
         more = "(ws call)*" if parallel and syntax.several else ""
         return [
             f"start: section{'*' if parallel else '?'} TEXT?",
-            f"TEXT: /(?s:.+)/ & {_without([*map(escaped, [*syntax.begins, *signs])])}",
+            f"TEXT: /(?s:.+)/ & {without([*map(escaped, [*syntax.begins, *signs])])}",
             f"section: opened ws call {more} ws {self._one_of(syntax.ends)}",
             *self._until("opened", syntax.begins, [*map(escaped, signs)]),
             "call: " + " | ".join(f"call_{index}" for index in range(len(names))),
@@ -88,7 +88,7 @@ class _Rules:
 
     def _until(self, name: str, tags: Sequence[str], avoided: Sequence[str]) -> list[str]:
         """Any text, and the first of these tags; the text holds none of the expressions ``avoided``."""
-        avoids = f" & {_without(avoided)}" if avoided else ""
+        avoids = f" & {without(avoided)}" if avoided else ""
         ways, rules = [f"{name}_spelled"], [f"{name}_spelled[lazy]: /(?s:.*){_any_of(tags)}/{avoids}"]
         texts: dict[str, str] = {}
         for tag in tags:
@@ -97,10 +97,10 @@ class _Rules:
                 text = texts.setdefault(before, f"{name}_{len(texts)}".upper())
                 ways.append(f"{text}{'' if before else '?'} {token} {self._literal(after)}")
         # One complement: the library's expressions grow without end where several of them meet.
-        without = _without([*map(escaped, tags), *avoided])
+        unlike = without([*map(escaped, tags), *avoided])
         for before, text in texts.items():
             some = f"/(?s:.*){escaped(before)}/" if before else "/(?s:.+)/"
-            rules.append(f"{text}: {some} & {without}")
+            rules.append(f"{text}: {some} & {unlike}")
         return [f"{name}: {' | '.join(ways)}", *rules]
 
     def _one_of(self, texts: Sequence[str]) -> str:
@@ -109,7 +109,3 @@ class _Rules:
 
 def _any_of(texts: Collection[str]) -> str:
     return f"({'|'.join(map(escaped, texts))})"
-
-
-def _without(expressions: Sequence[str]) -> str:
-    return f"~/(?s:.*)({'|'.join(expressions)})(?s:.*)/"

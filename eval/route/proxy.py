@@ -40,6 +40,7 @@ _GONE = (
 )
 """What shows that a server has gone, and not that a request is wrong."""
 BLOCK_SIZE = 16
+_WITHOUT_BODY = (204, 304)
 _METHODS = ["GET", "POST", "DELETE", "PUT", "PATCH"]
 _OF_A_CONNECTION = frozenset(
     (
@@ -236,6 +237,8 @@ class PassedOn(StreamingResponse):
         """Bytes of the body; None for one that says when it ends."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "HEAD" or self.status_code in _WITHOUT_BODY:
+            self._num_bytes = 0
         try:
             await super().__call__(scope, receive, send)
         finally:

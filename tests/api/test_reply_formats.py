@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,53 @@ def test_an_answer_between_tags_and_calls_by_other_keys(model: Path) -> None:
         answer = httpx.post(f"{server.url}/v1/chat/completions", json=demand, timeout=60).json()
         [forced] = summary(answer["choices"][0]["message"])["calls"]
         assert (forced[0], set(forced[1])) == ("edit", {"path"})
+
+
+MESSAGES = {
+    "muse": (
+        " to=self<|message|>I must edit.<|eom|><|start|>assistant to=commentary<|message|>Sure.<|eom|>"
+        '<|start|>assistant to=edit<|message|><atem:function_calls><atem:invoke name="edit">'
+        '<atem:parameter name="path">/tmp/é.py</atem:parameter><atem:parameter name="line">7'
+        "</atem:parameter></atem:invoke></atem:function_calls><|eom|>"
+    ),
+    "inkling": (
+        "<|content_thinking|>I must edit.<|end_message|><|message_model|><|content_text|>Sure.<|end_message|>"
+        '<|message_model|><|content_invoke_tool_json|>{"name": "edit", "args": {"path": "/tmp/é.py", '
+        '"line": 7}}<|end_message|>'
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_messages_arrive_as_what_their_heads_say(model: Path, name: str) -> None:
+    """Thoughts, text and calls of formats of messages: read, streamed, and a call forced."""
+    flags = ("--tool-call-parser", name, "--reasoning-parser", name)
+    with running_server(model, "--num-gpu-blocks-override", "400", *flags) as server:
+        for read in (whole, streamed):
+            acted = read(server, MESSAGES[name])
+            assert (acted["reasoning"], acted["content"], acted["calls"]) == ("I must edit.", "Sure.", [EDIT])
+        demand = {"messages": HELLO, "tools": [STRICT], "tool_choice": "required", **ONE_CALL}
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=demand, timeout=60).json()
+        [forced] = summary(answer["choices"][0]["message"])["calls"]
+        assert (forced[0], set(forced[1])) == ("edit", {"path"})
+
+
+def test_structural_tags_come_behind_the_thoughts(coder: Server) -> None:
+    """The prompt has closed them here; what is said to the reader follows the tags alone."""
+    closed = [*HELLO, {"role": "assistant", "content": "<think>\n\n</think>\n\n"}]
+    content = {"type": "regex", "pattern": "[0-9]{2}"}
+    form = {"type": "tag", "begin": "<n>", "content": content, "end": "</n>"}
+    asked = {
+        "messages": closed,
+        "continue_final_message": True,
+        "add_generation_prompt": False,
+        "response_format": {"type": "structural_tag", "format": form},
+        "max_tokens": 60,
+    }
+    answer = httpx.post(f"{coder.url}/v1/chat/completions", json=asked, timeout=60).json()
+    said = summary(answer["choices"][0]["message"])
+    assert said["reasoning"] == ""
+    assert re.fullmatch("<n>[0-9]{2}</n>", said["content"])
 
 
 ONE_CALL = {"parallel_tool_calls": False, "temperature": 0, "max_tokens": 200}

@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
 DIGITS = {"type": "regex", "pattern": "[0-9]{2}"}
 TAGGED: dict[str, Any] = {
     "type": "structural_tag",

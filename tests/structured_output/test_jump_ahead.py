@@ -65,11 +65,11 @@ def drafting(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[LLM
 
 
 def said(llm: LLM, schema: dict[str, Any], **params: Any) -> list[list[int]]:
-    sampling = SamplingParams(
-        max_tokens=120,
-        structured_outputs=StructuredOutputsParams(json=schema),
-        **{"temperature": 0, **params},
-    )
+    return said_under(llm, StructuredOutputsParams(json=schema), **params)
+
+
+def said_under(llm: LLM, constraint: StructuredOutputsParams, **params: Any) -> list[list[int]]:
+    sampling = SamplingParams(max_tokens=120, structured_outputs=constraint, **{"temperature": 0, **params})
     (output,) = llm.generate(["Call a tool"], sampling, use_tqdm=False)
     return [list(answer.token_ids) for answer in output.outputs]
 
@@ -83,6 +83,21 @@ def test_tokens_are_those_without_drafts(
 ) -> None:
     """Greedy or with a seed, one answer or two, whatever the schema."""
     assert said(drafting, schema, **params) == said(llm, schema, **params)
+
+
+@pytest.mark.parametrize("params", WAYS, ids=str)
+def test_structural_tags_are_followed_alike_with_drafts(
+    llm: LLM, drafting: LLM, params: dict[str, Any]
+) -> None:
+    """Text up to a tag, tokens in its ends, and what a schema forces inside."""
+    call = {"type": "json_schema", "json_schema": CALL}
+    tag = {"type": "tag", "begin": "<tool_call>\n", "content": call, "end": "\n</tool_call>"}
+    for kind in (
+        {"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": [tag], "at_least_one": True},
+        {"type": "sequence", "elements": [{"type": "const_string", "value": "So: "}, tag]},
+    ):
+        constraint = StructuredOutputsParams(structural_tag={"type": "structural_tag", "format": kind})
+        assert said_under(drafting, constraint, **params) == said_under(llm, constraint, **params)
 
 
 def forced_call(model_folder: Path, *flags: str) -> dict[str, Any]:

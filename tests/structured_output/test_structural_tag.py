@@ -54,7 +54,8 @@ CALLS = [
     tag("<function=age>", schema(AGE), "</function>"),
     tag("<function=city>", schema(CITY), "</function>"),
 ]
-AGE_CALL, CITY_CALL = '<function=age>{"age": 3}</function>', '<function=city>{"city": "Oslo"}</function>'
+AGE_CALL = '<function=age>{"age": 3}</function>'
+CITY_CALL = '<function=city>{"city": "Oslo"}</function>'
 CASES: dict[str, tuple[Any, list[str], list[str]]] = {
     "const_string": (of("const_string", value="so: é"), ["so: é"], ["", "so", "so: é."]),
     "json_schema": (of("json_schema", json_schema=AGE), ['{"age": 3}'], ['{"age": "x"}', "{}"]),

@@ -239,7 +239,8 @@ def test_these_do_not_depend_on_how_they_are_cut(
     """Found by drawing texts and cuts at random."""
     expected = text.removesuffix("</think>") if reasoning is None else reasoning
     for pieces in ([text], list(text)):
-        parser, reply = ReplyFormat.choose(fmt, "think", None).parser(TOOLS, "<think>\n"), ParsedReply()
+        parser = ReplyFormat.choose(fmt, "think", None).parser(TOOLS, "<think>\n")
+        reply = ParsedReply()
         for piece in pieces:
             reply.add(parser.feed(piece))
         reply.add(parser.finish())

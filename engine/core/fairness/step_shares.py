@@ -143,7 +143,9 @@ class StepShares(SchedulerPart):
 
     def take(self, plan: SchedulerOutput, result: ModelRunnerOutput, now: float) -> None:
         """Learn from a step whose output came back."""
-        while self.is_shared and self._planned:
+        if not self.is_shared:
+            return
+        while self._planned:
             planned, planned_s = self._planned.popleft()
             if planned is plan:
                 num_tokens = plan.total_num_scheduled_tokens

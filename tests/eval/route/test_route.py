@@ -222,9 +222,10 @@ async def test_the_last_byte_of_a_known_length_ends_the_answer(
     async def send(message: Message) -> None:
         sent.append(message)
 
+    scope = {"type": "http", "asgi": {}, "method": "HEAD" if length == 9 else "GET"}
     headers = {} if length is None else {"content-length": str(length)}
     answer = httpx.Response(200, headers=headers, content=body())
-    await PassedOn(answer, None, lambda text: None)({"type": "http", "asgi": {}}, receive, send)
+    await PassedOn(answer, None, lambda text: None)(scope, receive, send)
     bodies = sent[1:]
     assert b"".join(each["body"] for each in bodies) == b"".join(chunks)
     assert [each["more_body"] for each in bodies] == [True] * (len(bodies) - 1) + [False]
