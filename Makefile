@@ -24,7 +24,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo chat serve bench simulate readme-tables reproduce bench-sim bench-cores \
+.PHONY: help demo chat serve bench simulate readme-tables reproduce bench-sim bench-cores combinations \
   bench-cpu bench-front bench-turn bench-step bench-drafts bench-grammar bench-trace bench-watch bench-replay bench-policy \
   bench-parts bench-constants bench-served gpu-check agent-model agent-score test test-all lint \
   test-most types browser bare-install check format clean
@@ -40,6 +40,9 @@ chat: $(RUN) ## chat with the bundled agent model; shows its tool calls and cach
 
 serve: $(RUN) ## serve the bundled model, or another: [MODEL=FOLDER_OR_NAME] [ARGS="--port 8001"]
 	@$(BIN)/continuum serve $(MODEL) $(ARGS)
+
+combinations: $(DEV) ## random features and operators' calls; each answer as the request alone (10 minutes) [ARGS="--draws 99 --seed 7"]
+	@$(BIN)/python -m tests.reliability.combinations $(ARGS)
 
 bench: $(RUN) ## HTTP overhead per request and token (3 minutes); with BASE_URL=... replay WORKLOAD there
 	@if [ -n "$(BASE_URL)" ]; then \

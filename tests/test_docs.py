@@ -81,13 +81,13 @@ def texts() -> list[Path]:
 
 
 def pages() -> list[Path]:
-    """For users: neither lab notes nor decision records."""
+    """For users: not lab notes."""
     return [ROOT / "README.md", *DOCS.glob("*.md")]
 
 
 def spoken() -> list[Path]:
     """Texts of today; lab notes and records keep the words of their time."""
-    return [path for path in texts() if path.parent not in (DOCS / "lab", DOCS / "decisions")]
+    return [path for path in texts() if path.parent != DOCS / "lab"]
 
 
 def name(path: Path) -> str:
@@ -180,7 +180,7 @@ def test_a_text_names_files_that_there_are(path: Path) -> None:
     """Paths from the repository's root, between backquotes."""
     rooms = "benchmarks|continuum|docs|engine|estimator|eval|examples|tests|tracing"
     named = re.findall(rf"`((?:{rooms})/[\w./-]+)`", path.read_text())
-    assert [each for each in named if not (ROOT / each).exists() and not is_short_for_one(each)] == []
+    assert [each for each in named if not (ROOT / each).exists()] == []
 
 
 def test_where_to_look_names_files_that_there_are() -> None:
@@ -191,7 +191,7 @@ def test_where_to_look_names_files_that_there_are() -> None:
             path = (
                 ROOT / named if "/" in named and (ROOT / named.partition("/")[0]).is_dir() else folder / named
             )
-            assert path.exists() or is_short_for_one(str(path.relative_to(ROOT))), f"{named}: {line[:60]}"
+            assert path.exists(), f"{named}: {line[:60]}"
             folder = path if path.is_dir() else path.parent
 
 
@@ -206,11 +206,6 @@ def test_each_task_begins_at_a_name_that_is_there() -> None:
         for path, symbol in named:
             defined = rf"^(?:class |(?:async )?def |){symbol}\b(?:\(|:| =|: )"
             assert re.search(defined, (ROOT / path).read_text(), re.MULTILINE), f"{path}:{symbol}"
-
-
-def is_short_for_one(named: str) -> bool:
-    """``docs/decisions/0008``."""
-    return any((ROOT / named).parent.glob(f"{Path(named).name}-*"))
 
 
 def words_to_avoid() -> list[str]:
@@ -262,16 +257,12 @@ def test_the_tables_of_models_are_those_of_the_code() -> None:
         assert [each for each in names_in(values[flag]) if not each.startswith("-")] == list(choices)
 
 
-@pytest.mark.parametrize("path", sorted((DOCS / "decisions").glob("*.md")), ids=name)
-def test_a_decision_is_short(path: Path) -> None:
-    """At most 40 lines under the same four headings; figures and what was tried are notes in docs/lab/."""
+@pytest.mark.parametrize("path", sorted((DOCS / "design").glob("*.md")), ids=name)
+def test_a_design_page_is_short(path: Path) -> None:
+    """One subject in at most 900 words; it ends with what holds it."""
     text = path.read_text()
-    assert len(text.splitlines()) <= 40
-    headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
-    assert headings in (
-        ["Context", "Decision", "Why", "Evidence"],
-        ["Context", "Decision", "Consequences", "Evidence"],
-    )
+    assert len(text.split()) <= 900
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE)[-1] == "Held by"
 
 
 def test_the_readme_is_one_screen() -> None:

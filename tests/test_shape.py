@@ -67,7 +67,6 @@ LONGER_FUNCTIONS = {
     "tests/worker/attention_reference.py:make_case": (55, "A batch of attention, made array by array."),
 }
 LARGER_ROOMS = {
-    "engine/api": (30, "What several of the protocols share."),
     "engine/frontend": (26, "What lies between the APIs and the core."),
     "engine/worker/gpu": (37, "A kernel or a runner a file."),
 }

@@ -21,9 +21,9 @@ from typing import Any
 
 import msgspec
 
-from engine.api.chat_messages import normalize
 from engine.api.endpoints import parse_body
 from engine.api.openai.protocol import ChatCompletionRequest
+from engine.api.prompt.chat_messages import normalize
 from engine.config import ModelConfig
 from engine.core_process.continued_prompts import as_written
 from engine.frontend.input_processor import GenerationDefaults, InputProcessor

@@ -28,7 +28,7 @@ from benchmarks.scheduler.step_bench import BLOCK_SIZE, POLICIES
 from engine.api.app import create_app
 from engine.api.config import ServerConfig
 from engine.api.openai_responses.known_turns import KnownTurns
-from engine.api.served_model import ServedModel
+from engine.api.service.server import Server
 from engine.config import EngineConfig, ModelConfig, SchedulerConfig
 from engine.core.outputs import ModelRunnerOutput
 from engine.core.policy import PolicyContext, PolicyFactory
@@ -178,7 +178,7 @@ class Bench:
         self.core = Core(policy, ready)
         self._client = CoreClient(self.core, ready)
         self._engine = AsyncLLM(config, self._client)
-        self._app = create_app(ServedModel(self._engine, ServerConfig(served_model_names=("made-up",))))
+        self._app = create_app(Server(self._engine, ServerConfig(served_model_names=("made-up",))))
         self._turns = _known_turns(self._app)
         self.front: Samples = defaultdict(list)
         self.num_bytes: list[int] = []

@@ -24,7 +24,7 @@ from continuum.config import ContinuumConfig
 from continuum.policy import ContinuumPolicyFactory
 from engine.api.config import ServerConfig
 from engine.api.dashboard.audience import Viewers
-from engine.api.served_model import ServedModel
+from engine.api.service.server import Server
 from engine.config import TraceConfig
 from engine.core_process.core_client import AsyncMPClient
 from engine.core_process.core_start import CoreSpec
@@ -138,7 +138,7 @@ async def measure(
 ) -> dict[str, Measured]:
     """All states in each round."""
     found = {state: Measured() for state in STATES}
-    audience = Viewers(ServedModel(engine, ServerConfig(served_model_names=("tiny",))))
+    audience = Viewers(Server(engine, ServerConfig(served_model_names=("tiny",))))
     chance = random.Random(0)
     async with load.running():
         await load.window(seconds)  # warm

@@ -61,7 +61,7 @@ class ToolStats:
 
     def corrected_curve(self, tip: BranchTip) -> SurvivalCurve:
         """Time from the turn's end until it returns, as a learned model corrects it where one is
-        believed. It is told to who asks; nothing is held by it (decision 97)."""
+        believed. It is told to who asks; nothing is held by it (docs/design/learning.md)."""
         known = self.curve(tip.tools, tip.job.job_id, tip.job.tenant)
         return known if tip.estimate is None else tip.estimate.of(known)
 

@@ -1,4 +1,4 @@
-"""Which pins a request may revoke (``docs/decisions/0003``). It decides; the scheduler revokes.
+"""Which pins a request may revoke (``docs/design/pins.md``). It decides; the scheduler revokes.
 
 A tenant's pins within its part of the budget are safe from another tenant, unless nothing else can
 run or a request is overdue. All pins of jobs of a worse priority may be revoked.

@@ -32,7 +32,7 @@ MAX_CANDIDATES = 64
 NEW_TOKENS_SMOOTHING = 0.05
 OPEN_TOKENS = 16_384
 """What a request that runs or waits counts for, where a new job is placed: it slows the steps of all beside
-it. From 15,000 to 50,000 are alike (docs/decisions/0075); 5,000 are too few."""
+it. From 15,000 to 50,000 are alike (docs/design/admission-and-order.md); 5,000 are too few."""
 LIKE_SHARE = 0.005
 """Cores whose loads differ by less than this share of a pool are equally good homes for a new job."""
 _END = 0x9E3779B97F4A7C15

@@ -16,7 +16,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from engine.api import jobs, models, operations, tokens, tracing
 from engine.api.anthropic import endpoints as messages
 from engine.api.config import ServerConfig
 from engine.api.dashboard import endpoints as dashboard
@@ -30,14 +29,15 @@ from engine.api.http.hosts import HostMiddleware
 from engine.api.http.middleware import BodyLimitMiddleware, OriginMiddleware, RequestIdMiddleware
 from engine.api.http.unknown_paths import allowed_methods, unknown_path_message, wrong_method_message
 from engine.api.lora import endpoints as lora
-from engine.api.openai import chat, completions
+from engine.api.openai import chat, completions, models, tokens
 from engine.api.openai_responses import conversation_items, conversations
 from engine.api.openai_responses import endpoints as responses
 from engine.api.openai_responses.keeper import ResponseKeeper
 from engine.api.openapi import describe_api
+from engine.api.operators import jobs, operations, tracing
 from engine.api.pooling import endpoints as pooling
 from engine.api.prompt_cache.fingerprint_store import FingerprintStore
-from engine.api.served_model import ServedModel
+from engine.api.service.server import Server
 from engine.version import package_version
 
 ROUTERS = (
@@ -57,23 +57,23 @@ ROUTERS = (
 )
 
 
-def create_app(model: ServedModel) -> ASGIApp:
+def create_app(server: Server) -> ASGIApp:
     """The application of one served model."""
-    routers = (*ROUTERS, dashboard.router) if model.config.dashboard else ROUTERS
-    return _guarded(HeadRequests(ExactPaths(_described(model, routers), routers)), model.config)
+    routers = (*ROUTERS, dashboard.router) if server.config.dashboard else ROUTERS
+    return _guarded(HeadRequests(ExactPaths(_described(server, routers), routers)), server.config)
 
 
-def _described(model: ServedModel, routers: Sequence[APIRouter]) -> FastAPI:
+def _described(server: Server, routers: Sequence[APIRouter]) -> FastAPI:
     """All endpoints, with their OpenAPI description."""
     app = FastAPI(title="continuum", version=package_version())
-    app.state.model = model
-    app.state.audience = Viewers(model)
-    app.state.fingerprints = FingerprintStore(model.siblings)
-    app.state.response_keeper = ResponseKeeper.create(model.config.responses, model.siblings)
+    app.state.server = server
+    app.state.audience = Viewers(server)
+    app.state.fingerprints = FingerprintStore(server.siblings)
+    app.state.response_keeper = ResponseKeeper.create(server.config.responses, server.siblings)
     for router in routers:
         app.include_router(router)
     app.add_exception_handler(HTTPException, _http_error)
-    _describe(app, model.config)
+    _describe(app, server.config)
     return app
 
 

@@ -19,8 +19,9 @@ from engine.api.errors import ApiFormat, error_response
 from engine.api.http.connection import CLIENT_CLOSED_REQUEST
 from engine.api.http.json_limits import check_json
 from engine.api.http.surrogates import without_lone_surrogates
-from engine.api.identity import owner_of
-from engine.api.served_model import ServedModel
+from engine.api.service.identity import owner_of
+from engine.api.service.model import Model
+from engine.api.service.server import Server
 from engine.api.unsupported import refuse_unsupported
 from engine.errors import RequestError
 
@@ -118,10 +119,15 @@ async def read_body(request: Request, kind: type[Body]) -> Body:
     return parse_body(kind, await request.body())
 
 
-def model_of(request: Request, name: str | None = None) -> ServedModel:
-    """The served model; ModelNotFoundError if the request names another one."""
-    model: ServedModel = request.app.state.model
-    return model.named(name)
+def server_of(request: Request) -> Server:
+    """What this process serves with."""
+    server: Server = request.app.state.server
+    return server
+
+
+def model_of(request: Request, name: str | None) -> Model:
+    """The model of that name; None: the first one. ModelNotFoundError for an unknown name."""
+    return server_of(request).model(name)
 
 
 def whole_number(request: Request, name: str, default: int, low: int, high: int) -> int:

@@ -1,4 +1,4 @@
-"""Options of V1 that this engine does not have, and what to use in their place: decision 0093."""
+"""Options of V1 that this engine does not have, and what to use in their place: docs/design/project.md."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import msgspec
 
-from engine.api.identity import ClientIdentity, identify
+from engine.api.service.identity import ClientIdentity, identify
 from engine.errors import RequestError
 from engine.routing import RoutedTurn
 

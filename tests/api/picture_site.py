@@ -13,7 +13,7 @@ import msgspec
 
 from engine.api.app import create_app
 from engine.api.config import AccessConfig, ServerConfig
-from engine.api.served_model import ServedModel
+from engine.api.service.server import Server
 from engine.core.policy import fcfs
 from engine.core_process.core_client import AsyncMPClient
 from engine.core_process.core_start import CoreSpec
@@ -30,7 +30,7 @@ from tests.media.templates import WITH_TOOLS
 class PictureSite:
     """What a test asks, and what it looks into."""
 
-    def __init__(self, model: ServedModel, http: httpx.AsyncClient) -> None:
+    def __init__(self, model: Server, http: httpx.AsyncClient) -> None:
         self.model = model
         self.http = http
 
@@ -75,7 +75,7 @@ async def picture_site(
         media=media or MediaConfig(),
         access=access or AccessConfig(),
     )
-    model = ServedModel(engine, server)
+    model = Server(engine, server)
     try:
         transport = httpx.ASGITransport(create_app(model))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=30) as http:

@@ -22,6 +22,14 @@ _SERVING = re.compile(r"Serving (\S+) at (\S+)")
 START_TIMEOUT_S = 90.0
 
 
+class ServerEnded(AssertionError):
+    """The server ended before it was ready."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"the server ended before it was ready, with exit code {code}")
+        self.code = code
+
+
 class Server:
     """A running ``continuum serve``."""
 
@@ -114,7 +122,8 @@ def _url_when_ready(process: subprocess.Popen[str]) -> str:
     while time.monotonic() < deadline:
         if select.select([process.stdout], [], [], 1.0)[0]:
             news = os.read(process.stdout.fileno(), 65536)
-            assert news, "the server ended before it was ready"
+            if not news:
+                raise ServerEnded(process.wait(10))
             told += news
             if found := _SERVING.search(told[: told.rfind(b"\n") + 1].decode()):
                 return found.group(2)

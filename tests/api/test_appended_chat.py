@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from jinja2 import Environment
 
-from engine.api.appended_chat import STAND_IN_TOOL, HistoryShape, appended_text
-from engine.api.chat_messages import Message, normalize
+from engine.api.prompt.appended_chat import STAND_IN_TOOL, HistoryShape, appended_text
+from engine.api.prompt.chat_messages import Message, normalize
 from engine.errors import RequestError
 
 END = "<|im_end|>"

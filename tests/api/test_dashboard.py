@@ -22,7 +22,7 @@ import pytest
 from engine.api.config import ServerConfig
 from engine.api.dashboard.audience import BACKLOG_VIEWS, MAX_VIEWERS, Viewers
 from engine.api.errors import OverloadedError, ServerClosingError
-from engine.api.served_model import ServedModel
+from engine.api.service.server import Server as ApiServer
 from engine.core.policy import fcfs
 from engine.core_process.core_client import AsyncMPClient
 from engine.core_process.core_start import CoreSpec
@@ -152,15 +152,15 @@ def test_a_job_is_told_with_its_turns(http: httpx.Client) -> None:
 
 
 @pytest.fixture
-async def served(model: Path) -> AsyncIterator[ServedModel]:
+async def served(model: Path) -> AsyncIterator[ApiServer]:
     config = engine_config(str(model), num_gpu_blocks_override=300)
     engine = AsyncLLM(config, AsyncMPClient(CoreProcess(CoreSpec(config, FakeExecutorFactory(), fcfs))))
-    yield ServedModel(engine, ServerConfig(served_model_names=("tiny",)))
+    yield ApiServer(engine, ServerConfig(served_model_names=("tiny",)))
     engine.shutdown()
 
 
 @pytest.mark.slow
-async def test_who_reads_slowly_misses_views(served: ServedModel) -> None:
+async def test_who_reads_slowly_misses_views(served: ApiServer) -> None:
     """It is sent the newest, not all it missed, and is shown the whole again; who reads on misses nothing."""
     audience = Viewers(served)
     async with aclosing(audience.views()) as quick, aclosing(audience.views()) as slow:
@@ -177,7 +177,7 @@ async def test_who_reads_slowly_misses_views(served: ServedModel) -> None:
 
 
 @pytest.mark.slow
-async def test_there_is_a_most_of_viewers(served: ServedModel) -> None:
+async def test_there_is_a_most_of_viewers(served: ApiServer) -> None:
     """The next one is refused until one has left."""
     audience = Viewers(served)
     viewers = [audience.views() for _ in range(MAX_VIEWERS)]
@@ -190,7 +190,7 @@ async def test_there_is_a_most_of_viewers(served: ServedModel) -> None:
     await asyncio.gather(*(viewer.aclose() for viewer in viewers))
 
 
-async def test_a_server_that_stops_ends_its_feeds(served: ServedModel) -> None:
+async def test_a_server_that_stops_ends_its_feeds(served: ApiServer) -> None:
     """Nobody's page keeps it from stopping, and each is told why it ends."""
     viewer = Viewers(served).views()
     await anext(viewer)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
-from engine.api.identity import MAX_ID_CHARS, ClientIdentity, identify
+from engine.api.service.identity import MAX_ID_CHARS, ClientIdentity, identify
 from engine.errors import RequestError
 from engine.messages import JobRef
 

@@ -229,7 +229,7 @@ async def test_without_memory_for_more_pictures_a_request_may_come_again(
 async def test_without_pillow_pictures_are_left_out_and_the_start_says_so(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("engine.api.served_model.can_decode", lambda: False)
+    monkeypatch.setattr("engine.api.service.server.can_decode", lambda: False)
     monkeypatch.setattr("engine.api.processes.startup_messages.can_decode", lambda: False)
     async with picture_site(*folder) as site:
         answer = await site.post(CHAT, **asking(image_url(png())))

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from engine.api.appended_chat import HistoryShape
-from engine.api.prompts import ChatPrompt, PromptSoFar
+from engine.api.prompt.appended_chat import HistoryShape
+from engine.api.prompt.prompts import ChatPrompt, PromptSoFar
 from engine.media.picture import PictureModel
 from tests.api.picture_site import PictureSite, limited, picture_site
 from tests.media.picture_folder import folder_with_pictures

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.api.chat_messages import normalize
+from engine.api.prompt.chat_messages import normalize
 
 ARGUMENTS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

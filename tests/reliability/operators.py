@@ -46,7 +46,25 @@ MOST_KILLS = 8
 
 
 class World:
-    """Folders of weights and adapters, prompts, and what each is answered."""
+    """Folders of weights and adapters, questions, and what each is answered."""
+
+    folders: list[Path]
+    adapters: list[Path]
+    num_questions: int
+
+    def body(self, question: int) -> dict[str, Any]:
+        """Fields of a completion's body."""
+        raise NotImplementedError
+
+    def check(self, weights: Path, adapter: Path | None, question: int, answer: dict[str, Any]) -> None:
+        """Raise AssertionError if this is not what the question is answered alone."""
+        raise NotImplementedError
+
+
+class GreedyWorld(World):
+    """Greedy answers of one small model, compared with those of transformers."""
+
+    num_questions = 8
 
     def __init__(self, base: Path, random: Random) -> None:
         self.folders = [make_model_folder(base / name, seed=seed) for seed, name in enumerate(("old", "new"))]
@@ -54,12 +72,25 @@ class World:
         shared = [random.randrange(5, 250) for _ in range(96)]
         self.prompts = [
             [*shared[: random.choice((0, 48, 96))], *(random.randrange(5, 250) for _ in range(70))]
-            for _ in range(8)
+            for _ in range(self.num_questions)
         ]
         self._references: dict[tuple[Path, Path | None], Any] = {}
         self._answers: dict[tuple[Path, Path | None, int], list[int]] = {}
 
-    def answer(self, weights: Path, adapter: Path | None, prompt: int) -> list[int]:
+    def body(self, question: int) -> dict[str, Any]:
+        return {
+            "prompt": self.prompts[question],
+            "max_tokens": NUM_TOKENS,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
+
+    def check(self, weights: Path, adapter: Path | None, question: int, answer: dict[str, Any]) -> None:
+        expected = self._answer(weights, adapter, question)
+        got = answer["choices"][0]["token_ids"]
+        assert got == expected, f"question {question}: {got} instead of {expected}, {weights.name}"
+
+    def _answer(self, weights: Path, adapter: Path | None, prompt: int) -> list[int]:
         """The tokens that transformers says, alone."""
         loaded = weights, adapter
         if (*loaded, prompt) not in self._answers:
@@ -69,6 +100,10 @@ class World:
             told = self._references[loaded].greedy(self.prompts[prompt], NUM_TOKENS)
             self._answers[*loaded, prompt] = told
         return self._answers[*loaded, prompt]
+
+
+class Rejected(Exception):
+    """The server does not offer this call."""
 
 
 class Operated:
@@ -90,29 +125,24 @@ class Operated:
         return self.http.post(route, json=body)
 
     def call(self, route: str, **body: Any) -> None:
+        """AssertionError unless it is done; Rejected if the server does not offer it."""
         answer = self.post(route, **body)
+        if answer.status_code == 400:
+            raise Rejected(answer.text)
         assert answer.status_code == 200, (route, answer.status_code, answer.text)
 
-    def ask(self, prompt: int, adapter: Path | None, **more: Any) -> httpx.Response:
+    def ask(self, question: int, adapter: Path | None, **more: Any) -> httpx.Response:
+        model = "tiny" if adapter is None else "changing"
         return self.post(
-            "/v1/completions",
-            model="tiny" if adapter is None else "changing",
-            prompt=self.world.prompts[prompt],
-            max_tokens=NUM_TOKENS,
-            temperature=0,
-            ignore_eos=True,
-            return_token_ids=True,
-            **more,
+            "/v1/completions", model=model, return_token_ids=True, **self.world.body(question), **more
         )
 
-    def check(self, prompt: int, adapter: Path | None, answer: httpx.Response, *, must: bool) -> bool:
+    def check(self, question: int, adapter: Path | None, answer: httpx.Response, *, must: bool) -> bool:
         """Whether it was answered; AssertionError for a wrong answer, or for none where there must be one."""
         if answer.status_code != 200:
             assert not must, (answer.status_code, answer.text)
             return False
-        expected = self.world.answer(self.weights, adapter, prompt)
-        got = answer.json()["choices"][0]["token_ids"]
-        assert got == expected, f"prompt {prompt}: {got} instead of {expected}, {self.weights.name}"
+        self.world.check(self.weights, adapter, question, answer.json())
         return True
 
     def kill_one(self, random: Random) -> None:
@@ -148,14 +178,17 @@ class Rounds:
 
     def ask(self, to: Operated, *, must: bool, count: int = 4) -> None:
         """Some requests at a time, of the adapter, too, if there is one."""
-        asked = [(self.random.randrange(8), self.random.choice((None, to.adapter))) for _ in range(count)]
+        asked = [(self._question(), self.random.choice((None, to.adapter))) for _ in range(count)]
         answers = list(self.pool.map(lambda each: to.ask(*each), asked))
         for (prompt, adapter), answer in zip(asked, answers, strict=True):
             self.counts["answered"] += to.check(prompt, adapter, answer, must=must)
 
+    def _question(self) -> int:
+        return self.random.randrange(self.world.num_questions)
+
     def hand_over(self, first: Operated, second: Operated, *, must: bool) -> None:
         """What a proxy does: the second server goes on, of its own weights whatever the first one's are."""
-        prompt = self.random.randrange(8)
+        prompt = self._question()
         answer = first.ask(prompt, None, kv_transfer_params=ORDER)
         if answer.status_code != 200:
             assert not must, answer.text
@@ -166,14 +199,19 @@ class Rounds:
 
     def change(self, to: Operated) -> str:
         """One call of an operator, or a kill, or both; requests during it."""
-        name = self.random.choice([*CHANGES])
-        CHANGES[name](self, to)
+        names = [name for name in CHANGES if name != "adapter" or self.world.adapters]
+        name = self.random.choice(names)
+        try:
+            CHANGES[name](self, to)
+        except Rejected as error:
+            return f"{name}, rejected: {error}"
         return name
 
 
 def _update(rounds: Rounds, to: Operated) -> None:
-    to.weights = rounds.random.choice(rounds.world.folders)
-    to.call("/update_weights", path=str(to.weights))
+    weights = rounds.random.choice(rounds.world.folders)
+    to.call("/update_weights", path=str(weights))
+    to.weights = weights
 
 
 def _sleep(rounds: Rounds, to: Operated) -> None:
@@ -283,7 +321,7 @@ def play(setting: str, num_rounds: int, seed: int, say: Callable[[str], None] = 
     """Plays so many rounds; AssertionError, which names the round, at the first wrong answer."""
     random = Random(seed)
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(8) as pool:
-        world = World(Path(name), random)
+        world = GreedyWorld(Path(name), random)
         rounds = Rounds(world, random, pool)
         with operated(setting, world, Path(name)) as servers:
             for number in range(num_rounds):

@@ -10,11 +10,11 @@ from starlette.requests import Request
 
 from engine.api.anthropic.bodies import CacheMissReason, Diagnostics
 from engine.api.anthropic.request import MessagesRequest
-from engine.api.conversation import Conversation
-from engine.api.conversation_turn import TurnOutput
 from engine.api.prompt_cache.diagnostics import CacheDiagnostics
 from engine.api.prompt_cache.fingerprint import Fingerprint, Part
-from engine.api.served_model import ServedModel
+from engine.api.service.model import Model
+from engine.api.turn.conversation import Conversation
+from engine.api.turn.conversation_turn import TurnOutput
 
 Change = Literal["model_changed", "system_changed", "tools_changed", "messages_changed"]
 
@@ -41,7 +41,7 @@ class CacheInquiry:
 
     @classmethod
     async def begin(
-        cls, request: Request, model: ServedModel, body: MessagesRequest, conversation: Conversation
+        cls, request: Request, model: Model, body: MessagesRequest, conversation: Conversation
     ) -> CacheInquiry:
         """Looks the earlier prompt up, since a stream answers with its first event."""
         inquiry = cls(CacheDiagnostics.of(request, model), conversation, body)

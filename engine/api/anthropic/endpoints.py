@@ -12,15 +12,15 @@ from engine.api.anthropic.input import read_history
 from engine.api.anthropic.request import MessagesRequest, PromptRequest, ToolChoice
 from engine.api.anthropic.tools import Tool, function_tools
 from engine.api.anthropic.turn import MessageAnswer, MessageTerms
-from engine.api.conversation import Conversation, NamedTool
-from engine.api.conversation import ToolChoice as ConversationToolChoice
-from engine.api.conversation_turn import ConversationTurn
 from engine.api.endpoints import endpoint, json_response, model_of, read_body
 from engine.api.errors import ApiFormat
 from engine.api.field_names import renamed_fields
 from engine.api.http.connection import EventStream, while_connected
 from engine.api.http.streams import begun
-from engine.api.served_model import ServedModel
+from engine.api.service.model import Model
+from engine.api.turn.conversation import Conversation, NamedTool
+from engine.api.turn.conversation import ToolChoice as ConversationToolChoice
+from engine.api.turn.conversation_turn import ConversationTurn
 from engine.errors import RequestError
 from engine.messages import NO_CONTEXT, RequestContext
 from engine.sampling_params import SamplingParams
@@ -38,9 +38,9 @@ async def create_message(request: Request) -> Response:
     model = model_of(request, body.model)
     context = model.context(request.headers, body.identity())
     request_id = f"msg_{request.state.request_id}"
-    params = body.sampling_params(model.sampling_defaults())
+    params = body.sampling_params(model.server.sampling_defaults())
     conversation = _conversation(model, body, request_id, params, context)
-    patience = model.patience()
+    patience = model.server.patience()
     turn = ConversationTurn(model, conversation, patience.accepted)
     inquiry = await CacheInquiry.begin(request, model, body, conversation)
     answer = MessageAnswer(_terms(model, body, request, request_id), inquiry)
@@ -71,14 +71,14 @@ async def count_message_tokens(request: Request) -> Response:
 
 
 def _conversation(
-    model: ServedModel,
+    model: Model,
     body: PromptRequest,
     request_id: str,
     params: SamplingParams,
     context: RequestContext,
 ) -> Conversation:
     """The request, independent of the API."""
-    left_out = model.left_out()
+    left_out = model.server.left_out()
     history = read_history(body.system, body.messages, left_out)
     tools = function_tools(body.tools, left_out)
     if body.mcp_servers:
@@ -92,7 +92,7 @@ def _conversation(
         parallel_tool_calls=body.parallel_tool_calls(),
         context=context,
         chat_template=body.chat_template,
-        chat_template_kwargs=body.template_kwargs(model.config.messages_default_thinking),
+        chat_template_kwargs=body.template_kwargs(model.server.config.messages_default_thinking),
         add_generation_prompt=not history.continues_reply,
         continue_final_message=history.continues_reply,
         fits_context=True,
@@ -116,16 +116,16 @@ def _tool_choice(choice: ToolChoice | None, tools: list[Tool] | None) -> Convers
     return NamedTool(choice.name)
 
 
-def _terms(model: ServedModel, body: MessagesRequest, request: Request, message_id: str) -> MessageTerms:
+def _terms(model: Model, body: MessagesRequest, request: Request, message_id: str) -> MessageTerms:
     omits = body.thinking is not None and body.thinking.display == "omitted"
-    caches = body.last_breakpoint() is not None and model.engine.config.cache.enable_prefix_caching
+    caches = body.last_breakpoint() is not None and model.server.engine.config.cache.enable_prefix_caching
     return MessageTerms(
         message_id=message_id,
         model_name=body.model or model.name,
         max_tokens=body.max_tokens,
-        max_model_len=model.max_model_len,
+        max_model_len=model.server.max_model_len,
         stop_sequences=body.stop_sequences or [],
-        cache_block_tokens=model.engine.ready.block_size if caches else None,
+        cache_block_tokens=model.server.engine.ready.block_size if caches else None,
         asked_lifetime_s=body.asked_lifetime_s(),
         omits_thinking=omits or "redact-thinking" in request.headers.get("anthropic-beta", ""),
         returns_token_ids=bool(body.return_token_ids),

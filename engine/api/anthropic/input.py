@@ -28,9 +28,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.api.anthropic.thinking import text_of
-from engine.api.chat_messages import Message
-from engine.api.left_out import LeftOut
-from engine.api.system_messages import reminder_of
+from engine.api.prompt.chat_messages import Message
+from engine.api.prompt.left_out import LeftOut
+from engine.api.prompt.system_messages import reminder_of
 from engine.errors import RequestError
 from engine.tokenization.tool_arguments import INVALID_JSON
 

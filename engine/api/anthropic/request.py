@@ -16,10 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from engine.api.config import DefaultThinking
 from engine.api.errors import ThreadsUnsupportedError
 from engine.api.field_names import one_of
-from engine.api.identity import ClientIdentity
 from engine.api.openai.protocol import Int64, ListOf, TokenId, refuse_other_constraints
+from engine.api.prompt.thinking_effort import budget_of_effort, effort_arguments, thinking_arguments
 from engine.api.prompt_cache.lifetime import lifetime_s
-from engine.api.thinking_effort import budget_of_effort, effort_arguments, thinking_arguments
+from engine.api.service.identity import ClientIdentity
 from engine.api.unsupported import refuse_unsupported
 from engine.errors import RequestError
 from engine.sampling_params import MAX_STOP_STRINGS, SamplingParams

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from engine.api.left_out import LeftOut
+from engine.api.prompt.left_out import LeftOut
 from engine.errors import RequestError
 
 Tool = dict[str, Any]

@@ -38,10 +38,10 @@ from engine.api.anthropic.bodies import (
 from engine.api.anthropic.cache_inquiry import CacheInquiry
 from engine.api.anthropic.input import tool_use_id
 from engine.api.anthropic.thinking import sign
-from engine.api.conversation_turn import TurnOutput
 from engine.api.http import sse
 from engine.api.openai.bodies import receipt_fields
-from engine.api.usage import TurnUsage
+from engine.api.turn.conversation_turn import TurnOutput
+from engine.api.turn.usage import TurnUsage
 from engine.tool_parsers import ContentDelta, ReasoningDelta, ReplyDelta, ToolCallDelta
 from engine.tool_parsers.arguments import CallArguments
 

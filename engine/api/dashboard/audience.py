@@ -12,7 +12,7 @@ from contextlib import suppress
 from uuid import uuid4
 
 from engine.api.errors import OverloadedError, ServerClosingError
-from engine.api.served_model import ServedModel
+from engine.api.service.server import Server
 from engine.errors import EngineDeadError
 
 PERIOD_S = 0.2
@@ -59,8 +59,8 @@ class _Viewer:
 class Viewers:
     """All viewers of this process. An instance belongs to one event loop."""
 
-    def __init__(self, model: ServedModel) -> None:
-        self._model = model
+    def __init__(self, server: Server) -> None:
+        self._server = server
         self._viewer_id = uuid4().hex
         """The id of this process as a viewer of the core."""
         self._viewers: set[_Viewer] = set()
@@ -73,7 +73,7 @@ class Viewers:
             raise OverloadedError(f"{MAX_VIEWERS} viewers are connected already; try again later.")
         viewer = _Viewer()
         self._viewers.add(viewer)
-        self._model.count_viewers(1)
+        self._server.count_viewers(1)
         try:
             if self._showing is None:
                 self._showing = asyncio.create_task(self._show())
@@ -82,7 +82,7 @@ class Viewers:
             raise viewer.error or ServerClosingError()
         finally:
             self._viewers.discard(viewer)
-            self._model.count_viewers(-1)
+            self._server.count_viewers(-1)
 
     async def _show(self) -> None:
         error: Exception | None = None
@@ -96,8 +96,8 @@ class Viewers:
 
     async def _show_all(self) -> None:
         """Polls until there are no viewers, or the server stops."""
-        engine, number = self._model.engine, 0
-        while not self._model.admission.is_closed:
+        engine, number = self._server.engine, 0
+        while not self._server.admission.is_closed:
             if not self._viewers:
                 with suppress(EngineDeadError):
                     await engine.unwatch(self._viewer_id)

@@ -14,7 +14,7 @@ from starlette.responses import HTMLResponse, Response
 
 from engine.api.dashboard.audience import PERIOD_S, Viewers
 from engine.api.dashboard.page import dashboard_page
-from engine.api.endpoints import endpoint, json_response, model_of
+from engine.api.endpoints import endpoint, json_response, server_of
 from engine.api.errors import ApiFormat
 from engine.api.http import sse
 from engine.api.http.connection import EventStream
@@ -67,15 +67,15 @@ async def feed(request: Request) -> Response:
 @endpoint(router, "GET", "/dashboard/jobs/{job_id:path}", operators_only=True)
 async def job(request: Request) -> Response:
     """One job as in ``/v1/jobs``, and its turns; an unknown job is not an error."""
-    engine, job_id = model_of(request).engine, request.path_params["job_id"]
+    engine, job_id = server_of(request).engine, request.path_params["job_id"]
     known = await engine.job(job_id) if engine.knows_jobs else None
     return json_response(JobLife(job=known, past_turns=await engine.past_turns(job_id)))
 
 
 def _hello(request: Request) -> Hello:
-    engine = model_of(request).engine
+    engine = server_of(request).engine
     return Hello(
-        model=model_of(request).name,
+        model=server_of(request).name,
         version=package_version(),
         core=engine.core_pid,
         knows_jobs=engine.knows_jobs,

@@ -77,7 +77,7 @@ class EventStream(StreamingResponse):
             await Response(headers=dict(self.headers), media_type=self.media_type)(scope, receive, send)
             return
         wire = _Wire(send, self._keep_alive, self._sign_of_life)
-        interval_s = scope["app"].state.model.sse_keep_alive_s
+        interval_s = scope["app"].state.server.sse_keep_alive_s
         keeping = None if interval_s is None else asyncio.create_task(wire.keep_alive(interval_s))
         try:
             async with aclosing(self._events):

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from engine.api.endpoints import endpoint, model_of, read_body
+from engine.api.endpoints import endpoint, read_body, server_of
 from engine.api.errors import NotFoundError
 from engine.errors import EngineGenerateError, RequestError
 from engine.lora import MAX_NAME_CHARS, find_adapter
@@ -43,25 +43,25 @@ class UnloadAdapterRequest(BaseModel):
 async def load_adapter(request: Request) -> Response:
     """Loads an adapter from a folder of this server; requests choose it as their model."""
     body = await read_body(request, LoadAdapterRequest)
-    model = model_of(request)
-    if model.engine.config.lora is None:
+    server = server_of(request)
+    if server.engine.config.lora is None:
         raise RequestError("This server has no adapters: start it with --enable-lora.", "lora_name")
-    if body.lora_name in model.config.served_model_names:
+    if body.lora_name in server.config.served_model_names:
         raise RequestError(f"lora_name {body.lora_name!r} is the base model's name.", "lora_name")
     adapter = await asyncio.to_thread(find_adapter, body.lora_name, body.lora_path)
-    known = model.adapters.find(body.lora_name)
+    known = server.adapters.find(body.lora_name)
     if known is not None and known.digest != adapter.digest and not body.load_inplace:
         raise RequestError(
             f"Adapter {body.lora_name!r} is loaded with other weights; send load_inplace to replace it.",
             "lora_name",
         )
     try:
-        await model.engine.load_adapter(adapter)
+        await server.engine.load_adapter(adapter)
     except EngineGenerateError as error:
         raise RequestError(str(error), "lora_path") from error
-    model.adapters.put(adapter)
+    server.adapters.put(adapter)
     if known is not None and known.key != adapter.key:
-        await model.engine.unload_adapter(known.key)
+        await server.engine.unload_adapter(known.key)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
 
@@ -69,10 +69,10 @@ async def load_adapter(request: Request) -> Response:
 async def unload_adapter(request: Request) -> Response:
     """No request can choose the adapter any more; those that run go on."""
     body = await read_body(request, UnloadAdapterRequest)
-    model = model_of(request)
-    known = model.adapters.find(body.lora_name)
+    server = server_of(request)
+    known = server.adapters.find(body.lora_name)
     if known is None:
         raise NotFoundError(f"There is no adapter {body.lora_name!r}.", "lora_name")
-    model.adapters.remove(body.lora_name)
-    await model.engine.unload_adapter(known.key)
+    server.adapters.remove(body.lora_name)
+    await server.engine.unload_adapter(known.key)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")

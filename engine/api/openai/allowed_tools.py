@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.api.conversation import NamedTool
-from engine.api.conversation import ToolChoice as ConversationToolChoice
+from engine.api.turn.conversation import NamedTool
+from engine.api.turn.conversation import ToolChoice as ConversationToolChoice
 from engine.errors import RequestError
 
 ToolChoice = str | Mapping[str, Any] | None

@@ -11,9 +11,6 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.api.answer_reader import AnswerOutput
-from engine.api.conversation import Conversation
-from engine.api.conversation_turn import ConversationTurn, TurnOutput
 from engine.api.endpoints import endpoint, json_response, model_of, read_body
 from engine.api.field_names import renamed_fields
 from engine.api.http import sse
@@ -37,8 +34,11 @@ from engine.api.openai.chat_parts import texts_only
 from engine.api.openai.logprobs import chat_logprobs, prompt_logprobs
 from engine.api.openai.protocol import ChatCompletionRequest
 from engine.api.openai.routed_experts import encoded_experts
-from engine.api.served_model import ServedModel
-from engine.api.usage import usage_of
+from engine.api.service.model import Model
+from engine.api.turn.answer_reader import AnswerOutput
+from engine.api.turn.conversation import Conversation
+from engine.api.turn.conversation_turn import ConversationTurn, TurnOutput
+from engine.api.turn.usage import usage_of
 from engine.messages import RequestContext
 from engine.tool_parsers import ContentDelta, ReasoningDelta, ReplyDelta, ToolCallDelta
 
@@ -51,7 +51,7 @@ async def create_chat_completion(request: Request) -> Response:
     body = await read_body(request, ChatCompletionRequest)
     model = model_of(request, body.model)
     answer = ChatAnswer(model, body, request.state.request_id)
-    patience = model.patience()
+    patience = model.server.patience()
     conversation = answer.conversation(model.context(request.headers, body.identity()))
     turn = ConversationTurn(model, conversation, patience.accepted)
 
@@ -67,12 +67,12 @@ async def create_chat_completion(request: Request) -> Response:
 class ChatAnswer:
     """One chat request: reads OpenAI's body and writes the turn's outputs in OpenAI's format."""
 
-    def __init__(self, model: ServedModel, body: ChatCompletionRequest, request_id: str) -> None:
+    def __init__(self, model: Model, body: ChatCompletionRequest, request_id: str) -> None:
         self._model = model
         self._body = body
         self._id = f"chatcmpl-{request_id}"
         self._created = int(time())
-        self._left_out = model.left_out()
+        self._left_out = model.server.left_out()
         self._tells_usage = body.continuous_usage
         self._frame = sse.Frame(self._chunk([], None))
 
@@ -82,7 +82,7 @@ class ChatAnswer:
         return Conversation(
             request_id=self._id,
             messages=texts_only(body.messages, self._left_out),
-            params=body.sampling_params(self._model.sampling_defaults(), body.num_logprobs()),
+            params=body.sampling_params(self._model.server.sampling_defaults(), body.num_logprobs()),
             tools=body.offered_tools(),
             tool_choice=read_tool_choice(body.tool_choice),
             parallel_tool_calls=body.parallel_tool_calls is not False,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.api.chat_messages import TEXT_PARTS, Message
-from engine.api.left_out import LeftOut, refuse_part
+from engine.api.prompt.chat_messages import TEXT_PARTS, Message
+from engine.api.prompt.left_out import LeftOut, refuse_part
 
 _SHOWING_ROLES = ("user", "tool", "function")
 

@@ -17,7 +17,6 @@ from engine.api.endpoints import endpoint, json_response, model_of, read_body
 from engine.api.http import sse
 from engine.api.http.connection import EventStream, while_connected
 from engine.api.http.streams import begun, merge
-from engine.api.limits import Permit
 from engine.api.openai.bodies import Completion, CompletionChoice, CompletionLogprobs, PromptLogprobs, Usage
 from engine.api.openai.logprobs import (
     TextOffsets,
@@ -28,8 +27,9 @@ from engine.api.openai.logprobs import (
 )
 from engine.api.openai.protocol import CompletionRequest
 from engine.api.openai.routed_experts import encoded_experts
-from engine.api.served_model import ServedModel
-from engine.api.usage import TurnUsage, receipt_of_all, usage_of
+from engine.api.service.limits import Permit
+from engine.api.service.model import Model
+from engine.api.turn.usage import TurnUsage, receipt_of_all, usage_of
 from engine.errors import RequestError
 from engine.frontend.detokenizer import token_decoder
 from engine.frontend.request_output import CompletionOutput, RequestOutput, TokenLogprob
@@ -71,14 +71,15 @@ class CompletionTurn:
     """Runs one completion request, from its body to the response."""
 
     def __init__(
-        self, model: ServedModel, body: CompletionRequest, request_id: str, context: RequestContext
+        self, model: Model, body: CompletionRequest, request_id: str, context: RequestContext
     ) -> None:
         self._model = model
+        self._server = model.server
         self._body = body
         self._id = f"cmpl-{request_id}"
         self._created = int(time())
         self._context = context
-        self._params = params = body.sampling_params(model.sampling_defaults(), body.logprobs)
+        self._params = params = body.sampling_params(model.server.sampling_defaults(), body.logprobs)
         if body.echoes_logprobs:
             most = max(body.logprobs or 0, body.prompt_logprobs or 0)
             self._params = msgspec.structs.replace(params, prompt_logprobs=most)
@@ -96,15 +97,15 @@ class CompletionTurn:
         """Text offsets of each choice, if logprobs were requested."""
         self._receipts: list[TurnReceipt] = []
         """Receipts of the prompts that have ended."""
-        self.patience = model.patience()
+        self.patience = model.server.patience()
         self._num_unaccepted = len(self._prompts)
         self._tells_usage = body.continuous_usage
         self._frame = sse.Frame(self._completion([], None))
 
     async def outputs(self, kind: RequestOutputKind) -> AsyncGenerator[PromptOutput, None]:
-        self._model.check_params(self._params)
+        self._server.check_params(self._params)
         params = msgspec.structs.replace(self._params, output_kind=kind)
-        with self._model.admission.admit(len(self._prompts) * self._n, self._context) as permit:
+        with self._server.admission.admit(len(self._prompts) * self._n, self._context) as permit:
             async with aclosing(merge(await self._streams(params, permit))) as outputs:
                 async for index, output in outputs:
                     self._latest[index] = output
@@ -120,7 +121,7 @@ class CompletionTurn:
         if body.echo:
             self._echoes = [self._echo(*pair) for pair in zip(self._prompts, prompts, strict=True)]
         return [
-            self._model.generation.generate(
+            self._server.generation.generate(
                 prompt,
                 msgspec.structs.replace(params, max_tokens=self._max_tokens(len(prompt))),
                 self._id if len(prompts) == 1 else f"{self._id}-{index}",
@@ -136,7 +137,7 @@ class CompletionTurn:
         if self._params.prompt_logprobs is None:
             return
         told = num_tokens * (self._params.prompt_logprobs + 1) * self._n
-        most = max(MAX_TOLD_LOGPROBS, self._model.max_model_len * (self._params.prompt_logprobs + 1))
+        most = max(MAX_TOLD_LOGPROBS, self._server.max_model_len * (self._params.prompt_logprobs + 1))
         if told > most:
             raise RequestError(
                 f"prompt_logprobs of these prompts and answers are {told} numbers; an answer has at most "
@@ -154,10 +155,10 @@ class CompletionTurn:
             return prompt
         adds = self._body.add_special_tokens is not False
         owner = self._context.owner
-        return await self._model.prompts.encode(prompt, add_special_tokens=adds, owner=owner, is_prompt=True)
+        return await self._server.prompts.encode(prompt, add_special_tokens=adds, owner=owner, is_prompt=True)
 
     def _echo(self, prompt: str | list[int], token_ids: list[int]) -> str:
-        tokenizer = self._model.engine.tokenizer
+        tokenizer = self._server.engine.tokenizer
         if not tokenizer.has_texts:
             raise needs_tokenizer("echo", "its client has the prompt")
         return prompt if isinstance(prompt, str) else tokenizer.decode(token_ids)
@@ -166,7 +167,7 @@ class CompletionTurn:
         """OpenAI's short default, clamped to the rest of the context."""
         if self._body.max_tokens is not None or self._body.replay_token_ids is not None:
             return self._body.max_tokens
-        return max(1, min(DEFAULT_MAX_TOKENS, self._model.max_model_len - num_prompt_tokens))
+        return max(1, min(DEFAULT_MAX_TOKENS, self._server.max_model_len - num_prompt_tokens))
 
     async def complete(self) -> Completion:
         """The complete response."""
@@ -236,13 +237,13 @@ class CompletionTurn:
         echoed = self._echoed_logprobs(prompt_index) if self._body.echoes_logprobs else None
         if index not in self._offsets:
             start = len(self._echoes[prompt_index]) if self._echoes else 0
-            decoder = token_decoder(self._model.engine.tokenizer, self._params, prompt)
+            decoder = token_decoder(self._server.engine.tokenizer, self._params, prompt)
             self._offsets[index] = TextOffsets(decoder, start)
         own = completion_logprobs(answer.logprobs, as_ids, self._offsets[index])
         return own if echoed is None else joined(echoed, own)
 
     def _echoed_logprobs(self, prompt_index: int) -> CompletionLogprobs:
-        output, tokenizer = self._latest[prompt_index], self._model.engine.tokenizer
+        output, tokenizer = self._latest[prompt_index], self._server.engine.tokenizer
         offsets = TextOffsets(token_decoder(tokenizer, self._params, []))
         told = [position for position in output.prompt_logprobs or () if position is not None]
         first = output.prompt_token_ids[0]
@@ -274,7 +275,7 @@ class CompletionTurn:
         return usage_of(usage, receipt_of_all(self._id, self._receipts))
 
     async def _close(self, prompt_index: int, output: RequestOutput) -> None:
-        receipt = await self._model.close_turn(self._context, output, self._announced_calls(prompt_index))
+        receipt = await self._server.close_turn(self._context, output, self._announced_calls(prompt_index))
         if receipt is not None:
             self._receipts.append(receipt)
 

@@ -13,13 +13,13 @@ import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from engine.api.field_names import one_of
-from engine.api.identity import ClientIdentity
 from engine.api.openai.allowed_tools import allowed_names, check_tool_choice
 from engine.api.openai.chat_tools import check_tools
 from engine.api.openai.output_format import ResponseFormat, StructuredOutputs, wanted_output
 from engine.api.openai.prompt_cache import PromptCacheOptions, PromptCacheRetention, asked_ttl_s
 from engine.api.openai.repetition import RepetitionDetectionFields
-from engine.api.thinking_effort import budget_of_effort, effort_arguments, thinking_arguments
+from engine.api.prompt.thinking_effort import budget_of_effort, effort_arguments, thinking_arguments
+from engine.api.service.identity import ClientIdentity
 from engine.api.unsupported import refuse_unsupported
 from engine.errors import RequestError
 from engine.sampling_params import MAX_N, SamplingParams

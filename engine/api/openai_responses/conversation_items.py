@@ -14,9 +14,8 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
-from engine.api.endpoints import endpoint, json_response, model_of, read_body
+from engine.api.endpoints import endpoint, json_response, read_body, server_of
 from engine.api.errors import NotFoundError
-from engine.api.left_out import LeftOut
 from engine.api.openai.protocol import ListOf
 from engine.api.openai_responses.conversations import chain_of, change_link, described, empty_link, held
 from engine.api.openai_responses.history import History, output_items, with_ids
@@ -25,6 +24,7 @@ from engine.api.openai_responses.items import new_response_id
 from engine.api.openai_responses.keeper import keeper_of
 from engine.api.openai_responses.pages import list_of, page_of
 from engine.api.openai_responses.store import PastTurn, StoredResponse
+from engine.api.prompt.left_out import LeftOut
 
 router = APIRouter()
 
@@ -54,7 +54,7 @@ async def create_conversation_items(request: Request) -> HttpResponse:
     async with held(keeper, conversation_id, added_by):
         chain = await chain_of(keeper, conversation_id)
         History(before=chain).messages(None, LeftOut()).extend(body.items, "items")
-        link = empty_link(added_by, conversation_id, model_of(request).name)
+        link = empty_link(added_by, conversation_id, server_of(request).name)
         items = list(with_ids(body.items, added_by))
         previous = chain[-1]
         await keeper.store.put(

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
-from engine.api.endpoints import endpoint, json_response, model_of, parse_body, read_body
+from engine.api.endpoints import endpoint, json_response, parse_body, read_body, server_of
 from engine.api.openai_responses.conversation_lock import ConversationLock
 from engine.api.openai_responses.history import with_ids
 from engine.api.openai_responses.input_items import Item, MessageList
@@ -57,7 +57,7 @@ async def create_conversation(request: Request) -> HttpResponse:
     items = body.items or []
     MessageList(None).extend(items, "items")
     beginning = empty_link(
-        new_response_id(), f"conv_{uuid4().hex}", model_of(request).name, body.metadata or {}
+        new_response_id(), f"conv_{uuid4().hex}", server_of(request).name, body.metadata or {}
     )
     stored = StoredResponse(response=beginning, input=list(with_ids(items, beginning.id)))
     await keeper_of(request).store.put(stored)

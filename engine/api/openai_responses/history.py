@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from engine.api.left_out import LeftOut
 from engine.api.openai_responses.input_items import Item, MessageList, easy_items, kind_of
 from engine.api.openai_responses.items import item_id, response_of_item
 from engine.api.openai_responses.known_turns import KnownTurn, KnownTurns
 from engine.api.openai_responses.request import ResponsesRequest
 from engine.api.openai_responses.store import PastTurn, ResponseNotStoredError, ResponseStore, StoredResponse
+from engine.api.prompt.left_out import LeftOut
 from engine.errors import RequestError
 
 MAX_ITEMS = 20_000

@@ -12,10 +12,10 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from engine.api.chat_messages import Message
-from engine.api.left_out import LeftOut, refuse_part
 from engine.api.openai_responses.custom_input import as_arguments
 from engine.api.openai_responses.tools import Tool, ToolName
+from engine.api.prompt.chat_messages import Message
+from engine.api.prompt.left_out import LeftOut, refuse_part
 from engine.errors import RequestError
 
 Item = dict[str, Any]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from starlette.requests import Request
 
 from engine.api.errors import NotFoundError
-from engine.api.identity import owner_of
 from engine.api.openai_responses.background import BackgroundRuns
 from engine.api.openai_responses.config import ResponsesConfig
 from engine.api.openai_responses.known_turns import KnownTurns
@@ -18,6 +17,7 @@ from engine.api.openai_responses.store import (
     StoreLimits,
 )
 from engine.api.processes.server_group import ServerGroup
+from engine.api.service.identity import owner_of
 
 
 class ResponseKeeper:

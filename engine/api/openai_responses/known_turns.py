@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 
-from engine.api.appended_chat import HistoryShape
-from engine.api.chat_messages import Message
-from engine.api.conversation import Conversation
-from engine.api.conversation_turn import TurnOutput
-from engine.api.identity import counts_in
 from engine.api.openai_responses.input_items import MessageList
+from engine.api.prompt.appended_chat import HistoryShape
+from engine.api.prompt.chat_messages import Message
+from engine.api.prompt.prompts import PromptSoFar
 from engine.api.prompt_cache.fingerprint import PromptPrint, hash_of
-from engine.api.prompts import PromptSoFar
+from engine.api.service.identity import counts_in
+from engine.api.turn.conversation import Conversation
+from engine.api.turn.conversation_turn import TurnOutput
 from engine.tokenization.prompt_encoder import extreme_tokens
 
 MOST_TOKENS = 1 << 22

@@ -10,13 +10,13 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
-from engine.api.identity import ClientIdentity
 from engine.api.openai.output_format import refuse_other_forms
 from engine.api.openai.protocol import GenerationRequest, Int64, ListOf
 from engine.api.openai_responses.input_items import Item
 from engine.api.openai_responses.items import ReasoningConfig, TextConfig
 from engine.api.openai_responses.tools import Tool
-from engine.api.thinking_effort import budget_of_effort, effort_arguments
+from engine.api.prompt.thinking_effort import budget_of_effort, effort_arguments
+from engine.api.service.identity import ClientIdentity
 from engine.errors import ContextLengthError, RequestError
 from engine.sampling_params import SamplingParams
 from engine.structured_output.params import StructuredOutputsParams

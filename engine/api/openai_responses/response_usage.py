@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.api.openai.bodies import receipt_fields
 from engine.api.openai_responses.items import InputTokensDetails, OutputTokensDetails, ResponseUsage
-from engine.api.usage import TurnUsage
+from engine.api.turn.usage import TurnUsage
 from engine.messages import TurnReceipt
 
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.api.conversation import FreeInput, NamedTool, ToolChoice
 from engine.api.openai_responses.custom_input import PARAMETER
+from engine.api.turn.conversation import FreeInput, NamedTool, ToolChoice
 from engine.errors import RequestError
 
 Tool = dict[str, Any]

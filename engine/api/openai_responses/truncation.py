@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.api.chat_messages import Message
+from engine.api.prompt.chat_messages import Message
 
 SHARE = 4
 """Each attempt removes one in this many of the removable messages, since it renders a prompt."""

@@ -11,9 +11,6 @@ from time import time
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace as changed
 
-from engine.api.answer_reader import AnswerOutput
-from engine.api.conversation import ContinuedPrompt, Conversation
-from engine.api.conversation_turn import ConversationTurn, TurnOutput
 from engine.api.errors import CONTEXT_LENGTH_EXCEEDED, explain
 from engine.api.http.streams import begun
 from engine.api.openai.bodies import ChatTokenLogprob
@@ -49,7 +46,10 @@ from engine.api.openai_responses.tools import Tools
 from engine.api.openai_responses.truncation import without_oldest
 from engine.api.prompt_cache.diagnostics import CacheDiagnostics
 from engine.api.prompt_cache.fingerprint import PromptPrint
-from engine.api.served_model import ServedModel
+from engine.api.service.model import Model
+from engine.api.turn.answer_reader import AnswerOutput
+from engine.api.turn.conversation import ContinuedPrompt, Conversation
+from engine.api.turn.conversation_turn import ConversationTurn, TurnOutput
 from engine.errors import ContextLengthError, RequestError
 from engine.messages import TurnReceipt
 from engine.sampling_params import RequestOutputKind
@@ -62,7 +62,7 @@ _LAST_EVENTS = {"completed": ResponseCompleted, "incomplete": ResponseIncomplete
 class Asker:
     """Who sends a request, and to which model: what its turn needs beside the body."""
 
-    model: ServedModel
+    model: Model
     store: ResponseStore
     turns: KnownTurns
     headers: Mapping[str, str]
@@ -93,7 +93,7 @@ class ResponseTurn:
         self._conversation = self._read(asker.headers, response_id)
         self._reply_ids: list[int] = []
         self._reply = self._new_reply(response_id)
-        self.patience = model.patience()
+        self.patience = model.server.patience()
         """How long its stream waits for the first output."""
         self._is_compacted = False
         """Whether the oldest of the conversation was left out."""
@@ -139,7 +139,7 @@ class ResponseTurn:
     def _read(self, headers: Mapping[str, str], response_id: str) -> Conversation:
         """The request, independent of the API."""
         body, previous, known = self._body, self._history.previous, self._history.known
-        left_out = self._model.left_out()
+        left_out = self._model.server.left_out()
         messages = self._history.messages(body.instructions, left_out)
         if not messages.messages:
             raise RequestError(
@@ -151,10 +151,10 @@ class ResponseTurn:
         for tools, where in messages.tools:
             self._tools.add(tools, where)
         self._messages = messages
-        params = body.sampling_params(self._model.sampling_defaults(), body.num_logprobs())
-        enforces = params.structured_outputs is None and self._model.enforces_texts
+        params = body.sampling_params(self._model.server.sampling_defaults(), body.num_logprobs())
+        enforces = params.structured_outputs is None and self._model.server.enforces_texts
         choice = self._tools.choose(body.tool_choice, enforces_texts=enforces)
-        self._model.check_params(params)  # a background response could not report the error later
+        self._model.server.check_params(params)  # a background response could not report the error later
         return Conversation(
             request_id=response_id,
             messages=messages.messages,
@@ -182,8 +182,8 @@ class ResponseTurn:
         is_text = not (self._messages.tools or conversation.has_pictures)
         if is_text and known.asked == self._asked():
             owner = conversation.context.owner
-            tokens = await self._model.prompts.continue_chat(known.prompt, conversation, owner=owner)
-        self._model.metrics.record_continued_prompt(appended=tokens is not None)
+            tokens = await self._model.server.prompts.continue_chat(known.prompt, conversation, owner=owner)
+        self._model.server.metrics.record_continued_prompt(appended=tokens is not None)
         if tokens is None:
             return False
         continued = ContinuedPrompt(tokens, known.num_replies, known.num_results, known.fingerprint)

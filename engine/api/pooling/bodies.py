@@ -11,8 +11,8 @@ from msgspec import UNSET, UnsetType
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from engine.api.field_names import one_of
-from engine.api.identity import ClientIdentity
 from engine.api.openai.protocol import Int64, ListOf, TokenId
+from engine.api.service.identity import ClientIdentity
 from engine.errors import RequestError
 from engine.pooling.params import PoolingParams, PoolingTask
 

@@ -11,12 +11,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from engine.api.chat_messages import Message
 from engine.api.http.streams import merge
 from engine.api.openai.chat_parts import texts_only
 from engine.api.pooling.bodies import InputBody, PoolingBody, PoolingUsage
-from engine.api.prompts import ChatPrompt
-from engine.api.served_model import ServedModel
+from engine.api.prompt.chat_messages import Message
+from engine.api.prompt.prompts import ChatPrompt
+from engine.api.service.model import Model
 from engine.errors import ContextLengthError, EngineGenerateError, RequestError
 from engine.frontend.pooling_inputs import PLACEHOLDER_PARAMS, PoolingInputs, model_that_pools
 from engine.frontend.pooling_methods import check_scores, cosine, paired
@@ -31,10 +31,10 @@ class PoolingCall:
     """Answers one request."""
 
     def __init__(
-        self, model: ServedModel, body: PoolingBody, headers: Mapping[str, str], request_id: str, prefix: str
+        self, model: Model, body: PoolingBody, headers: Mapping[str, str], request_id: str, prefix: str
     ) -> None:
         """``prefix``: how the id of its response begins. RequestError if the model generates."""
-        self.about = model_that_pools(model.engine.ready.pooling)
+        self.about = model_that_pools(model.server.engine.ready.pooling)
         self.id = f"{prefix}-{request_id}"
         self.created = int(time())
         self.model = model
@@ -71,7 +71,7 @@ class PoolingCall:
 
     async def _chat(self, body: InputBody, messages: list[Message]) -> list[int]:
         """The tokens of a chat, by the model's template. It is not cut: what is pooled may be its end."""
-        limit, left_out = self._inputs().limit(body.truncate_prompt_tokens), self.model.left_out()
+        limit, left_out = self._inputs().limit(body.truncate_prompt_tokens), self.model.server.left_out()
         chat = ChatPrompt(
             messages=texts_only(messages, left_out),
             pictures=left_out.pictures,
@@ -81,7 +81,7 @@ class PoolingCall:
             continue_final_message=body.continue_final_message,
         )
         try:
-            prompt = await self.model.prompts.encode_chat(chat, owner=self._context.owner)
+            prompt = await self.model.server.prompts.encode_chat(chat, owner=self._context.owner)
         except ContextLengthError as error:
             raise ContextLengthError(str(error), "messages") from error
         if limit is not None and len(prompt.token_ids) > limit:
@@ -128,7 +128,7 @@ class PoolingCall:
         return [cosine(found[first], found[second]) for first, second in zip(firsts, seconds, strict=True)]
 
     def _inputs(self) -> PoolingInputs:
-        inputs = self.model.pooling_inputs
+        inputs = self.model.server.pooling_inputs
         assert inputs is not None, "the model pools"
         return inputs
 
@@ -137,9 +137,9 @@ class PoolingCall:
         prompts = await asyncio.to_thread(asked)
         self._num_tokens += sum(len(token_ids) for token_ids, _ in prompts)
         answers: list[Array | None] = [None] * len(prompts)
-        with self.model.admission.admit(len(prompts), self._context) as permit:
+        with self.model.server.admission.admit(len(prompts), self._context) as permit:
             streams = [
-                self.model.generation.generate(
+                self.model.server.generation.generate(
                     token_ids,
                     PLACEHOLDER_PARAMS,
                     f"{self.id}-{number}",

@@ -18,7 +18,7 @@ from engine.api.config import ServerConfig
 from engine.api.http.http_config import allow_open_files, http_config
 from engine.api.processes.listener import begin_listening
 from engine.api.processes.server_group import ServerGroup
-from engine.api.served_model import ServedModel
+from engine.api.service.server import Server
 from engine.frontend.async_llm import AsyncLLM
 from engine.process.trim import finish_startup
 
@@ -86,11 +86,11 @@ class HttpServer:
         self._on_death = on_death
         # Ctrl-C in a terminal reaches all processes: where there are several, their parent handles it.
         self._stop_signals = (signal.SIGINT, signal.SIGTERM) if siblings.count == 1 else (signal.SIGTERM,)
-        self._model = ServedModel(engine, config, siblings)
+        self._server = Server(engine, config, siblings)
         self._stop = asyncio.Event()
         self._http = _Uvicorn(
             http_config(
-                create_app(self._model),
+                create_app(self._server),
                 config,
                 shutdown_timeout_s=config.shutdown_grace_s + FORCED_END_S,
                 backlog=BACKLOG if siblings.count == 1 else 1,
@@ -105,7 +105,7 @@ class HttpServer:
             try:
                 return runner.run(self._run())
             finally:
-                self._model.close()
+                self._server.close()
 
     async def _run(self) -> int:
         allow_open_files(self._config.limits.max_connections)
@@ -116,7 +116,7 @@ class HttpServer:
         serving = asyncio.create_task(self._http.serve([self._sock]))
         stop = asyncio.create_task(self._stop.wait())
         dead = asyncio.create_task(self._engine.dead.wait())
-        listening = asyncio.create_task(self._model.heartbeat.run())
+        listening = asyncio.create_task(self._server.heartbeat.run())
         await asyncio.wait({serving, stop, dead}, return_when=asyncio.FIRST_COMPLETED)
         if dead.done():
             self._on_death()
@@ -149,12 +149,12 @@ class HttpServer:
         if self._siblings.others_go_on and not serving.done():
             await self._leave_to_others()
         else:
-            self._model.admission.close()
-        ended = asyncio.create_task(self._model.admission.all_ended())
+            self._server.admission.close()
+        ended = asyncio.create_task(self._server.admission.all_ended())
         await asyncio.wait(
             {serving, ended}, timeout=self._config.shutdown_grace_s, return_when=asyncio.FIRST_COMPLETED
         )
         ended.cancel()
         self._http.should_exit = True
-        await self._model.end_all()
+        await self._server.end_all()
         await serving

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from starlette.requests import Request
 
-from engine.api.conversation import Conversation
-from engine.api.conversation_turn import TurnOutput
-from engine.api.identity import owner_of
 from engine.api.prompt_cache.diagnosis import Diagnosis, diagnose
 from engine.api.prompt_cache.fingerprint import Fingerprint, PromptPrint
 from engine.api.prompt_cache.fingerprint_store import FingerprintStore
-from engine.api.served_model import ServedModel
+from engine.api.service.identity import owner_of
+from engine.api.service.model import Model
+from engine.api.turn.conversation import Conversation
+from engine.api.turn.conversation_turn import TurnOutput
 
 
 class CacheDiagnostics:
     """The diagnostics of one owner's prompts."""
 
-    def __init__(self, model: ServedModel, store: FingerprintStore, owner: str | None) -> None:
+    def __init__(self, model: Model, store: FingerprintStore, owner: str | None) -> None:
         self._model = model
         self._store = store
         self._owner = owner
 
     @classmethod
-    def of(cls, request: Request, model: ServedModel) -> CacheDiagnostics:
+    def of(cls, request: Request, model: Model) -> CacheDiagnostics:
         return cls(model, request.app.state.fingerprints, owner_of(request.headers))
 
     async def keep(self, response_id: str, conversation: Conversation, turn: TurnOutput) -> PromptPrint:
@@ -47,7 +47,7 @@ class CacheDiagnostics:
             self._print(conversation, turn).fingerprint,
             _tokens(conversation, turn),
             cached_tokens=turn.usage.cached_tokens,
-            block_size=self._model.engine.ready.block_size,
+            block_size=self._model.server.engine.ready.block_size,
         )
 
     def _print(self, conversation: Conversation, turn: TurnOutput) -> PromptPrint:

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from engine.api.conversation import Conversation
+from engine.api.turn.conversation import Conversation
 
 Part = Literal["model", "tools", "system", "reasoning", "messages"]
 PARTS: tuple[Part, ...] = get_args(Part)

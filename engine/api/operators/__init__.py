@@ -1,0 +1,1 @@
+"""Endpoints for operators, and for clients that report on their jobs."""

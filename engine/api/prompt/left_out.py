@@ -1,0 +1,150 @@
+"""Content that a text model cannot be shown: pictures, sound, documents, files.
+
+A client cannot take back what its history holds: a tool returned the picture, or another model had
+seen it. So in the history a line of text stands in its place, and the receipt lists it. In the
+user's last message it is an error, since the user can still send something else.
+
+Parts of all APIs and of MCP are recognized by their fields.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from engine.api.prompt.prompt_pictures import PromptPictures
+from engine.errors import RequestError
+from engine.media.picture_size import HEAD_BYTES, media_type_of, picture_size
+from engine.media.sources import is_picture
+
+Part = Mapping[str, Any]
+
+MAX_NOTES = 20
+"""The most notes that a receipt lists one by one."""
+MAX_NAME_CHARS = 200
+
+_MEDIA_TYPE_FIELDS = ("media_type", "mimeType", "mime_type")
+_DATA_FIELDS = ("data", "file_data", "blob", "image_data")
+_URL_FIELDS = ("url", "image_url", "file_url", "video_url", "audio_url", "uri")
+_NAME_FIELDS = ("filename", "name", "title", "file_id")
+_NESTED_FIELDS = ("source", "resource", "file", "image_url", "input_audio", "video_url", "audio_url")
+
+
+class LeftOut:
+    """Notes of what the model was not shown, in the order of the request."""
+
+    def __init__(self, pictures: PromptPictures | None = None) -> None:
+        """``pictures``: those that the model is shown; None if it reads text only."""
+        self.pictures = pictures
+        self._notes: list[str] = []
+        self._num_notes = 0
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences for the receipt; beyond the limit, the number of further notes."""
+        more = self._num_notes - len(self._notes)
+        return [*self._notes, f"and {more} more"] if more else self._notes
+
+    def add(self, where: str, what: str) -> None:
+        """Notes that a part of the request had no effect."""
+        self._num_notes += 1
+        if len(self._notes) < MAX_NOTES:
+            self._notes.append(f"{where}: {what}")
+
+    def picture(self, part: Part, where: str, *, is_new: bool) -> str | None:
+        """The mark of a part that the model is shown; None if it is no picture, or the model reads text
+        only. RequestError for a new picture that may not be read."""
+        if self.pictures is None or not is_picture(part):
+            return None
+        return self.pictures.mark(part, where, partial(describe_part, part), is_new=is_new)
+
+    def part(self, part: Part, where: str) -> str:
+        """The placeholder text of a part."""
+        text, what = text_of_resource(part), describe_part(part)
+        if text is not None:
+            return text
+        self.add(where, what)
+        reads = "text only" if self.pictures is None else "text and pictures only"
+        return f"[{what}, left out: this model reads {reads}]"
+
+
+def refuse_part(kind: str, where: str, left_out: LeftOut) -> RequestError:
+    """The error for a part in the user's last message."""
+    takes = "text only" if left_out.pictures is None else "text and pictures only"
+    return RequestError(f"{where} is of type {kind[:50]!r}; this server takes {takes}.", where)
+
+
+def text_of_resource(part: Part) -> str | None:
+    """The text of an MCP resource; None for other parts."""
+    resource = part.get("resource")
+    text = resource.get("text") if isinstance(resource, Mapping) else None
+    return text if isinstance(text, str) else None
+
+
+def describe_part(part: Part) -> str:
+    """A short description of a part: ``image/png, 8x8``."""
+    kind = part.get("type")
+    named = kind.removeprefix("input_").removesuffix("_url") if isinstance(kind, str) else "part"
+    media_type, head, num_bytes = _file_of(part)
+    what = [_line(media_type or named)]
+    if size := picture_size(head):
+        what.append(f"{size[0]}x{size[1]}")
+    elif num_bytes:
+        what.append(_size(num_bytes))
+    name = next(_texts(part, _NAME_FIELDS), None) or _address(part)
+    if name:
+        what.append(_line(name))
+    return ", ".join(what)
+
+
+def _file_of(part: Part) -> tuple[str | None, bytes, int]:
+    """The media type, first bytes and size of a part's file, as far as known."""
+    declared = next(_texts(part, _MEDIA_TYPE_FIELDS), None)
+    data = next(_texts(part, _DATA_FIELDS), None) or next(
+        (url for url in _texts(part, _URL_FIELDS) if url.startswith("data:")), ""
+    )
+    if data.startswith("data:"):
+        begins, _, data = data.partition(",")
+        declared = declared or begins.removeprefix("data:").partition(";")[0]
+    head = _decoded(data[: HEAD_BYTES // 3 * 4])
+    return media_type_of(head) or declared or _type_of_format(part), head, len(data) * 3 // 4
+
+
+def _type_of_format(part: Part) -> str | None:
+    """The media type of OpenAI's audio, which names its format only."""
+    sound = part.get("input_audio")
+    form = sound.get("format") if isinstance(sound, Mapping) else None
+    return f"audio/{form}" if isinstance(form, str) else None
+
+
+def _address(part: Part) -> str | None:
+    return next((url for url in _texts(part, _URL_FIELDS) if not url.startswith("data:")), None)
+
+
+def _texts(part: Part, fields: Sequence[str]) -> Iterator[str]:
+    """The values of these fields, in the part itself and in its nested objects."""
+    for record in (part, *(part.get(name) for name in _NESTED_FIELDS)):
+        if isinstance(record, Mapping):
+            for name in fields:
+                value = record.get(name)
+                if isinstance(value, str) and value:
+                    yield value
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return b64decode(text[: len(text) // 4 * 4])
+    except ValueError:
+        return b""
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes} bytes" if num_bytes < 1000 else f"{num_bytes / 1000:.0f} kB"
+
+
+def _line(text: str) -> str:
+    """On one line, truncated."""
+    short = " ".join(text[: MAX_NAME_CHARS + 1].split())
+    return short if len(short) <= MAX_NAME_CHARS else f"{short[:MAX_NAME_CHARS]}..."

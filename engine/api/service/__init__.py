@@ -1,0 +1,1 @@
+"""What the requests of one API server process share."""

@@ -1,0 +1,41 @@
+"""The model that one request has chosen: a name, and the adapter behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from engine.api.service.identity import ClientIdentity, request_context
+from engine.lora import Adapter
+from engine.messages import RequestContext
+
+if TYPE_CHECKING:
+    from engine.api.service.server import Server
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A name under which the server answers. Made for each request."""
+
+    server: Server
+    name: str
+    adapter: Adapter | None
+
+    def context(self, headers: Mapping[str, str], identity: ClientIdentity) -> RequestContext:
+        """The request's context from its headers and body."""
+        server = self.server
+        context = request_context(
+            headers,
+            identity,
+            separates_owners=server.config.access.separates_owners,
+            keeps_alive=server.sse_keep_alive_s is not None,
+        )
+        if self.adapter is not None:
+            context = msgspec.structs.replace(context, adapter=self.adapter)
+        if identity.kv_transfer_params is None:
+            return context
+        kv_transfer = server.engine.kv_transfer.read(identity.kv_transfer_params)
+        return msgspec.structs.replace(context, kv_transfer=kv_transfer)

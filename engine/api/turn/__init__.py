@@ -1,0 +1,1 @@
+"""One turn, from a conversation to its parsed reply; the same for each protocol."""
