@@ -26,7 +26,7 @@ from engine.tool_parsers.catalog import (
 )
 from engine.tool_parsers.messages.formats import MESSAGE_FORMATS
 from engine.worker.models.families.table import NATIVE_MODEL_TYPES
-from eval.cli.flag_reference import reference
+from eval.cli import flag_reference, metric_reference
 from eval.cli.main import main
 
 ROOT = Path(__file__).parents[1]
@@ -96,7 +96,12 @@ def name(path: Path) -> str:
 
 def test_the_reference_of_flags_is_as_they_are() -> None:
     """Else run ``python -m eval.cli.flag_reference > docs/configuration.md``."""
-    assert (DOCS / "configuration.md").read_text() == reference()
+    assert (DOCS / "configuration.md").read_text() == flag_reference.reference()
+
+
+def test_the_page_of_metrics_is_made_from_the_table() -> None:
+    """``python -m eval.cli.metric_reference > docs/metrics.md``."""
+    assert (DOCS / "metrics.md").read_text() == metric_reference.reference()
 
 
 def anchors(path: Path) -> set[str]:

@@ -34,6 +34,7 @@ FLOORS = {
         ("core_process",),
         ("core_group",),
         ("frontend",),
+        ("metrics",),
         ("api",),
     ),
     "continuum": (("jobs", "learning", "routing"), ("queueing",), ("retention", "reports")),

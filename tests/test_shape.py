@@ -33,7 +33,7 @@ LONGER_FILES = {
     "engine/frontend/async_llm.py": (405, "The engine as servers use it: a method for each of its promises."),
     "engine/tool_parsers/catalog.py": (475, "A table: the formats of calls and of reasoning, by name."),
     "engine/messages.py": (417, "Every message between processes, field by field."),
-    "engine/frontend/metrics.py": (456, "A table: each metric with its help text."),
+    "engine/metrics/table.py": (481, "A table: each metric with its help text."),
     "eval/agent_model/training/kinds.py": (470, "A table: the kinds of tasks that the bundled model learns."),
     "eval/cli/serve_flags.py": (526, "A table: the flags of one command."),
     "eval/load/planner.py": (480, "From a workload to what is sent when: one pass."),
@@ -67,7 +67,6 @@ LONGER_FUNCTIONS = {
     "tests/worker/attention_reference.py:make_case": (55, "A batch of attention, made array by array."),
 }
 LARGER_ROOMS = {
-    "engine/frontend": (26, "What lies between the APIs and the core."),
     "engine/worker/gpu": (37, "A kernel or a runner a file."),
 }
 

@@ -65,13 +65,13 @@ class Core(Protocol):
         """Negative for the signal that ended it; None while it runs, or if it is not known."""
 
     def start(self, on_exit: Callable[[], None]) -> None:
-        """``on_exit`` is called once, on a thread of its own, when the core has ended."""
+        """Start it. ``on_exit`` is called once, on a separate thread, when the core has ended."""
 
     def handshake(self, context: zmq.Context[zmq.Socket[bytes]]) -> EngineReady:
         """Wait until the core is ready; raises the error that kept it from starting."""
 
     def ask_to_end(self) -> None:
-        """If this process started it, let the core end by itself, which ``on_exit`` tells."""
+        """If this process started the core, let it end by itself, which ``on_exit`` reports."""
 
     def stop(self) -> None:
         """Release the core; stops it if this process started it. May be called again."""
@@ -123,10 +123,10 @@ class JoinedCore:
         return self._handle.ready
 
     def ask_to_end(self) -> None:
-        """Does nothing: another process started it."""
+        """Do nothing: another process started it."""
 
     def stop(self) -> None:
-        """The core has ended, or is no longer needed."""
+        """Note that the core has ended, or is no longer needed."""
         self._ended.set()
 
 
@@ -181,7 +181,7 @@ class CoreProcess:
             return self._await_ready(socket)
 
     def _send_start(self, process: subprocess.Popen[bytes]) -> None:
-        """The pipe stays open: the core exits when it reads the end of file."""
+        """Send the start message. The pipe stays open: the core exits when it reads the end of file."""
         start = CoreStart(self.folder, os.getpid(), logging.getLogger().getEffectiveLevel(), self._spec)
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # a process that has ended already is noticed later
@@ -214,7 +214,7 @@ class CoreProcess:
         on_exit()
 
     def ask_to_end(self) -> None:
-        """It exits when its standard input is closed."""
+        """Close the core's standard input: it exits then."""
         stdin = self._launched.stdin
         if stdin is not None and not stdin.closed:
             with contextlib.suppress(BrokenPipeError):
@@ -224,10 +224,12 @@ class CoreProcess:
         """End the core and wait until it has exited. May be called again."""
         self.ask_to_end()
         process = self._launched
-        if not self._exited.wait(STOP_TIMEOUT_S):
+        try:  # not the event: a core that was only launched has no thread that watches it
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
             logger.warning("The engine core did not stop within %s s: killing it.", STOP_TIMEOUT_S)
             process.kill()
-            self._exited.wait()
+            process.wait()
         remove_private_folder(self.folder)
 
 
@@ -237,7 +239,7 @@ def start_error(failure: EngineStartFailed) -> EngineError:
 
 
 def pickled_spec(spec: CoreSpec) -> bytes:
-    """ConfigError if it cannot be sent to another process."""
+    """The pickled spec; ConfigError if it cannot be sent to another process."""
     try:
         return pickle.dumps(spec)
     except (pickle.PicklingError, AttributeError, TypeError) as error:

@@ -283,10 +283,11 @@ def continuum(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_a_core_that_cannot_start_ends_the_server(long_model: Path) -> None:
-    """All cores are stopped, and the reason is one sentence."""
-    flags = ("--port", "0", "--data-parallel-size", "2", "--kv-cache-memory-bytes", "1")
-    told = continuum("serve", str(long_model), *flags)
+@pytest.mark.parametrize("front_ends", ["1", "2"])
+def test_a_core_that_cannot_start_ends_the_server(long_model: Path, front_ends: str) -> None:
+    """All cores are stopped, those too that were only launched, and the reason is one sentence."""
+    flags = ("--port", "0", "--data-parallel-size", "2", "--api-server-count", front_ends)
+    told = continuum("serve", str(long_model), *flags, "--kv-cache-memory-bytes", "1")
     assert told.returncode == 1
     assert told.stderr.strip().splitlines()[-1].startswith("continuum: ")
 

@@ -21,9 +21,9 @@ from engine.core.policy import fcfs
 from engine.core_process.engine_core import EngineCore
 from engine.core_process.trace_control import TraceControl
 from engine.errors import ConfigError
-from engine.frontend.metrics import Metrics
 from engine.frontend.stats import IterationStats
 from engine.messages import EngineCoreRequest
+from engine.metrics.metrics import Metrics
 from engine.sampling_params import SamplingParams
 from engine.testing import FakeExecutorFactory
 from tests.api.server import Server, running_server

@@ -1,7 +1,7 @@
-"""One of several API server processes: HTTP, tokenizer and detokenizer before a shared core.
+"""One of several API server processes: HTTP, tokenizer and detokenizer for a shared core.
 
-Started by ``engine.api.processes.api_servers``. It stops when its standard input is closed: its
-parent or the core has ended.
+``engine.api.processes.api_servers`` starts it. It stops when its standard input is closed: its parent or the
+core has ended.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from engine.core_group.group_supervisor import CoreGivenUp, Handles
 from engine.core_process.launcher import ClientHandle
 from engine.errors import EngineDeadError, EngineError
 from engine.frontend.async_llm import AsyncLLM
-from engine.frontend.metrics import METRICS_FOLDER
 from engine.messages import EngineReady, EngineStartFailed
+from engine.metrics.metrics import METRICS_FOLDER
 from engine.process.private_folder import remove_if_left
 from engine.process.process_log import begin_log
 from engine.routing import RouterFactory
@@ -46,13 +46,13 @@ READY, FAILED = b"R", b"F"
 
 @dataclass(frozen=True, slots=True)
 class APIServerStart:
-    """What an API server process is given once the cores are ready."""
+    """The data that an API server process gets once the cores are ready."""
 
     server: ServerConfig
     engine: EngineConfig
     handles: Handles
     ready: EngineReady
-    """What each core can, whether or not it is up."""
+    """The capabilities of each core, whether or not it is up."""
     router_factory: RouterFactory
     siblings: ServerGroup
     socket_fileno: int
@@ -63,7 +63,7 @@ class APIServerStart:
 
 @dataclass(frozen=True, slots=True)
 class CoreJoined:
-    """A new core is ready in place of one that died."""
+    """A new core is ready and replaces one that died."""
 
     index: int
     handle: ClientHandle
@@ -91,21 +91,21 @@ def main() -> None:
 
 
 def _clear_away(parent: int, folder: Path) -> None:
-    """Removes the folder of all API server processes if their parent has died and cannot."""
+    """Removes the folder of all API server processes if their parent has died and cannot remove it."""
     deadline = time.monotonic() + PARENT_GOES_WITHIN_S
     while not remove_if_left(folder) and os.getppid() != parent and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
 def _await_end(cores: JoinedCores) -> None:
-    """Waits for the end of the pipe: all cores have died, or the parent has, and they with it."""
+    """Waits for the end of the pipe: all cores have died, or the parent has, which ends the cores too."""
     while os.read(0, 1):
         pass
     cores.all_died()
 
 
 def _read_news(cores: JoinedCores, news_fileno: int) -> None:
-    """Reads what the parent tells of single cores."""
+    """Reads the parent's messages about single cores."""
     with suppress(EOFError), os.fdopen(news_fileno, "rb") as news:
         while True:
             change = pickle.load(news)

@@ -1,4 +1,4 @@
-"""Supervises several API server processes before one engine core, and restarts one that ends.
+"""Supervises several API server processes for one engine core, and restarts one that ends.
 
 They inherit one listening socket. This process owns the core, and serves no requests itself.
 """
@@ -46,14 +46,14 @@ from engine.core_group.load_board import LoadBoard
 from engine.core_process.core_start import CoreSpec
 from engine.core_process.launcher import start_error
 from engine.errors import EngineDeadError, EngineError
-from engine.frontend.metrics import shared_metrics_environment
 from engine.messages import EngineStartFailed
+from engine.metrics.metrics import shared_metrics_environment
 from engine.process.private_folder import make_private_folder, remove_private_folder
 from engine.process.restart_limit import RESTART_WINDOW_S, RestartLimit
 from engine.process.spawn import spawn_command
 
 STOP_MARGIN_S = 3.0
-"""An API server process that takes this much longer to stop than allowed is killed."""
+"""Seconds beyond the allowed time after which a stopping API server process is killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,8 @@ class APIServers:
         self._restarts = RestartLimit()
 
     def run(self) -> int:
-        """Serves until stopped; the exit code is 1 if it stopped on its own. Start-up errors are
-        raised."""
+        """Serves until stopped; the exit code is 1 if it stopped without a request to stop. Raises start-up
+        errors."""
         previous = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         try:
@@ -143,7 +143,7 @@ class APIServers:
             if isinstance(event, _Ready):
                 waiting.discard(event.process)
             elif isinstance(event, _Ended):
-                # Others may already serve, and what ended this one need not end the next.
+                # Others may already serve, and the next process may not fail for the same reason.
                 if event.process.failure is not None:
                     raise event.process.failure
                 waiting.discard(event.process)
@@ -171,7 +171,7 @@ class APIServers:
                 self._replace(event.process)
 
     def _take_change(self, change: CoreChange) -> bool:
-        """A core has died, or is back; False if there is none left."""
+        """Handles that a core has died or has returned; False if there is none left."""
         if isinstance(change, CoreGivenUp):
             for process in self._running:
                 process.tell(change)
@@ -196,7 +196,7 @@ class APIServers:
         return process
 
     def _release(self, process: _APIServerProcess) -> None:
-        """Releases what the process held."""
+        """Releases the resources of the process."""
         self._running.remove(process)
         process.kill()  # it has ended; its pipe has not
         self._board.clear(process.siblings.index)
@@ -216,7 +216,8 @@ class APIServers:
         return self._await_ends(self._config.shutdown_grace_s + FORCED_END_S + STOP_MARGIN_S, exit_code)
 
     def _end_without_core(self) -> int:
-        """The core has died: the processes report that to their clients and stop by themselves."""
+        """Ends the server after the death of the core: the processes report it to their clients and stop by
+        themselves."""
         say_core_died()
         self._sock.close()
         for process in self._running:
@@ -229,7 +230,7 @@ class APIServers:
             try:
                 event = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                return exit_code  # what is left is killed
+                return exit_code  # the remaining ones are killed
             if isinstance(event, _Ended):
                 self._release(event.process)
             elif isinstance(event, CoreChange):
@@ -242,7 +243,7 @@ class APIServers:
 
 
 class _APIServerProcess:
-    """An API server process as its parent sees it."""
+    """An API server process, as its parent sees it."""
 
     def __init__(
         self, siblings: ServerGroup, sock: socket.socket, on_event: Callable[[_Event], None]
@@ -251,7 +252,7 @@ class _APIServerProcess:
         self.siblings = siblings
         self.core_handles: Handles = ()
         self.failure: EngineError | None = None
-        """Why it could not start, if it has reported that."""
+        """The reason why it could not start, if it has reported one."""
         self._report, self._report_fileno = os.pipe()
         self._news_fileno, news = os.pipe()
         self._news = os.fdopen(news, "wb")
@@ -275,7 +276,7 @@ class _APIServerProcess:
     def start_with(
         self, cores: GroupSupervisor, config: ServerConfig, spec: CoreSpec, sock: socket.socket
     ) -> None:
-        """The cores are ready: start serving."""
+        """Starts serving, since the cores are ready."""
         self.core_handles = cores.add_client()
         self._send(
             APIServerStart(
@@ -293,7 +294,8 @@ class _APIServerProcess:
         )
 
     def tell(self, change: CoreDied | CoreJoined | CoreGivenUp) -> None:
-        """Tell the process what has become of a core, if it has joined any yet, and is not to end."""
+        """Reports a core's change of state to the process, if it has joined any core yet and is not
+        ending."""
         if not self.core_handles or self._news.closed:
             return
         with suppress(BrokenPipeError):
@@ -312,7 +314,7 @@ class _APIServerProcess:
         self._close_pipe()
 
     def _send(self, message: object) -> None:
-        """Sends; a process that has already died is noticed by its end."""
+        """Sends a message; if the process has died already, its end is handled elsewhere."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(pickle.dumps(message))

@@ -1,6 +1,6 @@
-"""What one API server process serves with: the engine's client, and the components that requests share.
+"""The components of one API server process: the engine's client, and what requests share.
 
-This module knows neither HTTP nor how a component works. What one request has chosen is a ``Model``.
+This module does not know HTTP or how a component works. The model selected by one request is a ``Model``.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from engine.api.turn.generation import Generation
 from engine.frontend.async_llm import AsyncLLM
 from engine.frontend.pooling_inputs import PoolingInputs
 from engine.frontend.request_output import RequestOutput
-from engine.frontend.server_metrics import ServerMetrics
 from engine.media.picture import PictureModel
 from engine.media.placeholders import Placeholders
 from engine.media.reader import PictureReader, can_decode
 from engine.media.store import PictureLease
 from engine.messages import RequestContext, ToolCall, TurnReceipt
+from engine.metrics.server_metrics import ServerMetrics
 from engine.sampling_params import SamplingParams
 from engine.tool_parsers.formats import ReplyFormat
 
@@ -80,7 +80,7 @@ class Server:
             if engine.ready.pooling is None
             else PoolingInputs(engine.tokenizer, engine.ready, config.chat_template)
         )
-        """Tokenizes for a model that pools; None: it generates."""
+        """Tokenizes for a pooling model; None if the model generates."""
         self.generation = Generation(engine, self._board, config.limits.request_timeout_s)
         self.heartbeat = CoreHeartbeat(engine, config.limits.core_silence_s, config.limits.core_step_s)
 
@@ -91,7 +91,7 @@ class Server:
 
     @property
     def sse_keep_alive_s(self) -> float | None:
-        """How long a stream may be silent; None: as long as it is."""
+        """Maximum silence of a stream in seconds; None means no limit."""
         return self.config.limits.sse_keep_alive_interval or None
 
     @property
@@ -104,7 +104,7 @@ class Server:
         return self._board.total(Tally.LIVE)
 
     def patience(self) -> Patience:
-        """How long one request's stream waits for its first output."""
+        """Returns the limits on how long one request's stream waits for its first output."""
         return Patience(self.sse_keep_alive_s)
 
     def count_viewers(self, number: int) -> None:
@@ -116,11 +116,11 @@ class Server:
 
     @property
     def names(self) -> Sequence[str]:
-        """The names that requests may give: the model's, and those of its adapters."""
+        """The names that requests may use: the model's, and those of its adapters."""
         return (*self.config.served_model_names, *self.adapters.all())
 
     def model(self, name: str | None) -> Model:
-        """The model of that name, with its adapter if it names one; None is the first name.
+        """Returns the model of that name, with its adapter if it names one; None means the first name.
         ModelNotFoundError for an unknown name."""
         if name is None or name in self.config.served_model_names:
             return Model(self, self.name, None)
@@ -133,17 +133,17 @@ class Server:
         return self.engine.generation_defaults.sampling_params()
 
     def default_max_tokens(self, num_prompt_tokens: int) -> int | None:
-        """The default of the model's generation config, clamped to the rest of the context; None
-        without one."""
+        """The default of the model's generation config, clamped to the rest of the context; None without
+        one."""
         limit = self.engine.generation_defaults.max_tokens
         return None if limit is None else max(1, min(limit, self.max_model_len - num_prompt_tokens))
 
     def left_out(self) -> LeftOut:
-        """What one request's conversation holds besides text, not read yet."""
+        """Returns a collector for one request's content besides text, not read yet."""
         return LeftOut(None if self.pictures is None else PromptPictures(self.pictures))
 
     def picture_lease(self) -> AbstractContextManager[PictureLease | None]:
-        """What holds the pictures of one request while the context is open."""
+        """Returns a lease that holds the pictures of one request while the context is open."""
         return nullcontext() if self.pictures is None else self.pictures.store.lease()
 
     def check_params(self, params: SamplingParams) -> None:
@@ -153,7 +153,7 @@ class Server:
 
     @property
     def enforces_texts(self) -> bool:
-        """Whether a tool's text is kept to its grammar where the model may choose."""
+        """Whether a tool's text can be enforced when the model may choose."""
         return self.reply_format.enforces_texts
 
     def _reply_format(self, config: ServerConfig) -> ReplyFormat:
@@ -166,8 +166,8 @@ class Server:
     async def close_turn(
         self, context: RequestContext, last: RequestOutput, calls: list[ToolCall]
     ) -> TurnReceipt | None:
-        """Reports the end of a turn and the tools that run now; returns the receipt, if receipts
-        are enabled."""
+        """Reports the end of a turn and the tools that run now; returns the receipt, if receipts are
+        enabled."""
         receipt = await self.generation.close_turn(context, last, calls)
         if receipt is not None:
             self.metrics.record_receipt(receipt)
@@ -186,11 +186,12 @@ class Server:
         await self.generation.end_all()
 
     def close(self) -> None:
-        """Ends what this process has started for its requests."""
+        """Ends everything that this process has started for its requests."""
         if self.pictures is not None:
             self.pictures.close()
 
 
 def _picture_reader(model: PictureModel | None, config: ServerConfig) -> PictureReader | None:
-    """None if the model reads text only, or pictures cannot be decoded here."""
+    """Returns the reader of pictures; None if the model reads only text, or pictures cannot be decoded
+    here."""
     return PictureReader(model, config.media) if model is not None and can_decode() else None

@@ -8,13 +8,13 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.registry import Collector
 
-from engine.frontend.metrics import Metrics
 from engine.frontend.stats import IterationStats
+from engine.metrics.metrics import Metrics
 from engine.reported_stats import SchedulerStats
 
 
 class ServerMetrics:
-    """What concerns the whole server is told as the first core's."""
+    """Metrics of the whole server are exported with engine="0"."""
 
     def __init__(
         self,
@@ -34,8 +34,8 @@ class ServerMetrics:
         self.record_rejection = first.record_rejection
         self.record_viewers = first.record_viewers
         self.record_volatile_text = first.record_volatile_text
-        self.record_continued_prompt = first.continued.record_prompt
-        self.record_picture = first.pictures.record
+        self.record_continued_prompt = first.record_continued_prompt
+        self.record_picture = first.record_picture
         # The files of a folder hold what all cores' registries have recorded.
         self.exposition: Callable[[], bytes] = first.exposition
         if num_engines > 1 and shared_folder is None:

@@ -1,0 +1,1 @@
+"""Prometheus metrics of a server: a table of them, and what records it."""
