@@ -1,1 +1,1 @@
-"""How long KV is kept, and who gives way: TTL rules, pins, revocation, shares of tenants."""
+"""Retention of KV: TTL rules, pins, revocation, shares of tenants."""

@@ -1,6 +1,6 @@
 """Live pins: their deadlines, their budget, and the order in which they may be revoked.
 
-It knows nothing of why a pin is there. Nothing here is linear in pins it does not touch.
+It does not know why a pin exists. No operation is linear in the pins that it does not touch.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from continuum.retention.tenant_shares import Givers, TenantShares
 from engine.core.policy import Pin, PinEnd
 
 AgeKey = tuple[Place, int]
-"""Place of the pin's job, then pin id: larger means younger, or of worse priority."""
+"""The position of the pin's job, then the pin id: larger means younger, or of a worse priority."""
 
 
 class PinTable:
     """All pins with their tips."""
 
     def __init__(self, num_blocks: int, tenant_share: float) -> None:
-        """``num_blocks`` is the maximum for all pins together; ``tenant_share`` is the maximum part
-        of that for one tenant, even without another one."""
+        """``num_blocks`` is the maximum for all pins together; ``tenant_share`` is the maximum share of that
+        for one tenant, even if it is the only one."""
         self._budget = num_blocks
         self._tenant_budget = int(num_blocks * tenant_share)
         self._shares = TenantShares(num_blocks)
@@ -51,10 +51,10 @@ class PinTable:
     def reserve(self, job: Job, num_blocks: int, *, displace: bool = True) -> bool:
         """Whether the budgets allow this job a pin of ``num_blocks`` blocks.
 
-        If need be, and with ``displace``, pins that no turn has claimed are released, youngest
-        first: those of any tenant that has more pinned blocks than the job's tenant would have,
-        then those of younger jobs of its own tenant, so that the job that began first keeps its
-        pins. Nothing is released unless that is enough.
+        With ``displace``, pins that no turn has claimed are released if necessary, youngest first: those of
+        any tenant that has more pinned blocks than the job's tenant would have, then those of younger jobs of
+        the same tenant, so that the job that began first keeps its pins. Nothing is released unless that is
+        enough.
         """
         missing = self._num_blocks + num_blocks - self._budget
         held = self._shares.held(_tenant_of(job))
@@ -66,8 +66,8 @@ class PinTable:
         return displaced is not None
 
     def _displaced_by(self, job: Job, num_blocks: int, missing: int, held: int) -> list[Pin] | None:
-        """Pins to release: ``missing`` blocks for the budget, and enough for the cap of its tenant,
-        which has ``held`` blocks. None if there are too few."""
+        """Returns the pins to release: ``missing`` blocks for the budget, and enough for the cap of the job's
+        tenant, which has ``held`` blocks. None if there are too few."""
         displaced = []
         tenant = _tenant_of(job)
         own = self._unclaimed(self._of_tenant.get(tenant, []), job.place)
@@ -85,8 +85,8 @@ class PinTable:
         return displaced
 
     def is_safe_from(self, pin: Pin, tenant: str | None) -> bool:
-        """Whether a tenant has no claim to another one's pin: that one has no more than its part of
-        the budget."""
+        """Whether this tenant has no claim to the pin: the pin's tenant has no more than its part of the
+        budget."""
         return self._shares.is_safe(_tenant_of(self._tips[pin.pin_id].job), tenant or "")
 
     def add(self, pin: Pin, tip: BranchTip) -> None:
@@ -104,21 +104,21 @@ class PinTable:
         heapq.heappush(self._deadlines, (deadline_s, pin.pin_id))
 
     def claim(self, pin: Pin) -> None:
-        """Its turn is back and waits: the pin no longer expires."""
+        """Stops the pin from expiring: its turn has arrived and waits."""
         self._claimed.add(pin.pin_id)
 
     def is_claimed(self, pin: Pin) -> bool:
         return pin.pin_id in self._claimed
 
     def release(self, pin: Pin, cause: PinEnd = PinEnd.RELEASED) -> None:
-        """End it at the next ``due``."""
+        """Ends the pin at the next ``due``."""
         self._released.append((pin, cause))
 
     def shrunk(self, pin: Pin, num_blocks_lost: int) -> None:
         self._count(self._tips[pin.pin_id], -num_blocks_lost)
 
     def ended(self, pin: Pin, cause: PinEnd) -> BranchTip:
-        """The scheduler has ended the pin; returns the tip that it belonged to."""
+        """Removes a pin that the scheduler has ended, and returns its tip."""
         tip = self._tips.pop(pin.pin_id)
         age = (tip.place, pin.pin_id)
         del self._by_age[bisect_left(self._by_age, age)]
@@ -133,7 +133,7 @@ class PinTable:
         return tip
 
     def due(self, now: float) -> Iterator[tuple[Pin, PinEnd]]:
-        """Released and expired pins; the caller ends each before asking for the next."""
+        """Yields released and expired pins; the caller ends each before requesting the next."""
         while self._released:
             pin, cause = self._released.popleft()
             if pin.pin_id in self._tips:
@@ -146,7 +146,7 @@ class PinTable:
                 yield expired, PinEnd.EXPIRED
 
     def next_due_s(self) -> float | None:
-        """Time of the next deadline that counts."""
+        """Time of the next deadline that still applies; 0 if a released pin is due."""
         if self._released:
             return 0.0
         while self._deadlines:
@@ -157,7 +157,8 @@ class PinTable:
         return None
 
     def youngest_first(self, after: Place | None = None) -> Iterator[Pin]:
-        """Pins by their jobs' places, the largest first; only those beyond a place, if one is given."""
+        """Yields pins by the positions of their jobs, the largest first; only those after ``after`` if
+        given."""
         return self._youngest_first(self._by_age, after)
 
     def _youngest_first(self, ages: list[AgeKey], after: Place | None) -> Iterator[Pin]:
@@ -189,5 +190,5 @@ class PinTable:
 
 
 def _tenant_of(job: Job) -> str:
-    """All jobs without a tenant count as one tenant's."""
+    """The job's tenant; all jobs without a tenant count as one tenant."""
     return job.tenant or ""

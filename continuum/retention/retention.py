@@ -1,5 +1,5 @@
-"""Decides how long the KV of an ended turn is retained: asks the rule; keeps pin, receipt and trace
-in step."""
+"""Decides by the rule how long the KV of an ended turn is retained; keeps pin, receipt and trace
+consistent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ChooseTtl = Callable[[BranchTip, TtlInputs], TtlDecision]
 
 
 class Retention(BranchListener):
-    """Decides when a turn ends, and again when more is known of what it waits for."""
+    """Decides when a turn ends, and again when more is known about its tools."""
 
     def __init__(
         self,
@@ -48,9 +48,8 @@ class Retention(BranchListener):
         published: PublishedGaps | None,
         trace: PolicyTrace,
     ) -> None:
-        """``choose_ttl`` decides; its inputs come from the objects that learn. ``published`` is
-        given for a rule that uses gaps as the papers define them, and that clients' hints do not
-        move."""
+        """``choose_ttl`` decides; the learning objects supply its inputs. ``published`` is given for a rule
+        that uses gaps as the papers define them; clients' hints do not change these."""
         self._context = context
         self._block_size = context.block_size
         self._config = config
@@ -65,57 +64,67 @@ class Retention(BranchListener):
         self._pin_ids = itertools.count(1)
 
     def begin(self, tip: BranchTip, block_hashes: list[BlockHash], now: float) -> Pin | None:
-        """Pin at once, for a short grace at least: what the turn called is about to be known."""
+        """Pins at once, at least for a short grace, since the turn's calls become known soon."""
         known = tip.job.is_established or tip.asked_ttl_s is not None
-        decision = self._decide(tip, now) if known else UNTIL_READ
-        if not known:
-            self.update_receipt(tip, decision)
+        decision, expected_s = self._decide(tip, now) if known else (UNTIL_READ, None)
         num_blocks = self._context.blocks_of_pin(len(block_hashes))
-        if not num_blocks:  # a chunk that is full needs nothing of those before it
-            return None
-        if decision.is_final:
+        pin = None
+        if num_blocks and not decision.is_final:
+            if self._pins.reserve(tip.job, num_blocks, displace=known):
+                pin = self._pin(tip, block_hashes, num_blocks, decision, now)
+            else:
+                decision = OVER_BUDGET
+        self._write_receipt(tip, decision, expected_s)
+        if pin is not None:
+            self._trace.created(pin, tip, now)
+        elif num_blocks:  # a full chunk of chunked attention needs no block before it
             self._trace.refused(tip, num_blocks, now)
-            return None
-        if not self._pins.reserve(tip.job, num_blocks, displace=known):
-            self.update_receipt(tip, OVER_BUDGET)
-            self._trace.refused(tip, num_blocks, now)
-            return None
+        return pin
+
+    def _pin(
+        self,
+        tip: BranchTip,
+        block_hashes: list[BlockHash],
+        num_blocks: int,
+        decision: TtlDecision,
+        now: float,
+    ) -> Pin:
+        deadline_s = now + max(decision.ttl_s, self._config.grace_s)
         pin = Pin(
             next(self._pin_ids),
             tip.job.job_id,
             tip.request_id,
             block_hashes,
-            deadline_s=now + max(decision.ttl_s, self._config.grace_s),
+            deadline_s=deadline_s,
             num_blocks=num_blocks,
         )
         self._pins.add(pin, tip)
-        self.update_receipt(tip, decision)
-        self._trace.created(pin, tip, now)
         return pin
 
     def redecide(self, tip: BranchTip, now: float, remaining: SurvivalCurve | None = None) -> None:
-        """Decide again, as more is known of what it waits for.
+        """Decides again, as more is known about the turn's tools.
 
-        ``remaining`` is the expected time until the return from now on, and the rule counts from
-        now; None: use the expectation as of the turn's end.
+        ``remaining`` is the expected time until the return from now on, and the rule counts from now. If
+        None, the expectation at the turn's end is used.
         """
         if self._published is not None:
             remaining = None
-        decision = self._decide(tip, now, remaining)
+        decision, expected_s = self._decide(tip, now, remaining)
+        self._write_receipt(tip, decision, expected_s)
         if tip.pin is None:
             return
         if decision.ttl_s > 0:
             self._pins.set_deadline(tip.pin, tip.ended_s + decision.ttl_s)
-        else:  # let go, rather than expired: nothing was waited for in vain
+        else:  # released, not expired: no wait was in vain
             self._pins.release(tip.pin)
 
     def release(self, tip: BranchTip, why: TtlDecision) -> None:
-        """No turn will continue the tip, or not soon enough."""
+        """Unpins the tip: no turn will continue it, or not soon enough."""
         self._unpin(tip)
-        self.update_receipt(tip, why)
+        self._write_receipt(tip, why)
 
     def give_back(self, turn: Turn) -> None:
-        """The turn has ended: release the pin that it waited for and never took over."""
+        """Releases the pin that an ended turn waited for and never took over."""
         if turn.tip is not None:
             self._unpin(turn.tip)
 
@@ -124,7 +133,7 @@ class Retention(BranchListener):
             self._pins.claim(tip.pin)
 
     def on_superseded(self, tip: BranchTip, turn: Turn, num_shared_blocks: int, now: float) -> None:
-        self.update_receipt(tip, SUPERSEDED)
+        self._write_receipt(tip, SUPERSEDED)
 
     def on_dropped(self, tip: BranchTip, end: BranchEnd, now: float) -> None:
         self._unpin(tip)
@@ -133,21 +142,30 @@ class Retention(BranchListener):
         if tip.pin is not None:
             self._pins.release(tip.pin)
 
-    def update_receipt(self, tip: BranchTip, decision: TtlDecision) -> None:
-        """Write the decision into the receipt, as far as it was carried out."""
+    def _write_receipt(
+        self, tip: BranchTip, decision: TtlDecision, expected_tool_s: float | None = None
+    ) -> None:
+        """Writes the decision into the receipt, with the tokens that are actually pinned."""
         receipt, pin = tip.receipt, tip.pin
-        if receipt is None or (pin is None and receipt.reason == OVER_BUDGET.reason):
-            return  # whatever is decided now, it was unpinned at the turn's end
-        held = pin is not None and decision.ttl_s > 0
-        tip.receipt = structs.replace(
-            receipt,
-            pinned_tokens=pin.num_prefix_blocks * self._block_size if held and pin is not None else 0,
-            ttl_s=decision.ttl_s if held else 0.0,
-            reason=decision.reason,
-        )
+        if receipt is None:
+            return
+        if expected_tool_s is not None:
+            receipt = structs.replace(receipt, expected_tool_s=expected_tool_s)
+        if pin is not None or receipt.reason != OVER_BUDGET.reason:  # without a pin no decision changes that
+            held = pin is not None and decision.ttl_s > 0
+            receipt = structs.replace(
+                receipt,
+                pinned_tokens=pin.num_prefix_blocks * self._block_size if held and pin is not None else 0,
+                ttl_s=decision.ttl_s if held else 0.0,
+                reason=decision.reason,
+            )
+        tip.receipt = receipt
 
-    def _decide(self, tip: BranchTip, now: float, remaining: SurvivalCurve | None = None) -> TtlDecision:
-        """Ask the rule with all its inputs; the decision goes into the receipt and the trace."""
+    def _decide(
+        self, tip: BranchTip, now: float, remaining: SurvivalCurve | None = None
+    ) -> tuple[TtlDecision, float | None]:
+        """Applies the rule to all its inputs and traces both. Returns the decision, and how long the tools
+        are expected to take, in seconds; None if unknown."""
         job, curve = tip.job, remaining
         if curve is None:
             curve = self._tools.curve(tip.tools, job.job_id, job.tenant)
@@ -166,10 +184,8 @@ class Retention(BranchListener):
             )
         self._trace.decided(tip, inputs, decision, self._config.ttl_rule, now)
         median_s = (self._tools.corrected_curve(tip) if remaining is None else curve).known_median_s
-        if tip.receipt is not None and median_s is not None:
-            tip.receipt = structs.replace(tip.receipt, expected_tool_s=elapsed_s + median_s)
-        self.update_receipt(tip, decision)
-        return decision
+        expected_s = None if median_s is None else elapsed_s + median_s
+        return decision, expected_s
 
     def _of_any_tool(self, tip: BranchTip) -> SurvivalCurve:
         if self._published is not None:

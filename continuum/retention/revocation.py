@@ -1,7 +1,7 @@
-"""Which pins a request may revoke (``docs/design/pins.md``). It decides; the scheduler revokes.
+"""Which pins a request may revoke (``docs/design/pins.md``). This module decides; the scheduler revokes.
 
-A tenant's pins within its part of the budget are safe from another tenant, unless nothing else can
-run or a request is overdue. All pins of jobs of a worse priority may be revoked.
+A tenant's pins within its part of the budget are safe from other tenants, unless nothing else can run or a
+request is overdue. All pins of jobs of a worse priority may be revoked.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from engine.core.policy import Pin
 from engine.core.request import Request, RequestStatus
 
 MANY_PINS = 128
-"""Beyond this many pins, the pause after a search grows faster than in proportion, so that it takes
-less of the time the more there are."""
+"""Beyond this many pins, the pause after a search grows faster than linearly, so that searches take a smaller
+share of the time the more pins there are."""
 
 
 class RevocationRule:
-    """Pins that a request may revoke, cheapest first."""
+    """Selects the pins that a request may revoke, cheapest first."""
 
     def __init__(
         self,
@@ -36,9 +36,8 @@ class RevocationRule:
         aging: Aging,
         search_backoff_s: float,
     ) -> None:
-        """``search_backoff_s``: how long to wait after a search, for each pin that it looked at
-        without success. ``has_windows``: a pin that is cut may be of no use, as the windows before
-        its new end were freed."""
+        """``search_backoff_s``: the pause after a search, per pin that it examined. ``has_windows``: a
+        shortened pin may be useless, as the windows before its new end were freed."""
         self._pins = pins
         self._tools = tools
         self._kv_cost = kv_cost
@@ -50,29 +49,28 @@ class RevocationRule:
         """When a waiting request that found too few blocks may search again."""
 
     def forget(self, request: Request) -> None:
-        """The request no longer waits."""
+        """Forgets a request that no longer waits."""
         self._search_from_s.pop(request.request_id, None)
 
     def revocable_for(
         self, requester: Request, turn: Turn | None, now: float, last_resort: bool
     ) -> Iterator[Pin]:
-        """``turn`` is the requester's; None if it belongs to no job. ``last_resort``: nothing else
-        can run."""
+        """Yields the pins that the requester may revoke. ``turn`` is the requester's; None if it belongs to
+        no job. ``last_resort``: nothing else can run."""
         running = requester.status is RequestStatus.RUNNING
         is_overdue = self._aging.is_overdue(requester)
         has_host_tier = self._kv_cost.has_host_tier
         if last_resort or is_overdue or (running and has_host_tier):
             yield from self._all_pins(requester, turn)
         elif running:
-            # It grows by a block; otherwise it is preempted, and a whole turn is recomputed.
+            # The requester grows by a block; otherwise it is preempted, and its whole turn is recomputed.
             spared_s = self._kv_cost.prefill_s(requester.num_computed_tokens)
             for pin in self._younger_pins(requester, turn):
                 num_lost = pin.num_prefix_blocks if self._has_windows else 1
                 if self._gives_way(pin, num_lost, requester, spared_s, now):
                     yield pin
         elif has_host_tier:
-            # Loading an offloaded copy is so cheap that not even a new job needs to wait for
-            # others' tools.
+            # Loading an offloaded copy is so cheap that even a new job need not wait for others' tools.
             pins = self._within_reach(self._pins.youngest_first(), requester, turn)
             unclaimed = (pin for pin in pins if not self._pins.is_claimed(pin))
             yield from self._cheap_pins(unclaimed, requester, now)
@@ -83,8 +81,8 @@ class RevocationRule:
             yield from takewhile(lambda pin: self._is_worse(pin, requester), pins)
 
     def _all_pins(self, requester: Request, turn: Turn | None) -> Iterator[Pin]:
-        """Unclaimed pins first, the youngest job's first, but other tenants' pins within their part
-        after the rest; the requester's own pin, whose blocks it will read, last."""
+        """Yields unclaimed pins first, the youngest job's first; then other tenants' pins within their part
+        of the budget; then claimed pins; the requester's own pin, whose blocks it will read, last."""
         own = turn.pin if turn is not None else None
         tenant = _tenant_of(requester, turn)
         safe, claimed = [], []
@@ -116,11 +114,11 @@ class RevocationRule:
         return (pin for pin in pins if not self._pins.is_safe_from(pin, tenant))
 
     def _cheap_pins(self, pins: Iterable[Pin], requester: Request, now: float) -> Iterator[Pin]:
-        """Pins of worse priority, and those whose expected loss is less than the requester's wait
-        so far.
+        """Yields pins of worse priority, and those whose expected loss is less than the requester's wait
+        until now.
 
-        If a requester takes all of them and still has too few blocks, it searches again only after
-        some time: among thousands of pins a search takes longer than a step.
+        If a requester takes all of them and still has too few blocks, it searches again only after a pause: a
+        search among thousands of pins takes longer than a step.
         """
         if now < self._search_from_s.get(requester.request_id, now):
             return
@@ -134,9 +132,9 @@ class RevocationRule:
         self._search_from_s[requester.request_id] = now + pause_s
 
     def _gives_way(self, pin: Pin, num_blocks: int, requester: Request, worth_s: float, now: float) -> bool:
-        """Whether the pin is for a job of a worse priority, or its expected loss with
-        ``num_blocks`` blocks of its tokens is below ``worth_s``: their cost, times the probability
-        that its turn comes for them."""
+        """Whether the pin is for a job of a worse priority, or whether losing ``num_blocks`` of its blocks is
+        expected to cost less than ``worth_s``: the cost to restore them, times the probability that the turn
+        returns."""
         tip = self._pins.tip_of(pin)
         if tip.place[0] > requester.priority:
             return True

@@ -1,8 +1,6 @@
-"""How tenants share the pin budget: max-min fair among those that want it now, all of it for a
-single one.
+"""Shares of the pin budget: max-min fair among the tenants that want it now; a single tenant may have all.
 
-It knows how many blocks each tenant has pinned, and that a tenant can be asked for a pin to give
-up.
+It knows how many blocks each tenant has pinned, and can request a pin to give up from a tenant.
 """
 
 from __future__ import annotations
@@ -41,8 +39,8 @@ class TenantShares:
         return self._by_size[bisect_left(self._by_size, (num_blocks + 1, "")) :]
 
     def is_safe(self, tenant: str, from_tenant: str) -> bool:
-        """Whether another tenant has no claim to this one's blocks: it has no more than an equal
-        part of the budget, counting the other one among the tenants that want some."""
+        """Whether ``from_tenant`` has no claim to the tenant's blocks: the tenant holds no more than an equal
+        part of the budget, with ``from_tenant`` counted among those that want some."""
         if tenant == from_tenant:
             return False
         num_wanting = len(self._held) + (from_tenant not in self._held)
@@ -50,19 +48,18 @@ class TenantShares:
 
 
 class Givers:
-    """Tenants with more pinned blocks than another one would have, and the pins that they can give
+    """Tenants with more pinned blocks than the requesting tenant would have, and the pins that they can give
     up."""
 
     def __init__(self, richer: list[tuple[int, str]], pins_of: Callable[[str], Iterator[Pin]]) -> None:
-        """``pins_of`` gives a tenant's pins, in the order in which it would give them up."""
+        """``pins_of`` returns a tenant's pins, in the order in which it would give them up."""
         self._heap = [(-held, tenant) for held, tenant in richer]
         heapify(self._heap)
         self._pins = {tenant: pins_of(tenant) for _, tenant in richer}
 
     def give(self, had: int, wants: int) -> Pin | None:
-        """A pin of the tenant with the most blocks, if these are more than the ``wants`` of a
-        tenant that had ``had``; the giver keeps no less than that. None if no tenant has such a
-        pin."""
+        """A pin of the tenant with the most blocks, if it has more than the ``wants`` of the requesting
+        tenant, which had ``had``; the giver keeps at least ``had``. None if no tenant has such a pin."""
         while self._heap and -self._heap[0][0] > wants:
             held, tenant = -self._heap[0][0], self._heap[0][1]
             pin = next((pin for pin in self._pins[tenant] if held - pin.num_blocks >= had), None)

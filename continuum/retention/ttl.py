@@ -1,7 +1,7 @@
 """How long to retain a branch tip: one pure function per rule.
 
-Every rule answers the same question about a tool call that has been running for ``elapsed_s``:
-until when, counted from the end of the turn, are its KV blocks worth keeping?
+Every rule decides until when, counted from the end of the turn, the KV blocks of a turn in a tool call are
+worth keeping.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ class TtlInputs:
     """The inputs of a rule."""
 
     curve: SurvivalCurve
-    """Time until the tools return, counted from the end of the turn; without support while none was
-    seen to end."""
+    """Time until the tools return, counted from the end of the turn; without support before any call was seen
+    to end."""
     global_curve: SurvivalCurve
-    """The same over all tools."""
+    """The same curve over all tools."""
     num_blocks: int
     """Number of blocks of the pool that a pin of the tip holds."""
     prefill_s: float
     """Seconds to recompute the tip."""
     queue_delay_s: float
-    """Mean wait of turns whose KV was not retained: what a pin spares its turn."""
+    """Mean wait of turns whose KV was not retained: the wait that a pin saves its turn."""
     memoryfulness: float
     """How well a job's age predicts its remaining turns: 1 exactly, 0 not at all."""
     called_tools: bool
     """False for a turn that ended with an answer."""
     pool_share: float = 0.0
-    """These blocks over those of the pool."""
+    """These blocks as a share of the pool."""
     reload_s: float | None = None
     """Seconds to load the tip back from host memory; None where nothing is offloaded."""
     last_probability: float = 0.0
@@ -43,29 +43,29 @@ class TtlInputs:
     has_plain_tool: bool = True
     """``fork`` rule: the turn called just one tool, or its calls are not known yet."""
     plain_mean_s: float | None = None
-    """``fork`` rule: mean time until turns with the same call returned; None before any did."""
+    """``fork`` rule: mean time until turns with the same call returned; None before any returned."""
 
 
 @dataclass(frozen=True, slots=True)
 class TtlDecision:
-    """Pin for ``ttl_s`` from the end of the turn (0: unpin), and the reason in a few words."""
+    """How long to pin, and why: ``ttl_s`` seconds from the end of the turn (0: unpin), and the reason in a
+    few words."""
 
     ttl_s: float
     reason: str
     is_final: bool = False
-    """Unpin at the turn's end, without a grace: what becomes known of its tools then would not
-    change it."""
+    """Unpin at the turn's end, without a grace: learning which tools run would not change the decision."""
 
 
 class TtlRule(Protocol):
-    """One way to decide."""
+    """A rule that decides how long to pin."""
 
     def choose_ttl(self, inputs: TtlInputs) -> TtlDecision: ...
 
 
 def unpin_if_offloaded(inputs: TtlInputs, share: float) -> TtlDecision | None:
-    """Retain nothing whose offloaded copy loads in less than ``share`` of the recomputation time;
-    None for all else."""
+    """Returns the decision to unpin if the offloaded copy loads in less than ``share`` of the recomputation
+    time; else None."""
     if inputs.reload_s is None or inputs.reload_s >= share * inputs.prefill_s:
         return None
     return TtlDecision(0.0, "its copy is loaded back for less than holding it would cost", is_final=True)
@@ -74,11 +74,11 @@ def unpin_if_offloaded(inputs: TtlInputs, share: float) -> TtlDecision | None:
 def at_least_as_asked(
     decision: TtlDecision, inputs: TtlInputs, asked_s: float, *, pool_price: float, max_ttl_s: float
 ) -> TtlDecision:
-    """The decision, with the lifetime that the client asked for as its floor.
+    """Returns the decision, with the lifetime that the client requested as its lower bound.
 
-    A client that asks says that it will be back, so holding may cost up to all that its return
-    spares (as in ``PriceRule``), and no more. Where an offloaded copy serves as well, it does.
-    Seconds count from the end of the turn.
+    A client that requests a lifetime announces its return, so holding may cost up to all that its return
+    saves (as in ``PriceRule``), and no more. An offloaded copy that is just as good is used instead. Seconds
+    count from the end of the turn.
     """
     if decision.is_final:
         return decision
@@ -93,29 +93,28 @@ def at_least_as_asked(
 
 
 def _spared_s(inputs: TtlInputs) -> float:
-    """What a return that finds its KV spares the device: its load or its recomputation."""
+    """Device seconds saved by a return that finds its KV: those of the load or of the recomputation."""
     return inputs.prefill_s if inputs.reload_s is None else inputs.reload_s
 
 
 def _break_even_s(spared_s: float, cost_per_s: float) -> float:
-    """How long until holding has cost what it can spare."""
+    """Seconds until holding has cost as much as it can save."""
     return spared_s / max(cost_per_s, 1e-9)
 
 
 @dataclass(frozen=True, slots=True)
 class PriceRule:
-    """Retain for the most valuable time: the τ that maximizes P(D <= τ)·B - λ·m·E[min(D, τ)]; zero
-    where loading an offloaded copy is cheap.
+    """Retains for the most valuable time: the τ that maximizes P(D <= τ)·B - λ·m·E[min(D, τ)]; zero if
+    loading an offloaded copy is cheap.
 
-    B is what a return that finds its KV spares the device: its recomputation, or its load where
-    there is an offloaded copy. m blocks of N held for a second are m/N seconds of the whole pool;
-    while memory is short such a second is worth ``pool_price`` seconds of the device: λ = price/N.
-    While memory is not short an expired tip stays cached, so unpinning costs nothing and the same τ
-    serves.
+    B is the device time saved by a return that finds its KV: its recomputation, or its load if there is an
+    offloaded copy. m blocks of N held for a second are m/N seconds of the whole pool; while memory is short
+    such a second is worth ``pool_price`` seconds of the device: λ = price/N. While memory is not short an
+    expired tip stays cached, so unpinning costs nothing and the same τ is valid.
 
-    Where nothing is learned (at first, and beyond the longest call seen) a tip is retained until
-    that has cost what it can spare, which is never more than twice the best in hindsight (the
-    ski-rental rule: Karlin et al., Algorithmica 1994).
+    If nothing is learned (at first, and beyond the longest call seen), a tip is retained until holding has
+    cost as much as it can save, which is never more than twice the best in hindsight (the ski-rental rule:
+    Karlin et al., Algorithmica 1994).
     """
 
     answer_ttl_s: float
@@ -151,13 +150,13 @@ class PriceRule:
 
 @dataclass(frozen=True, slots=True)
 class MedianHorizonRule:
-    """Retain while the median of the remaining time is at most a horizon; not at all where loading
-    an offloaded copy is cheap.
+    """Retains while the median of the remaining time is at most a horizon; not at all if loading an offloaded
+    copy is cheap.
 
-    At most for a multiple of the time that nine in ten of such calls take: the curve beyond that is
-    borrowed from other kinds of calls, and would treat all kinds alike. While nothing is learned,
-    the time is a constant. Beyond the longest duration ever seen a call is as unknown as one that
-    was never seen, so the same constant is added there.
+    The time is limited to a multiple of the time in which nine of ten such calls return: beyond that, the
+    curve is borrowed from other kinds of calls and would treat all kinds alike. While nothing is learned, the
+    time is a constant. A call that runs longer than the longest duration seen is as unknown as one that was
+    never seen, so the same constant is added.
     """
 
     horizon_s: float
@@ -191,7 +190,7 @@ class MedianHorizonRule:
 
 @dataclass(frozen=True, slots=True)
 class FixedRule:
-    """Always the same time."""
+    """Always retains for the same time."""
 
     ttl_s: float
 
@@ -227,10 +226,10 @@ class ForkRule:
 class PaperRule:
     """The Continuum paper's rule (arXiv 2511.02230): argmax over τ of P(D <= τ)(T̄·η + PrefillReload) − τ.
 
-    Candidates are 0 and every duration seen. Cold start in three levels with K = 100: up to K
-    observations in all, durations are assumed to be Exp(1 s) with η = 1, whose optimum is ln B for
-    B > 1 s; up to K of this tool, the curve of all tools; else the tool's own. PrefillReload is the
-    load time where blocks are offloaded.
+    Candidates are 0 and every duration seen. The cold start has three levels with K = 100. Up to K
+    observations in all, durations are assumed to be Exp(1 s) with η = 1, whose optimum is ln B for B > 1 s.
+    Up to K observations of this tool, the curve of all tools is used; else the tool's own. PrefillReload is
+    the load time if blocks are offloaded.
     """
 
     min_observations: int = 100
@@ -245,13 +244,13 @@ class PaperRule:
         benefit_s = inputs.queue_delay_s * inputs.memoryfulness + restore_s
         worth, best_s = -math.inf, 0.0
         for until_s, returned in zip(curve.edges_s, curve.probabilities, strict=True):
-            if returned * benefit_s - until_s > worth:  # the first of the best
+            if returned * benefit_s - until_s > worth:  # the first of equally good ones
                 worth, best_s = returned * benefit_s - until_s, until_s
         return TtlDecision(best_s, "argmax over the tool's curve" if own else "argmax over all tools' curve")
 
 
 def make_rule(config: ContinuumConfig) -> TtlRule:
-    """The rule the configuration names."""
+    """Returns the rule that the configuration names."""
     rules: dict[str, TtlRule] = {
         "price": PriceRule(config.answer_ttl_s, config.pool_price, config.cheap_reload_share),
         "median-horizon": MedianHorizonRule(

@@ -1,1 +1,1 @@
-"""Scheduling and KV-cache bookkeeping. Pure: no torch, sockets, text, asyncio or clock: time is given."""
+"""Scheduling and KV-cache bookkeeping: no torch, sockets, text, asyncio or clock. Callers pass the time."""

@@ -1,4 +1,4 @@
-"""Which adapters requests have: those of a step, at most ``max_loras`` at once, and all there are."""
+"""Limits a step to ``max_loras`` adapters, and counts the adapters of running and waiting requests."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from engine.core.step import Step
 from engine.reported_stats import LoRAStats, SchedulerStats
 
 MAX_WAIT_S = 10.0
-"""After which a request that is set aside is overdue."""
+"""Wait after which a request that was set aside is overdue."""
 
 
 class AdapterSlots(ChunkLimit):
-    """The adapters of running requests, while waiting ones are admitted.
+    """Limits the adapters of one step while waiting requests are admitted.
 
-    Requests of further adapters are set aside, and those behind them go first. Once one that is set
-    aside is overdue, only requests without an adapter go first: those that run end, and make room.
+    Requests for further adapters are set aside, and later requests are tried. Once one that is set aside is
+    overdue, only requests without an adapter are admitted, until running ones end and free a place.
     """
 
     def __init__(self, max_loras: int, batch: Batch, now: float) -> None:
@@ -31,7 +31,7 @@ class AdapterSlots(ChunkLimit):
 
     @property
     def _active(self) -> set[str]:
-        """The adapters of those that run when the first waiting request is looked at, and of those admitted
+        """Adapters of the requests that run when the first waiting request is tried, and of those admitted
         since."""
         if self._known is None:
             at_work = chain(self._batch.running, self._batch.loads.requests)
@@ -56,15 +56,12 @@ class AdapterSlots(ChunkLimit):
 
 
 class AdapterCounts(SchedulerPart):
-    """Which adapters the requests have that run, and those that wait.
-
-    Counted as they come and go, so that a report costs nothing for those that wait.
-    """
+    """Counts open requests by adapter, so that a report need not walk the waiting queue."""
 
     def __init__(self, max_loras: int) -> None:
         self._max_loras = max_loras
         self._requests: Counter[str] = Counter()
-        """Requests by the key of their adapter."""
+        """Open requests, by the key of their adapter."""
 
     def arrived(self, request: Request, now: float) -> None:
         if request.adapter is not None:

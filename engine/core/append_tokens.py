@@ -11,7 +11,7 @@ from engine.row_failures import GRAMMAR_LEFT, processing_failed
 from engine.sampling_params import RepetitionDetection
 
 REPETITION_DETECTED = "repetition_detected"
-"""V1's word for the ``stop_reason``."""
+"""The ``stop_reason`` that V1 gives a repetition."""
 
 
 def append_tokens(
@@ -19,7 +19,7 @@ def append_tokens(
 ) -> int:
     """Append tokens and set the status if one of them ends the request; returns how many were taken.
 
-    With a ``failure``, the reason why the worker could choose no token, none are, and the request ends.
+    ``failure``: why the worker could choose no token. Then none is taken, and the request ends with an error.
     """
     if failure is not None:
         return fail_request(request, failure)
@@ -46,7 +46,7 @@ def append_tokens(
 
 
 def fail_request(request: Request, reason: str) -> int:
-    """End the request with an error of its own; returns that none of its tokens are taken."""
+    """End the request with an error; returns 0, the number of tokens taken."""
     request.status = RequestStatus.FINISHED_ERROR
     request.stop_reason = reason
     return 0
@@ -61,7 +61,7 @@ def _follow_grammar(request: Request, grammar: TokenGrammar, token_id: int) -> N
     """End the request where its grammar ends, even if its length limit has been reached, too."""
     try:
         accepted, complete = grammar.accept(token_id), grammar.complete
-    except Exception as error:  # the library failed on this request alone, so no other one may suffer
+    except Exception as error:  # the library failed on this request alone: the others go on
         fail_request(request, processing_failed("The grammar", error))
         return
     if not accepted:

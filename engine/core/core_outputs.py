@@ -1,4 +1,4 @@
-"""What a client receives about a request: with its first token, and at its end."""
+"""Builds what a client receives about a request with its first token and at its end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.messages import EngineCoreOutput, FinishReason
 
 
 def last_output(request: Request, token_ids: list[int]) -> EngineCoreOutput:
-    """The output of a request that has ended, as its status says."""
+    """The last output of a request that has ended."""
     output = EngineCoreOutput(
         request.request_id,
         token_ids,
@@ -22,7 +22,7 @@ def last_output(request: Request, token_ids: list[int]) -> EngineCoreOutput:
 
 
 def with_pooled(outputs: list[EngineCoreOutput], result: ModelRunnerOutput) -> list[EngineCoreOutput]:
-    """Put the answers of a model that pools in the places of the tokens that requests ended with."""
+    """Replace the placeholder tokens in the outputs of a pooling model by its answers."""
     if result.pooled:
         for output in outputs:
             output.pooled, output.new_token_ids = result.pooled.get(output.request_id), []
@@ -30,10 +30,10 @@ def with_pooled(outputs: list[EngineCoreOutput], result: ModelRunnerOutput) -> l
 
 
 def describe_start(request: Request, output: EngineCoreOutput) -> None:
-    """Add how the request came to its first token."""
+    """Add the prompt's logprobs, cached tokens, preemptions and queue time to an output."""
     is_asked = request.sampling_params.prompt_logprobs is not None
     if is_asked and (request.prompt_logprobs or request.num_prompt_tokens == 1):
-        output.prompt_logprobs = request.prompt_logprobs  # of one token there is nothing to tell
+        output.prompt_logprobs = request.prompt_logprobs  # a prompt of one token has no logprobs
     output.num_cached_tokens = request.num_cached_tokens or 0
     output.num_preemptions = request.num_preemptions
     if request.first_scheduled_time is not None:
@@ -41,15 +41,15 @@ def describe_start(request: Request, output: EngineCoreOutput) -> None:
 
 
 def note_prompt_logprobs(result: ModelRunnerOutput, requests: Mapping[str, Request]) -> None:
-    """Keep what a step tells of prompts until the first token is told; not twice, after a preemption."""
+    """Keep a step's prompt logprobs until the first token is sent; skip those known before a preemption."""
     for request_id, told in result.prompt_logprobs.items():
         request = requests.get(request_id)
         if request is not None:
             num_known = len(request.prompt_logprobs) - (told.first - 1)
-            if num_known >= 0:  # after a preemption the chunks may be other ones
+            if num_known >= 0:  # after a preemption the chunks may differ
                 request.prompt_logprobs += told.entries[num_known:]
 
 
 def failed_output(request_id: str, reason: str) -> EngineCoreOutput:
-    """The last output of a request that could not be run, or not to its end."""
+    """The last output of a request that failed before or while it ran."""
     return EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR, stop_reason=reason)

@@ -1,8 +1,8 @@
-"""Draft tokens of requests, from a proposal to what verification left of it: V1's bookkeeping.
+"""Bookkeeping of draft tokens, from proposal to verification, as in V1.
 
-A draft is scheduled behind the last known token and computed with it. What is sampled behind a draft counts
-only if the draft is what was sampled before it. So the tokens of a rejected draft are given back: they no
-longer count as computed, and the next step overwrites their KV.
+Drafts are scheduled after the last known token and computed with it. The token sampled after a draft counts
+only if that draft equals the token sampled in its place. Rejected drafts no longer count as computed, and the
+next step overwrites their KV.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engine.reported_stats import SchedulerStats, SpecDecodingStats
 
 
 class DraftTokens(SchedulerPart):
-    """Which drafts the next step verifies, and what became of those of the last one."""
+    """Chooses the drafts that the next step verifies, and settles those of the last step."""
 
     def __init__(self, kv: KVCacheManager, max_model_len: int) -> None:
         self._kv = kv
@@ -28,9 +28,9 @@ class DraftTokens(SchedulerPart):
         self._stats = SpecDecodingStats()
 
     def propose(self, proposals: Mapping[str, Sequence[int]], requests: Mapping[str, Request]) -> None:
-        """Keep proposals for the next step: of running requests whose tokens are all known.
+        """Keep proposals for the next step, of running requests whose tokens are all known.
 
-        A request never gets more than it may still say, less one: behind the last draft a token is sampled.
+        A request gets one draft fewer than the tokens it may still output, as one more is sampled.
         """
         for request_id, token_ids in proposals.items():
             request = requests.get(request_id)
@@ -48,9 +48,9 @@ class DraftTokens(SchedulerPart):
         return max(0, most_output - request.num_output_tokens - 1)
 
     def hold(self, step: Step, num_running: int) -> int:
-        """Take tokens out of the step's budget for drafts, but leave one for each running request.
+        """Reserve tokens of the step's budget for drafts, but leave one for each running request.
 
-        Returns how many these are.
+        Returns the number reserved.
         """
         if not self._proposed:
             return 0
@@ -60,10 +60,10 @@ class DraftTokens(SchedulerPart):
         return num_held
 
     def place(self, step: Step, num_held: int, most_tokens: int) -> None:
-        """Put drafts behind the requests' tokens, ``num_held`` in all; all else of the step is decided.
+        """Schedule up to ``num_held`` drafts after the requests' tokens, when all else is decided.
 
-        So nobody is preempted, loses a pin or waits for the blocks that drafts take: they get what is left.
-        ``most_tokens`` of a request are in a step. Drafts of a request that has no part in it are kept.
+        Drafts take only blocks that are left, so no request is preempted, loses a pin or waits for them. A
+        step has at most ``most_tokens`` of a request. Drafts of a request not in the step are kept.
         """
         for request_id in [i for i in self._proposed if i in step.num_scheduled]:
             request = self._proposed.pop(request_id)
@@ -78,28 +78,28 @@ class DraftTokens(SchedulerPart):
                 step.add_drafts(request, drafts[:num_drafts], blocks)
 
     def _num_that_fit(self, request: Request, num_known: int, num_drafts: int) -> int:
-        """As many as there are blocks for: free ones, or at least the request's last one; 0 or less: none."""
+        """How many of these drafts have blocks: free ones, or the request's last block; 0 or less: none."""
         end = request.num_computed_tokens + num_known
         if self._kv.states is not None and self._kv.enable_caching:
-            # A step that ends with a block keeps the state there, and how many drafts will be accepted is not
-            # known: they end before the block does.
+            # A step that ends with a block keeps the state there. How many drafts are accepted is not known
+            # yet, so drafts end before the block does.
             num_drafts = min(num_drafts, -end % self._kv.block_size - 1)
         if self._kv.fits(request, end + num_drafts):
             return num_drafts
         return min(num_drafts, self._kv.num_slots_of(request.request_id) - end)
 
     def fill(self, plan: SchedulerOutput, requests: Mapping[str, Request], now: float) -> None:
-        """The plan is on its way: until it is back its drafts are neither known nor rejected."""
+        """Note the plan's drafts, which are neither accepted nor rejected until its output returns."""
         for request_id, drafts in plan.scheduled_spec_decode_tokens.items():
             requests[request_id].num_drafts_under_way = len(drafts)
 
     def settle(self, request: Request, num_sampled: int, num_taken: int) -> None:
-        """Take back the drafts that were rejected, and cache the blocks that the others have filled.
+        """Uncount the drafts that were rejected, and cache the blocks that the accepted ones filled.
 
-        All sampled tokens but one are drafts that were accepted. Of all sampled tokens ``num_taken`` have
-        been appended: fewer, if one of them has ended the request. Then the last one does not count as
-        computed, as if it had had no drafts. Statistics count what the request has: the tokens taken, less
-        the one that it would have got without drafts.
+        All ``num_sampled`` tokens but one are accepted drafts. ``num_taken`` of the sampled tokens were
+        appended: fewer if one of them ended the request. Then the last one does not count as computed, as
+        without drafts. Statistics count the tokens taken, less the one that the request would have got
+        without drafts.
         """
         num_drafts, request.num_drafts_under_way = request.num_drafts_under_way, 0
         num_accepted = num_sampled - 1

@@ -1,11 +1,10 @@
-"""Which pictures the encoder computes in a step, and which of its outputs are kept: V1's encoder cache.
+"""Decides which pictures the encoder computes in a step, and which outputs are kept: V1's encoder cache.
 
-Tokens of a picture are computed from the encoder's output for it, all of which must be there before the first
-of them. An output is kept until no request needs it, and then for as long as there is room: another request
-with the same picture, or this one after a preemption, finds it. Sizes are in embeddings, of which a picture
-has one for each of its tokens.
+The tokens of a picture are computed from the encoder's whole output for it. An output is kept until no
+request needs it, and then while there is space: another request with the same picture, or this one after a
+preemption, reuses it. Sizes are in embeddings, one for each token of a picture.
 
-Pure: the worker that holds the outputs is told by each plan what to compute and what to drop.
+Pure: each plan lists what the worker, which holds the outputs, computes and drops.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ Use = tuple[str, int]
 
 @dataclass(slots=True)
 class _Output:
-    """An output that the worker has, or has once the plan is carried out."""
+    """An output that the worker holds, now or once the plan is carried out."""
 
     num_embeds: int
     uses: list[Use] = field(default_factory=list)
-    """Pictures of which tokens are still to be computed from it."""
+    """Pictures whose tokens are still to be computed from it."""
 
 
 class PictureLimit(ChunkLimit):
-    """Which pictures a step may compute. Those that wait for a picture before them let all others pass, who
-    take nothing that it waits for."""
+    """Limits the pictures of a step. Once a request waits for a picture, other waiting requests with pictures
+    wait, too; those without pictures pass, as they take nothing that it waits for."""
 
     def __init__(self, encoder: EncoderCacheManager) -> None:
         self._encoder = encoder
@@ -58,12 +57,12 @@ class PictureLimit(ChunkLimit):
 
 
 class EncoderCacheManager(SchedulerPart):
-    """The outputs of one worker's encoder, by the content hash of their pictures."""
+    """Tracks the outputs of one worker's encoder, by the content hash of their pictures."""
 
     def __init__(self, cache_size: int, step_size: int, *, whole_pictures: bool = False) -> None:
-        """``cache_size``: room for outputs. ``step_size``: the most that a step computes. Both in embeddings,
-        and at least one picture's. ``whole_pictures``: a step is cut before a
-        picture of which it could have only some tokens, unless it begins there."""
+        """``cache_size``: capacity for outputs. ``step_size``: the most that a step computes. Both are in
+        embeddings, and at least one picture's. ``whole_pictures``: cut a step before a picture of which it
+        would compute only some tokens, unless the step begins there."""
         self.cache_size, self.step_size = cache_size, step_size
         self.whole_pictures = whole_pictures
         self._outputs: dict[str, _Output] = {}
@@ -71,7 +70,7 @@ class EncoderCacheManager(SchedulerPart):
         """Outputs without uses, the longest idle first."""
         self._num_free, self._num_idle = cache_size, 0
         self._uses: dict[str, dict[int, str]] = {}
-        """Hashes of the pictures of which a request uses the outputs, by request id and index."""
+        """Hashes of the pictures whose outputs each request uses, by request id and picture index."""
         self._budget = step_size
         self._planned: dict[str, Use] = {}
         """Outputs that the plan being made computes, and for which picture."""
@@ -93,8 +92,8 @@ class EncoderCacheManager(SchedulerPart):
         return PictureLimit(self)
 
     def cut(self, request: Request, start: int, num_tokens: int) -> int:
-        """How many of ``num_tokens`` tokens from ``start`` on a step may compute: those before the first
-        picture for which budget or room are short, or tokens, if pictures go whole. Changes nothing."""
+        """How many of ``num_tokens`` tokens from ``start`` on a step may compute: those before a picture that
+        exceeds the budget or the free space, or would be split where pictures go whole. Changes nothing."""
         room, budget = self._num_free + self._num_idle, self._budget
         seen = set[str]()
         for span in request.media:
@@ -118,13 +117,13 @@ class EncoderCacheManager(SchedulerPart):
         return num_tokens
 
     def commit(self, request: Request, start: int, num_tokens: int) -> None:
-        """Plan the outputs that these tokens of a request need, all of which ``cut`` has left it."""
+        """Plan the outputs that these tokens of a request need; ``cut`` has allowed all of them."""
         needed = [
             (index, span)
             for index, span in enumerate(request.media)
             if span.end > start and span.offset < start + num_tokens
         ]
-        for index, span in needed:  # first what is there, lest it is evicted for the others
+        for index, span in needed:  # first those that exist, so that they are not evicted for the others
             if span.content_hash in self._outputs:
                 self._use(request, index, span)
         for index, span in needed:
@@ -133,8 +132,8 @@ class EncoderCacheManager(SchedulerPart):
             self._use(request, index, span)
 
     def fill(self, plan: SchedulerOutput, requests: Mapping[str, Request], now: float) -> None:
-        """Tell the worker what to compute and what to drop. Its tokens count as computed: let go of what they
-        were the last to need."""
+        """Add to the plan what the worker computes and drops, and release the outputs that its tokens needed
+        last."""
         inputs: dict[str, list[int]] = {}
         for request_id, index in self._planned.values():
             inputs.setdefault(request_id, []).append(index)
@@ -146,17 +145,17 @@ class EncoderCacheManager(SchedulerPart):
                 if request.media[index].end <= request.num_computed_tokens:
                     self._end_use(request_id, index)
 
-    # ---- what ends otherwise ----
+    # ---- requests that leave, and resets ----
 
     def left(self, request: Request, how: Left, now: float) -> None:
-        """Let go of all that a request uses: it has ended, or was preempted, maybe in the plan being made."""
+        """Release all that a request uses: it has ended, or was preempted, maybe in the plan being made."""
         for index in list(self._uses.get(request.request_id, ())):
             self._end_use(request.request_id, index)
         if how is Left.SPOILED:
             self._forget(request)
 
     def _forget(self, request: Request) -> None:
-        """Drop the outputs for a request's pictures, which may be wrong. Who uses them needs them again."""
+        """Drop the outputs for a request's pictures, which may be wrong. Other users need them again."""
         for content_hash in {span.content_hash for span in request.media} & self._outputs.keys():
             for request_id, index in list(self._outputs[content_hash].uses):
                 self._end_use(request_id, index)
@@ -211,7 +210,7 @@ class EncoderCacheManager(SchedulerPart):
             return
         self._idle[content_hash] = None
         self._num_idle += output.num_embeds
-        if self._planned.pop(content_hash, None) is not None:  # and now nobody computes it
+        if self._planned.pop(content_hash, None) is not None:  # and now no request computes it
             self._budget += output.num_embeds
             self._drop(content_hash)
 

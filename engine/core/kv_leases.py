@@ -1,35 +1,34 @@
-"""KV that is leased out: computed here for another server, which reads it and goes on.
+"""Leases of KV that is computed here for another server, which reads it and continues.
 
-A lease is a pin of the same ledger. It is held until the reader has the blocks or its time has passed, may be
-renewed, and is revoked where nothing else can run. To the pin manager the policy's pins and the leases are
-those of one policy.
+A lease is a pin that belongs to this module, as the other pins belong to the policy. It is held until the
+reader has the blocks or its time has passed, and may be renewed. It is revoked where nothing else can run, or
+where its tenant has leased out too much.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import chain, count, takewhile
+from itertools import count, takewhile
 
 from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.kv_cache.kv_cache_manager import KVCacheManager
 from engine.core.outputs import ModelRunnerOutput, NewKVLease, SchedulerOutput
-from engine.core.policy import Pin, PinEnd, RetentionPolicy, SchedulingPolicy, StalePrefix
+from engine.core.policy import Pin, PinEnd
 from engine.core.request import Request
 from engine.kv_transfer.messages import KVLeased, KVLeaseOrder
 
 MOST_OF_POOL = 0.5
-"""How much of the pool one tenant's leases may keep from others."""
+"""Share of the pool that one tenant's leases may keep from others."""
 
 
-class KVLeases(RetentionPolicy):
-    """A policy's pins and the leases, as the pin manager asks for them."""
+class KVLeases:
+    """The leases that are held, and what the worker and the readers report of them."""
 
-    def __init__(self, policy: SchedulingPolicy, kv: KVCacheManager) -> None:
-        self._policy = policy
+    def __init__(self, kv: KVCacheManager) -> None:
         self._kv = kv
         self._ids = count(-1, -1)
-        """Policies number their pins upwards."""
+        """Negative ids, as policies number their pins upwards."""
         self._pins: dict[int, Pin] = {}
         """Leases that are held, in the order of their deadlines: all are held for equally long."""
         self._orders: dict[int, KVLeaseOrder] = {}
@@ -38,22 +37,20 @@ class KVLeases(RetentionPolicy):
         self._released: dict[int, Pin] = {}
         """Leases that have been read, or given back unread, or have lost a part."""
         self._told: set[int] = set()
-        """Leases that the worker and the client were told of."""
+        """Leases that were reported to the worker and the client."""
         self._new: list[NewKVLease] = []
         self._ended: list[str] = []
 
     # ---- a lease ----
 
-    def on_turn_end(self, request: Request, now: float) -> Pin | None:
-        """The policy's pin; of a turn that goes on elsewhere, where its job is, only a lease."""
-        order = request.kv_transfer
-        if not isinstance(order, KVLeaseOrder):
-            return self._policy.on_turn_end(request, now)
-        self._policy.on_request_gone(request, now)
-        return self._begin(order, request, now)
+    def orders(self, request: Request) -> bool:
+        """Whether the request's client ordered a lease: its job continues on another server."""
+        return isinstance(request.kv_transfer, KVLeaseOrder)
 
-    def _begin(self, order: KVLeaseOrder, request: Request, now: float) -> Pin | None:
-        """The pin of a turn whose KV was ordered; None if it has no full block."""
+    def begin(self, request: Request, now: float) -> Pin | None:
+        """The lease of a turn that has ended; None if the turn has no full block."""
+        order = request.kv_transfer
+        assert isinstance(order, KVLeaseOrder)
         num_tokens = min(request.num_computed_tokens, request.num_tokens)
         hashes = request.block_hashes[: num_tokens // self._kv.block_size]
         if not hashes:
@@ -67,7 +64,7 @@ class KVLeases(RetentionPolicy):
         return pin
 
     def told(self, request: Request, pin: Pin | None) -> KVLeased | None:
-        """What the client is told of the lease that this pin of its request is; the worker is told, too.
+        """Report the lease that this pin is: to the worker with the next plan, to the client as returned.
 
         None if its request ordered none.
         """
@@ -83,7 +80,7 @@ class KVLeases(RetentionPolicy):
         return KVLeased(order.lease_id, num_tokens, _by_group(blocks, len(pin.block_hashes[0])))
 
     def update_from_output(self, result: ModelRunnerOutput, now: float) -> None:
-        """Take in what readers have said: those that are done, and those that need more time."""
+        """Apply the readers' reports: release the leases that were read, renew those that need more time."""
         for lease_id in result.renewed_kv_leases:
             pin = self._by_lease_id.get(lease_id)
             if pin is not None:
@@ -95,7 +92,7 @@ class KVLeases(RetentionPolicy):
                 self._released[pin.pin_id] = pin
 
     def requests_of(self, lease_ids: Iterable[str]) -> list[str]:
-        """Ids of the requests whose KV is leased out under these ids; without leases that have ended."""
+        """Ids of the requests whose KV is leased out under these ids; leases that have ended are left out."""
         pins = map(self._by_lease_id.get, lease_ids)
         return [pin.request_id for pin in pins if pin is not None]
 
@@ -103,11 +100,11 @@ class KVLeases(RetentionPolicy):
 
     @property
     def has_news(self) -> bool:
-        """Whether the worker is to be told of leases, by an empty plan if there is nothing to run."""
+        """Whether the next plan must report leases to the worker, even if it is empty."""
         return bool(self._new or self._ended)
 
     def __len__(self) -> int:
-        """Leases that are held."""
+        """The number of leases that are held."""
         return len(self._pins)
 
     def fill_in(self, plan: SchedulerOutput) -> None:
@@ -119,13 +116,18 @@ class KVLeases(RetentionPolicy):
 
     # ---- what the pin manager asks ----
 
-    def revocable_for(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
-        """The policy's pins, and behind them leases: all where nothing else runs, else those of other tenants
-        that have leased out more than half of the pool."""
-        pins = self._policy.revocable_for(requester, now, last_resort)
-        if not self._pins:
-            return pins
-        return chain(pins, list(self._pins.values()) if last_resort else self._excess_for(requester))
+    def holds(self, pin: Pin) -> bool:
+        """Whether this pin is a lease that is held."""
+        return pin.pin_id in self._pins
+
+    def pins(self) -> Iterable[Pin]:
+        """All leases that are held."""
+        return self._pins.values()
+
+    def revocable_for(self, requester: Request, last_resort: bool) -> list[Pin]:
+        """Leases that may be revoked for this requester: all if nothing else runs, else those of other
+        tenants that have leased out more than half of the pool."""
+        return list(self._pins.values()) if last_resort else self._excess_for(requester)
 
     def _excess_for(self, requester: Request) -> list[Pin]:
         held = Counter[str]()
@@ -136,31 +138,27 @@ class KVLeases(RetentionPolicy):
         return [pin for pin in self._pins.values() if self._tenants[pin.pin_id] in greedy]
 
     def due(self, now: float) -> Iterator[tuple[Pin, PinEnd]]:
-        yield from self._policy.due(now)
-        if not self._pins:
-            return
+        """Leases that end now: those that were read or given back, then those past their deadline."""
         yield from [(pin, PinEnd.RELEASED) for pin in self._released.values()]
         expired = list(takewhile(lambda pin: pin.deadline_s <= now, self._pins.values()))
         yield from [(pin, PinEnd.EXPIRED) for pin in expired]
 
     def next_due_s(self) -> float | None:
-        due_s, first = self._policy.next_due_s(), next(iter(self._pins.values()), None)
-        if first is None:
-            return due_s
-        return first.deadline_s if due_s is None else min(due_s, first.deadline_s)
+        """The first deadline; None without leases."""
+        first = next(iter(self._pins.values()), None)
+        return None if first is None else first.deadline_s
 
-    def on_pin_ended(self, pin: Pin, cause: PinEnd, now: float, by: str | None = None) -> None:
-        if self._pins.pop(pin.pin_id, None) is None:
-            self._policy.on_pin_ended(pin, cause, now, by)
-            return
+    def ended(self, pin: Pin) -> None:
+        """A lease has ended."""
+        del self._pins[pin.pin_id]
         self._released.pop(pin.pin_id, None)
         self._tell_end(pin)
         del self._by_lease_id[self._orders.pop(pin.pin_id).lease_id], self._tenants[pin.pin_id]
 
     def _tell_end(self, pin: Pin) -> None:
-        """Tell the worker, if it was told of the lease, with the plan that may overwrite the blocks.
+        """Report the end of a reported lease to the worker, with the plan that may overwrite the blocks.
 
-        Of one whose beginning it has not heard of yet it only hears the end.
+        If its beginning has not been sent yet, only its end is.
         """
         if pin.pin_id in self._told:
             self._told.discard(pin.pin_id)
@@ -168,24 +166,15 @@ class KVLeases(RetentionPolicy):
             self._new = [lease for lease in self._new if lease.lease_id != lease_id]
             self._ended.append(lease_id)
 
-    def on_pin_shrunk(
-        self, pin: Pin, num_blocks_lost: int, cause: PinEnd, now: float, by: str | None = None
-    ) -> None:
-        if pin.pin_id not in self._pins:
-            self._policy.on_pin_shrunk(pin, num_blocks_lost, cause, now, by)
-        elif pin.pin_id in self._told:  # its reader would miss what is lost: to it all is gone
+    def shrunk(self, pin: Pin) -> None:
+        """A lease has lost blocks. If it was reported, the whole lease ends: its reader would miss them."""
+        if pin.pin_id in self._told:
             self._tell_end(pin)
             self._released[pin.pin_id] = pin
 
-    def take_superseded(self) -> Iterable[StalePrefix]:
-        return self._policy.take_superseded()
-
-    def pins(self) -> Iterable[Pin]:
-        return [*self._policy.pins(), *self._pins.values()]
-
 
 def _by_group(blocks: dict[BlockHash, int], hash_length: int) -> list[list[int]]:
-    """Ids of the blocks, one list for each ending of their names: that of a group of layers."""
+    """Block ids, one list per group of layers, which the end of a block's name identifies."""
     groups: dict[bytes, list[int]] = {}
     for name, block_id in blocks.items():
         groups.setdefault(name[hash_length:], []).append(block_id)

@@ -19,7 +19,7 @@ from engine.sampling_params import SamplingParams
 
 @dataclass(slots=True)
 class NewRequestData:
-    """A request the worker sees for the first time: everything about it."""
+    """All about a request that the worker sees for the first time."""
 
     req_id: str
     prompt_token_ids: list[int]
@@ -47,8 +47,8 @@ class CachedRequestData:
     new_block_ids: list[list[int]] = field(default_factory=list)
     num_computed_tokens: list[int] = field(default_factory=list)
     new_token_ids: list[Sequence[int]] = field(default_factory=list)
-    """The tokens of the step behind the prompt, for stages of a pipeline that did not sample them; of one
-    stage none."""
+    """The step's tokens after the prompt, for stages of a pipeline that did not sample them; empty with one
+    stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class RemoteReads:
     names: Sequence[bytes]
     block_ids: Sequence[int]
     owner: str = ""
-    """Whose request wants them: owners take turns."""
+    """Owner of the request: owners take turns."""
 
     def __len__(self) -> int:
         return len(self.block_ids)
@@ -116,7 +116,7 @@ class RemoteReads:
 @dataclass(frozen=True, slots=True)
 class KVSaves:
     """KV blocks to keep in the folder that servers share: block ``block_ids[i]`` as ``names[i]``, unless it
-    is there."""
+    is there already."""
 
     names: Sequence[bytes] = ()
     block_ids: Sequence[int] = ()
@@ -142,7 +142,7 @@ class NewKVLease:
 class KVLoad:
     """Blocks of one request to be filled from the host pool and from disk, or else from another server.
 
-    Named by an id of its own: the request may be aborted, and its id used again, while the copy runs.
+    It has a separate id: the request may be aborted, and its id used again, while the copy runs.
     """
 
     load_id: int
@@ -158,14 +158,14 @@ class KVLoad:
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """What the grammars of some requests of a step leave to choose from."""
+    """The tokens that grammars forbid to some requests of a step."""
 
     req_ids: Sequence[str]
-    """A request with drafts is named once more for each: its rows are the masks behind them, in order."""
+    """Request of each row. One with drafts has a further row for each: the masks after them, in order."""
     forbidden: npt.NDArray[np.bool_]
     """[len(req_ids), vocab_size]"""
     failed: Mapping[str, str] = field(default_factory=dict)
-    """Why, of requests whose grammar cannot be followed any further: they end, whatever is sampled."""
+    """Reasons, by id, of requests whose grammar cannot be followed further: they end, whatever is sampled."""
 
 
 NO_MASKS = TokenMasks((), np.empty((0, 0), np.bool_))
@@ -176,62 +176,61 @@ NO_MASKS = TokenMasks((), np.empty((0, 0), np.bool_))
 class SchedulerOutput:
     """What to run in one step.
 
-    In this order: ``ended_kv_leases`` end, ``kv_leases`` begin, ``kv_disk_writes`` start, ``state_stores``
-    are copied, ``kv_loads`` start, the tokens are computed, ``kv_stores`` and ``kv_saves`` copy what is
-    computed then. A load
-    may take several steps; the scheduler leaves its blocks and slots alone until it is reported. Blocks that
-    a step uses are not handed on before its output was taken, whatever comes between. A store is not
-    reported: it is done when the step is, or the worker itself lets a later write of that block, or a later
-    load from that slot, wait for it. Writes to disk may take several steps, too.
+    The worker keeps this order: ``ended_kv_leases`` end, ``kv_leases`` begin, ``kv_disk_writes`` start,
+    ``state_stores`` are copied, ``kv_loads`` start, the tokens are computed, ``kv_stores`` and ``kv_saves``
+    copy what is then computed. A load may take several steps; the scheduler leaves its blocks and slots alone
+    until it is reported. Blocks that a step uses are not reused before its output was taken. A store is not
+    reported: it is done when the step is, or the worker makes a later write of that block, or a later load
+    from that slot, wait for it. Writes to disk may take several steps, too.
     """
 
     scheduled_new_reqs: list[NewRequestData]
     scheduled_cached_reqs: CachedRequestData
     num_scheduled_tokens: dict[str, int]
-    """Request id to number of tokens, in scheduling order (running, then resumed and new): those admitted by
-    this plan may read blocks that those before them fill in this very step, none that those behind fill."""
+    """Number of tokens by request id, in scheduling order (running, then resumed and new): a request admitted
+    by this plan may read blocks that earlier ones fill in this step, but none that later ones fill."""
     total_num_scheduled_tokens: int
     finished_req_ids: set[str]
     """Requests that ended since the last step: the worker drops its state of them."""
     preempted_req_ids: set[str]
     kv_loads: Sequence[KVLoad] = ()
-    """Blocks to load from host to device. They may come with no token scheduled."""
+    """Blocks to load from host to device. A plan without tokens may have some."""
     kv_stores: BlockCopies = NO_COPIES
     """Blocks to write from device to host."""
     state_stores: BlockCopies = NO_COPIES
-    """Blocks of states to write from device to host, which the plan evicts: other states come there."""
+    """Blocks of states to write from device to host before the plan overwrites them."""
     kv_disk_writes: DiskWrites = NO_DISK_WRITES
     """Blocks to write from host to disk."""
     kv_saves: KVSaves = NO_SAVES
-    """Blocks to keep in the folder that servers share, once they are computed. Not reported."""
+    """Blocks to save in the folder that servers share, once they are computed. Not reported."""
     kv_leases: Sequence[NewKVLease] = ()
     """Blocks that other servers may read from now on."""
     ended_kv_leases: Sequence[str] = ()
     """Ids of leases whose blocks may be overwritten from this step on."""
     masks: Future[TokenMasks] | None = None
-    """Made while the step runs, or once the tokens of the step before it are known: the worker waits for them
-    before it samples. None if no request sampled in this step has a grammar; one that has ended meanwhile is
-    not among them."""
+    """Masks, filled while the step runs or once the previous step's tokens are known: the worker waits for
+    them before it samples. None if no request sampled in this step has a grammar; requests that have ended
+    meanwhile are left out."""
     state_slots: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """For a model that has layers with states, by request id: the slot whose state the step reads, 0 for
-    none, and the slot to which it writes. Steps run in the order of their plans, so that a slot may be handed
-    on while a step that uses it is under way."""
+    none, and the slot to which it writes. Steps run in the order of their plans, so a slot may be reused
+    while a step that uses it is under way."""
     scheduled_spec_decode_tokens: Mapping[str, list[int]] = field(default_factory=dict)
-    """Draft tokens, by request id: the last of the request's tokens in this step. The worker samples behind
-    the last known token and behind each draft, and takes drafts for as long as they are what was sampled."""
+    """Draft tokens, by request id: the last of the request's tokens in this step. The worker samples after
+    the last known token and after each draft, and accepts drafts while they equal the sampled tokens."""
     scheduled_encoder_inputs: Mapping[str, list[int]] = field(default_factory=dict)
     """Indices of the pictures that are encoded before the tokens are computed, by request id."""
     free_encoder_mm_hashes: Sequence[str] = ()
     """Content hashes of pictures whose encoder outputs are dropped, before that."""
     trace_step: int | None = None
-    """Its number in the trace, if there is one."""
+    """Number of the step in the trace, if there is one."""
     in_wave: bool = False
     """Whether all cores that share experts run this step, with tokens or without."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Log-probabilities of consecutive tokens of a prompt, as a step that computes those before has them."""
+    """Log-probabilities of consecutive prompt tokens, from a step that computes the tokens before them."""
 
     first: int
     """The place in the prompt of the first of them."""
@@ -240,17 +239,17 @@ class PromptLogprobs:
 
 @dataclass(slots=True)
 class ModelRunnerOutput:
-    """What one step sampled. ``sampled_token_ids[i]`` belongs to ``req_ids[i]``; empty for a request
-    whose prompt is not yet fully computed, and with the drafts that were taken before the last token."""
+    """What one step sampled. ``sampled_token_ids[i]`` belongs to ``req_ids[i]``: empty for a request whose
+    prompt is not yet fully computed, else accepted drafts and one more token."""
 
     req_ids: list[str]
     sampled_token_ids: list[list[int]]
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
-    """Log-probabilities only of requests that asked, one entry per sampled token."""
+    """Log-probabilities of the requests that want them, one entry per sampled token."""
     finished_loads: Sequence[int] = ()
     """Ids of loads, of this plan or an earlier one, whose blocks are now filled. Each load ends once."""
     failed_loads: Sequence[int] = ()
-    """Ids of loads that came to nothing: their tokens will be computed, their slots are forgotten."""
+    """Ids of loads that failed: their tokens will be computed, their slots are forgotten."""
     finished_disk_writes: Sequence[int] = ()
     """Slots of the disk that now hold what was to be written there, by this plan or an earlier one."""
     failed_disk_writes: Sequence[int] = ()
@@ -260,15 +259,15 @@ class ModelRunnerOutput:
     renewed_kv_leases: Sequence[str] = ()
     """Ids of leases whose readers need more time."""
     failed: Mapping[str, str] = field(default_factory=dict)
-    """Why, of requests for which no token could be chosen: they end. What is sampled means nothing."""
+    """Reasons, by id, of requests for which no token could be chosen: they end, whatever is sampled."""
     routing: StepRouting | None = None
     """The experts of the step's tokens, if they are to be returned."""
     drafts: Mapping[str, Proposal] = field(default_factory=dict)
-    """What a drafter of the worker proposes to follow, by request id."""
+    """Drafts that a drafter in the worker proposes next, by request id."""
     prompt_logprobs: Mapping[str, PromptLogprobs] = field(default_factory=dict)
-    """Log-probabilities of prompts whose requests asked, by request id."""
+    """Prompt log-probabilities of the requests that want them, by request id."""
     pooled: Mapping[str, Pooled] = field(default_factory=dict)
-    """Answers of a model that pools, by request id; what is sampled is a placeholder then."""
+    """Answers of a pooling model, by request id; the sampled tokens are placeholders then."""
     waves_ended: int = 0
     """How many waves are over, if the step was one of a wave."""
 

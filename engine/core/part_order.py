@@ -1,4 +1,4 @@
-"""The scheduler's parts, in the order in which they are asked, with the reasons for it."""
+"""The order in which the scheduler calls its parts, with the reasons for it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from engine.core.routed_experts import RoutedExpertsStore
 from engine.core.state_alignment import StateAlignment
 
 ORDER: tuple[type[SchedulerPart], ...] = (
-    StepShares,  # first: what an owner may have of a step is cut further by what its requests are
-    EncoderCacheManager,  # behind shares: a share must not end in a picture that is computed whole
-    StateAlignment,  # last of those that cut: it may only shorten, and what it leaves ends with a block
-    AdapterCounts,  # behind pictures: a request that waits for the encoder takes no slot of an adapter
-    DraftTokens,  # before steps under way reserve places, which read how many drafts a plan has
+    StepShares,  # first: the limits on its requests then cut an owner's share of a step further
+    EncoderCacheManager,  # after shares: a share must not end in a picture that is computed whole
+    StateAlignment,  # last of those that cut: it only shortens, and what it leaves ends with a block
+    AdapterCounts,  # after pictures: a request that waits for the encoder takes no slot of an adapter
+    DraftTokens,  # before steps in flight reserve places, which depends on a plan's number of drafts
     RoutedExpertsStore,
 )
 
 
 def own_parts(config: SchedulerConfig, kv: KVCacheManager, drafts: DraftTokens) -> Parts:
-    """The parts of a scheduler that its own configuration turns on."""
+    """The parts that a scheduler's configuration turns on."""
     parts: list[SchedulerPart] = [drafts]
     if config.enable_chunked_prefill:
         parts.append(StepShares())
@@ -37,6 +37,6 @@ def own_parts(config: SchedulerConfig, kv: KVCacheManager, drafts: DraftTokens) 
 
 
 def in_order(parts: Iterable[SchedulerPart]) -> Parts:
-    """Those that the order names come first."""
+    """Sort parts by ``ORDER``; those that it does not list come last."""
     ranks = {kind: rank for rank, kind in enumerate(ORDER)}
     return Parts(sorted(parts, key=lambda part: ranks.get(type(part), len(ORDER))))

@@ -1,7 +1,7 @@
-"""What features do in the scheduler: each is a part, and all parts are asked at the same few moments.
+"""Plug-ins of the scheduler: each feature is a part, and all parts are called at the same few moments.
 
-A part overrides what it needs. For each moment the parts that do are in a tuple, so that a part which is off,
-or has nothing to do at a moment, costs nothing there. Their order is in ``engine.core.part_order``.
+A part overrides the methods that it needs. For each moment a tuple has the parts that override it, so a part
+that is off, or has nothing to do, costs nothing. Their order is in ``engine.core.part_order``.
 """
 
 from __future__ import annotations
@@ -45,56 +45,56 @@ class Batch(Protocol):
 
 
 class ChunkLimit:
-    """What one step may compute of requests, as one part has it. Made for the step."""
+    """One part's limit on what a step may compute of requests. Made for that step."""
 
     def cut(self, request: Request, start: int, num_tokens: int, hit: Sequence[KVCacheBlock] | None) -> int:
-        """How many of ``num_tokens`` tokens from ``start`` on the step may compute. ``hit``: the blocks that
-        the prefix cache has of a request which is about to start. Takes nothing: ``commit`` does."""
+        """How many of ``num_tokens`` tokens from ``start`` on the step may compute. ``hit``: the cached
+        blocks of a request that is about to start. Reserves nothing: ``commit`` does."""
         return num_tokens
 
     def commit(self, request: Request, start: int, num_tokens: int) -> None:
-        """The step computes these tokens. A request that starts does not have the status of one that runs."""
+        """Note that the step computes these tokens. A request that starts is not ``RUNNING`` yet."""
 
     def cut_drafts(self, request: Request, num_drafts: int) -> int:
-        """How many of its drafts the step may verify besides."""
+        """How many of the request's drafts the step may verify."""
         return num_drafts
 
     def commit_drafts(self, request: Request, num_drafts: int) -> None:
-        """The step verifies these drafts."""
+        """Note that the step verifies these drafts."""
 
     def defers(self, request: Request) -> bool:
         """Whether neither this request nor others of its tenant may start in this step."""
         return False
 
     def sets_aside(self, request: Request) -> bool:
-        """Whether this request may not start in this step, though those behind it may."""
+        """Whether this request may not start in this step, though later ones may."""
         return False
 
     def admitted(self, request: Request) -> None:
-        """A request was admitted: it starts, or is loaded first."""
+        """Note that a request was admitted: it starts, or is loaded first."""
 
 
 class SchedulerPart:
-    """What one feature does in the scheduler."""
+    """What one feature does in the scheduler, at each moment."""
 
     def arrived(self, request: Request, now: float) -> None:
-        """A request came in."""
+        """Called when a request has come in."""
 
     def left(self, request: Request, how: Left, now: float) -> None:
-        """A request leaves the batch or its queue; it still has its blocks."""
+        """Called when a request leaves the batch or its queue; it still has its blocks."""
 
     def fill_output(self, request: Request, output: EngineCoreOutput, kv: KVCacheManager) -> None:
         """Add what clients get with a request's last output; it still has its blocks."""
 
     def limit(self, step: Step, batch: Batch, inner: tuple[ChunkLimit, ...]) -> ChunkLimit | None:
-        """What it allows in a step; None: everything. ``inner``: what limits behind it allow."""
+        """Its limit for a step; None: no limit. ``inner``: the limits that cut after it."""
         return None
 
     def fill(self, plan: SchedulerOutput, requests: Mapping[str, Request], now: float) -> None:
-        """A plan is made, and its tokens count as computed: add what the worker is told."""
+        """Add to a plan what the worker needs; the plan's tokens count as computed."""
 
     def take(self, plan: SchedulerOutput, result: ModelRunnerOutput, now: float) -> None:
-        """The output of a plan came back; its tokens have not been appended."""
+        """Called with the output of a plan, before its tokens are appended."""
 
     def fill_stats(self, stats: SchedulerStats, running: Sequence[Request]) -> None:
         """Add gauges as they are now, and counts since the last call."""
@@ -103,17 +103,17 @@ class SchedulerPart:
         """Drop what is kept for later, and used by no request."""
 
     def check_invariants(self) -> None:
-        """Raise AssertionError unless what it knows agrees with itself."""
+        """Raise AssertionError unless its state is consistent."""
 
 
 def busy_at(moment: str, parts: Iterable[T], base: type[T]) -> tuple[T, ...]:
-    """The parts that have something to do at a moment: they override this method of ``base``."""
+    """The parts with something to do at a moment: they override this method of ``base``."""
     nothing = getattr(base, moment)
     return tuple(part for part in parts if getattr(type(part), moment) is not nothing)
 
 
 class Parts:
-    """The parts of one scheduler, in the order in which they are asked."""
+    """The parts of one scheduler, in the order in which they are called."""
 
     def __init__(self, parts: Iterable[SchedulerPart]) -> None:
         self.all = tuple(parts)
@@ -145,8 +145,8 @@ class Parts:
             part.fill_output(request, output, kv)
 
     def limits(self, step: Step, batch: Batch) -> tuple[ChunkLimit, ...]:
-        """The limits of a step, in the order in which they cut. The last one is made first: others may ask
-        what is left behind them."""
+        """The limits of a step, in the order in which they cut. The last one is made first, as a limit may
+        use those that cut after it."""
         limits: tuple[ChunkLimit, ...] = ()
         for part in self._limiting:
             limit = part.limit(step, batch, limits)

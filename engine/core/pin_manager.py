@@ -1,18 +1,20 @@
 """Carries out what the policy decides on pins: ends them, and revokes them where blocks are needed.
 
-The policy says which pins may be revoked for whom, and in what order; what that frees is known here.
+The policy says which pins may be revoked for whom, and in what order; this module knows what that frees.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from engine.core.kv_cache.block_pool import KVCacheBlock
 from engine.core.kv_cache.kv_cache_manager import KVCacheManager
+from engine.core.kv_leases import KVLeases
 from engine.core.offload.pending_kv_loads import PendingKVLoads
 from engine.core.pin_recorder import PinRecorder
-from engine.core.policy import Pin, PinEnd, RetentionPolicy, StalePrefix
+from engine.core.policy import Pin, PinEnd, SchedulingPolicy, StalePrefix
 from engine.core.request import Request
 
 MAX_KEPT = 4096
@@ -23,10 +25,14 @@ class PinManager:
     """Ends every pin, and counts it by cause; the KVCacheManager holds the blocks."""
 
     recorder: PinRecorder | None = None
-    """Is told what becomes of pins, if somebody wants to know."""
+    """Records changes of pins; None: not recorded."""
 
-    def __init__(self, kv: KVCacheManager, loads: PendingKVLoads, policy: RetentionPolicy) -> None:
+    def __init__(
+        self, kv: KVCacheManager, loads: PendingKVLoads, policy: SchedulingPolicy, leases: KVLeases
+    ) -> None:
+        """A pin belongs to the policy, unless it is a lease."""
         self._kv = kv
+        self._leases = leases
         self._loads = loads
         self._policy = policy
         self._held_since_s: dict[int, float] = {}
@@ -34,6 +40,22 @@ class PinManager:
         self._num_superseded_blocks = 0
         self._block_s: dict[str, float] = {}
         self._held_s: dict[str, deque[float]] = {}
+
+    def begin(self, request: Request, now: float) -> Pin | None:
+        """The pin that a turn which ended gets: a lease if its client ordered one, else the policy's."""
+        if not self._leases.orders(request):
+            return self._policy.on_turn_end(request, now)
+        self._policy.on_request_gone(request, now)
+        return self._leases.begin(request, now)
+
+    def all(self) -> list[Pin]:
+        """All pins that are held, leases too."""
+        return [*self._policy.pins(), *self._leases.pins()]
+
+    def next_due_s(self) -> float | None:
+        """When the next pin ends by time; None if none does."""
+        deadlines = (self._policy.next_due_s(), self._leases.next_due_s())
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def hold(self, request: Request, pin: Pin, now: float) -> None:
         """Pin the blocks of a request that ends."""
@@ -49,14 +71,17 @@ class PinManager:
             self._cut_tail(pin, num_kept, cause, now, request.request_id)
 
     def expire(self, now: float) -> None:
-        """End the pins that are due, and unpin what jobs went on without."""
+        """End the pins that are due, and unpin superseded blocks."""
         for stale in self._policy.take_superseded():
             self._evict_first(stale, now)
         for pin, cause in self._policy.due(now):
             self._end(pin, cause, now)
+        if self._leases:
+            for pin, cause in self._leases.due(now):
+                self._end(pin, cause, now)
 
     def after_signal(self, now: float) -> None:
-        """A signal may have moved deadlines, and made pins due."""
+        """Record the deadlines that a signal has moved, and end the pins that are due."""
         if self.recorder is not None:
             self.recorder.compare_deadlines()
         self.expire(now)
@@ -82,7 +107,7 @@ class PinManager:
         return block_s
 
     def take_held_s(self) -> dict[str, list[float]]:
-        """How long each pin was held that ended since the last call, by cause."""
+        """How long each pin that ended since the last call was held, by cause."""
         held_s, self._held_s = self._held_s, {}
         return {cause: list(seconds) for cause, seconds in held_s.items()}
 
@@ -90,7 +115,7 @@ class PinManager:
         """Whether the request lacks more blocks than all pins that may be revoked for it have."""
         missing = self._kv.min_missing_blocks(request)
         if missing > 0 and self._kv.num_pins:
-            for pin in self._policy.revocable_for(request, now, last_resort=False):
+            for pin in self._revocable_for(request, now, last_resort=False):
                 missing -= pin.num_blocks
                 if missing <= 0:
                     return False
@@ -102,13 +127,18 @@ class PinManager:
         """Revoke pins, tails first, until the request fits with ``num_tokens``; False if it cannot.
 
         Any pin may be revoked if nothing else runs (``runs_alone``) and nothing is being loaded. A request
-        that is being loaded will run, or free its blocks: that is waited for first.
+        that is being loaded will run or free its blocks, so the caller waits for it first.
         """
         if not self._kv.num_pins:
             return False
         if runs_alone and not self._loads.num_requests and not self._loads.num_in_flight:
             return self._revoke_one_by_one(request, num_tokens, hit, now)
         return self._revoke_if_enough(request, num_tokens, hit, now)
+
+    def _revocable_for(self, requester: Request, now: float, last_resort: bool) -> Iterable[Pin]:
+        """The policy's pins that may be revoked, then leases."""
+        pins = self._policy.revocable_for(requester, now, last_resort)
+        return chain(pins, self._leases.revocable_for(requester, last_resort)) if self._leases else pins
 
     def _revoke_one_by_one(
         self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], now: float
@@ -117,7 +147,7 @@ class PinManager:
 
         Two pins may share the blocks that are missing, so what is freed cannot be added up beforehand.
         """
-        for pin in list(self._policy.revocable_for(request, now, last_resort=True)):
+        for pin in list(self._revocable_for(request, now, last_resort=True)):
             if self._kv.num_states_short(request, hit) > 0:
                 self._end(pin, PinEnd.REVOKED, now, request.request_id)
             else:
@@ -135,7 +165,7 @@ class PinManager:
             return self._revoke_for_states(request, num_tokens, hit, now)
         missing = self._kv.num_blocks_short(request, num_tokens, hit)
         revoked: list[tuple[Pin, int]] = []
-        for pin in self._policy.revocable_for(request, now, last_resort=False):
+        for pin in self._revocable_for(request, now, last_resort=False):
             _, num_freed = self._kv.pinned.cut_to_free(pin.pin_id, pin.held_hashes, missing)
             if num_freed:
                 revoked.append((pin, num_freed))
@@ -156,7 +186,7 @@ class PinManager:
         num_states = self._kv.num_states_short(request, hit)
         num_blocks = self._kv.num_blocks_short(request, num_tokens, hit)
         revoked: list[Pin] = []
-        for pin in self._policy.revocable_for(request, now, last_resort=False):
+        for pin in self._revocable_for(request, now, last_resort=False):
             num_freed, frees_state = self._kv.pinned.freed_by_end(pin.pin_id)
             if (frees_state and num_states > 0) or (num_freed and num_blocks > 0):
                 revoked.append(pin)
@@ -198,13 +228,19 @@ class PinManager:
         pin.num_blocks -= num_blocks
         pin.num_prefix_blocks = num_kept
         self._count(pin, num_blocks, cause, now)
-        self._policy.on_pin_shrunk(pin, num_blocks, cause, now, by)
+        if self._leases.holds(pin):
+            self._leases.shrunk(pin)
+        else:
+            self._policy.on_pin_shrunk(pin, num_blocks, cause, now, by)
         if self.recorder is not None:
             self.recorder.cut(pin, cause, by)
 
     def _end(self, pin: Pin, cause: PinEnd, now: float, by: str | None = None) -> None:
         pin.num_needed_blocks = self._kv.pinned.end(pin.pin_id)
-        self._policy.on_pin_ended(pin, cause, now, by)
+        if self._leases.holds(pin):
+            self._leases.ended(pin)
+        else:
+            self._policy.on_pin_ended(pin, cause, now, by)
         if self.recorder is not None:
             self.recorder.ended(pin, cause, by)
         self._num_ended[cause] = self._num_ended.get(cause, 0) + 1

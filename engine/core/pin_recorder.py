@@ -1,4 +1,4 @@
-"""Records what becomes of pins, for whoever publishes it."""
+"""Records changes of pins, for publication."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ class PinRecorder:
     """Events of pins in the order in which they happened."""
 
     def __init__(self, block_size: int, wall_offset_s: float) -> None:
-        """``wall_offset_s``: what the wall clock is ahead of the scheduler's, in seconds."""
+        """``wall_offset_s``: by how many seconds the wall clock is ahead of the scheduler's clock."""
         self._block_size = block_size
         self._wall_offset_s = wall_offset_s
         self._events: list[PinEvent] = []
         self._told: dict[int, tuple[Pin, float]] = {}
-        """Every pin alive, and the deadline that was told of it."""
+        """Every live pin, and its deadline as last recorded."""
 
     def placed(self, pin: Pin) -> None:
-        """The pin holds its blocks now."""
+        """Record that the pin holds its blocks now."""
         self._told[pin.pin_id] = pin, pin.deadline_s
         self._events.append(
             PinPlaced(
@@ -35,16 +35,16 @@ class PinRecorder:
         )
 
     def cut(self, pin: Pin, cause: PinEnd, by: str | None) -> None:
-        """The pin has lost its last blocks."""
+        """Record that the pin has lost its last blocks."""
         self._changed(pin, cause.value, by)
 
     def ended(self, pin: Pin, cause: PinEnd, by: str | None) -> None:
-        """The pin holds nothing any more."""
+        """Record that the pin holds nothing any more."""
         del self._told[pin.pin_id]
         self._events.append(PinEnded(pin.pin_id, pin.job_id, cause.value, by))
 
     def compare_deadlines(self) -> None:
-        """Note which deadlines the policy has moved: it tells nobody."""
+        """Record the deadlines that the policy has moved, as it does not report this."""
         moved = [pin for pin, deadline_s in self._told.values() if pin.deadline_s != deadline_s]
         for pin in moved:
             self._changed(pin, None, None)

@@ -1,7 +1,7 @@
-"""What a scheduling policy is asked: by the queue, by the pin manager, and by those who list jobs.
+"""The interface of a scheduling policy: for the queue, for the pin manager, and for lists of jobs.
 
-The scheduler owns the mechanism (queues, blocks, budgets) and asks; a policy owns the reasons and never
-touches a block. Each question has a default answer, which is what FCFS does: a policy answers those that it
+The scheduler owns the mechanism (queues, blocks, budgets) and calls the policy; a policy owns the reasons and
+never touches a block. Each method has a default, which is what FCFS does: a policy overrides those that it
 cares about. FCFS and PRIORITY are policies like any other.
 """
 
@@ -35,23 +35,23 @@ more are worth loading from another tier."""
 
 
 class PinEnd(StrEnum):
-    """The one way in which a pin ended."""
+    """The way in which a pin ended; each pin ends in exactly one."""
 
     HANDED_OVER = "handed_over"
     EXPIRED = "expired"
     REVOKED = "revoked"
     RELEASED = "released"
     SUPERSEDED = "superseded"
-    """Its job went on without these blocks."""
+    """The job went on without these blocks."""
 
 
 AS_MANY_AS_ITS_PREFIX = -1
-"""Blocks of a pin that does not say how many; 0 is a number."""
+"""Default of ``Pin.num_blocks``: as many as its prefix has. 0 would be a number."""
 
 
 @dataclass(slots=True, eq=False)
 class Pin:
-    """A tip whose blocks are held after its turn ended. Compared by identity.
+    """A branch tip whose blocks are held after its turn ended. Compared by identity.
 
     The policy creates it and may move ``deadline_s`` when a signal comes; the scheduler holds the blocks
     until the pin ends, fewer after a partial revocation.
@@ -67,12 +67,12 @@ class Pin:
     """Blocks of the pool that it holds, over all groups: ``PolicyContext.blocks_of_pin`` of its prefix, which
     the scheduler fills in when it is held."""
     num_wanted_blocks: int | None = None
-    """To how many blocks of its tokens it is cut as soon as it is held; None: to none fewer."""
+    """Number of blocks of its tokens to which it is cut as soon as it is held; None: it is not cut."""
     num_needed_blocks: int | None = None
     """When it has ended: how many of its blocks would have been evicted without it; None where that is not
     known."""
     num_prefix_blocks: int = field(init=False)
-    """Blocks of its tokens, from the first on: what a turn that comes back finds."""
+    """Blocks of its tokens, from the first on, that the job's next turn can hit."""
 
     def __post_init__(self) -> None:
         self.num_prefix_blocks = len(self.block_hashes)
@@ -81,14 +81,14 @@ class Pin:
 
     @property
     def held_hashes(self) -> Sequence[BlockHash]:
-        """Those of its hashes that are of tokens whose blocks it holds."""
+        """Its hashes of the blocks of tokens that it holds."""
         num_held, hashes = self.num_prefix_blocks, self.block_hashes
         return hashes if num_held == len(hashes) else hashes[:num_held]
 
 
 @dataclass(frozen=True, slots=True)
 class StalePrefix:
-    """The last blocks of a tip, which no turn will ask for any more: its job went on without them."""
+    """The last blocks of a branch tip, which no turn will hit any more: its job went on without them."""
 
     block_hashes: Sequence[BlockHash]
     """Hashes of the stale blocks, first to last."""
@@ -106,7 +106,7 @@ class PolicyContext:
 
     block_size: int
     num_blocks: int
-    """Usable blocks in the pool (the null block not counted)."""
+    """Usable blocks in the pool, without the null block."""
     tracer: Tracer | None = None
     num_host_blocks: int = 0
     """Blocks that fit in host memory, to which computed blocks are offloaded; 0: there is no host tier."""
@@ -119,7 +119,7 @@ class PolicyContext:
 
     @property
     def num_countable_blocks(self) -> int:
-        """What budget and price are shares of: all blocks, and all states as the blocks they count as."""
+        """The whole of which budget and price are shares: all blocks, and all states counted in blocks."""
         return self.num_blocks + self.num_states * blocks_per_state(self.kv_cache_groups)
 
     @property
@@ -137,10 +137,10 @@ class PolicyContext:
         return sum(group.is_full for group in self.kv_cache_groups)
 
     def blocks_for(self, num_blocks: int) -> int:
-        """Blocks of the pool that a context of so many blocks of tokens keeps.
+        """Blocks of the pool that a context of ``num_blocks`` blocks of tokens keeps.
 
-        All of them in a group of full attention, in others those of the last window, or of the chunk that
-        goes on.
+        A group of full attention keeps all of them, other groups those of the last window or the current
+        chunk.
         """
         groups = self.kv_cache_groups
         if len(groups) == 1 and groups[0].is_full:
@@ -148,7 +148,7 @@ class PolicyContext:
         return num_blocks_held(attention_groups(groups), self.block_size, num_blocks)
 
     def blocks_of_pin(self, num_blocks: int) -> int:
-        """As how many blocks a pin of so many blocks of tokens counts: those of its context, and a state."""
+        """Blocks that a pin of ``num_blocks`` blocks of tokens counts as, a state included."""
         return self.blocks_for(num_blocks) + blocks_per_state(self.kv_cache_groups) * (num_blocks > 0)
 
 
@@ -161,27 +161,27 @@ class PolicyDescription:
     options: dict[str, float | int | str | bool | None] = field(default_factory=dict)
     """All options by name, defaults included."""
     estimator_state: str | None = None
-    """What it has learned of tools by now, as its state file has it (JSON); None: nothing."""
+    """What it has learned of tools so far, in the format of its state file (JSON); None: nothing."""
 
 
 class QueuePolicy:
-    """Who runs next, and who gives way: asked by the scheduler.
+    """Decides admission order and preemption.
 
     The defaults are FCFS: first come, first served; the request admitted last is preempted. A new order
-    answers ``waiting_key`` and ``victim``.
+    overrides ``waiting_key`` and ``victim``.
     """
 
     lets_pass: bool = False
-    """Whether ``may_pass`` is asked; if not, the queue stops at the first request that does not fit."""
+    """Whether ``may_pass`` is called; if not, the queue stops at the first request that does not fit."""
 
     def see_cache(self, cached_tokens: CachedTokens) -> None:
-        """The scheduler is made: how to look a prompt up in its cache. That takes as long as a hit is."""
+        """Receive the scheduler's look-up of cached tokens, which takes longer the longer the hit is."""
 
     def on_arrival(self, request: Request, now: float) -> None:
-        """A request came in."""
+        """Called when a request has come in."""
 
     def waiting_key(self, request: Request, now: float) -> WaitingKey:
-        """Place in the waiting queue, smaller first; ties keep arrival order. Asked whenever the request is
+        """Place in the waiting queue, smaller first; ties keep arrival order. Called whenever the request is
         put there, and at no other time: a policy may note it."""
         return ()
 
@@ -190,65 +190,65 @@ class QueuePolicy:
         return ()
 
     def may_admit(self, request: Request, num_free_blocks: int, now: float) -> bool:
-        """Whether a waiting request may start now; if not it is set aside and those behind it are tried: all
-        of them, or where some may pass (``lets_pass``) those."""
+        """Whether a waiting request may start now. If not, it is set aside and later ones are tried; with
+        ``lets_pass``, only those that may pass."""
         return True
 
     def may_pass(self, request: Request, now: float) -> bool:
         """Whether a waiting request may start although one ahead of it does not fit.
 
-        Asked in the queue's order; but for preempted ones, the first that may not ends the search.
+        Called in the queue's order. The first request that may not ends the search, unless it was preempted.
         """
         return False
 
     def is_overdue(self, request: Request) -> bool:
-        """Whether a waiting request has waited for so long that its tenant's share is no reason any more."""
+        """Whether a waiting request has waited for so long that its tenant's share no longer matters."""
         return False
 
     def on_admitted(self, request: Request, now: float) -> Iterable[Pin]:
-        """The request got its blocks: the pins it takes over, which now end."""
+        """The pins that a request takes over as it has got its blocks; these pins end now."""
         return ()
 
     def on_request_gone(self, request: Request, now: float) -> None:
-        """A request was aborted or failed. For one that ends by itself ``on_turn_end`` is called instead."""
+        """Called when a request was aborted or failed; for one that ends by itself, see ``on_turn_end``."""
 
     def victim(self, running: Sequence[Request], requester: Request, now: float) -> Request:
-        """Which running request to preempt (it may be the requester)."""
+        """The running request to preempt, which may be the requester."""
         return running[-1]
 
 
 class RetentionPolicy:
-    """What is kept after a turn, for how long, and for whom it is revoked: asked by the scheduler where turns
-    end and signals arrive, and by the pin manager.
+    """Decides what is kept after a turn, for how long, and for whom it is revoked.
 
-    The defaults keep nothing. A policy that returns pins answers ``due``, ``next_due_s``, ``revocable_for``
-    and ``pins``, too, and implements ``on_pin_ended``.
+    The scheduler calls it where turns end and signals arrive, and the pin manager does. The defaults keep
+    nothing. A policy that returns pins also overrides ``due``, ``next_due_s``, ``revocable_for``, ``pins``
+    and ``on_pin_ended``.
     """
 
     wants_signals: bool = False
     """Whether tool-call signals are of any use to this policy."""
 
     def on_turn_end(self, request: Request, now: float) -> Pin | None:
-        """A turn ended by itself (stop or length): pin its blocks, or None to unpin them all."""
+        """The pin of a turn that ended by itself (stop or length); None unpins all its blocks."""
         return None
 
     def take_receipt(self, request: Request) -> TurnReceipt | None:
-        """What to tell the client about the turn that just ended; asked once, right after ``on_turn_end``."""
+        """The receipt of the turn that just ended, for its client; called once, right after the end."""
         return None
 
     def on_signal(self, signal: Signal, now: float) -> TurnReceipt | None:
-        """A tool call or a job changed state: the new decision about the turn, for the client."""
+        """Handle a change of a tool call or a job; returns the new decision on the turn, for the client."""
         return None
 
     def revocable_for(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
         """Pins that may be revoked for this requester, cheapest first.
 
-        With ``last_resort`` nothing else runs: then all of them.
+        ``last_resort``: nothing else runs, so all of them may be revoked.
         """
         return iter(())
 
     def due(self, now: float) -> Iterator[tuple[Pin, PinEnd]]:
-        """Pins that end now, past their deadline or released, with the cause; asked often, so cheap."""
+        """Pins that end now, past their deadline or released, with the cause; called often, so cheap."""
         return iter(())
 
     def next_due_s(self) -> float | None:
@@ -256,73 +256,73 @@ class RetentionPolicy:
         return None
 
     def on_pin_ended(self, pin: Pin, cause: PinEnd, now: float, by: str | None = None) -> None:
-        """The scheduler ended this pin; called exactly once for each. ``by``: the request it was revoked
-        for, or whose prompt superseded it; None where it ended for no other request."""
+        """Called exactly once for each pin, when it has ended. ``by``: the request it was revoked for, or
+        whose prompt superseded it; None where it ended for no other request."""
         raise NotImplementedError("a policy that pins is told when a pin ends")
 
     def on_pin_shrunk(
         self, pin: Pin, num_blocks_lost: int, cause: PinEnd, now: float, by: str | None = None
     ) -> None:
-        """The pin lost its last blocks and lives on: it was revoked or superseded in part."""
+        """Called when the pin lost its last blocks and lives on: it was revoked or superseded in part."""
 
     def take_superseded(self) -> Iterable[StalePrefix]:
-        """What jobs went on without since the last call: its pins end there, and its blocks are evicted
-        before any other that caches something."""
+        """Prefixes that were superseded since the last call: their pins are cut there, and their blocks are
+        evicted before any other that caches something."""
         return ()
 
     def pins(self) -> Iterable[Pin]:
-        """All pins alive, for a reset of the prefix cache and for checks."""
+        """All live pins, for a reset of the prefix cache and for checks."""
         return ()
 
 
 class JobDirectory:
-    """What is known of jobs: asked for metrics, for the trace, and by those who list jobs. By default nothing
-    but what a client says."""
+    """Reports jobs: for metrics, for the trace, and for lists of jobs. By default it knows only what a client
+    says."""
 
     def job_of(self, request: Request) -> str | None:
-        """Whose turn an open request is; None if the policy knows of no job."""
+        """The job of an open request; None if the policy knows of no job."""
         return None if request.job is None else request.job.job_id
 
     def take_job_stats(self) -> JobStats | None:
-        """What became of jobs since the last call, for metrics; None: it knows no jobs."""
+        """Statistics of jobs since the last call, for metrics; None: it knows no jobs."""
         return None
 
     def jobs(self, limit: int, now: float, owner: str | None = None) -> Sequence[JobStatus]:
-        """The jobs it knows that were active last, or those of one owner; at most ``limit``."""
+        """The known jobs that were active last, or those of one owner; at most ``limit``."""
         return ()
 
     def job(self, job_id: str, now: float) -> JobStatus | None:
-        """What it knows of one job; None: there is no such job."""
+        """The status of one job; None: there is no such job."""
         return None
 
     def past_turns(self, job_id: str, now: float) -> Sequence[PastTurn]:
-        """Turns that ended of a job, which may have finished: oldest first, as far as they are remembered."""
+        """The remembered turns of a job, which may have finished; oldest first."""
         return ()
 
 
 class SchedulingPolicy(QueuePolicy, RetentionPolicy, JobDirectory):
-    """All that a policy is asked. Inherit from ``FcfsPolicy`` and answer what you decide differently."""
+    """The interface of a policy. Inherit from ``FcfsPolicy`` and override what you decide differently."""
 
     name: str
     """The name as a command line gives it."""
     trainer: str | None = None
-    """Module that learns its lessons, in a process of its own; None: it has none."""
+    """Module that learns its lessons in a separate process; None: it has none."""
 
     def take_lesson(self) -> Lesson | None:
-        """What its trainer is to learn now; None while there is not enough news. What is learned comes
-        back as a signal (``engine.process.lessons.ModelLearned``)."""
+        """The next lesson of its trainer; None while there is not enough news. What is learned returns as a
+        signal (``engine.process.lessons.ModelLearned``)."""
         return None
 
     def describe(self) -> PolicyDescription:
-        """What it is, for the head of a trace."""
+        """Its name and options, for the header of a trace."""
         return PolicyDescription(self.name)
 
     def close(self) -> None:
-        """The engine stops: persist what must survive."""
+        """Persist what must survive; the engine stops."""
 
 
 PolicyFactory = Callable[[PolicyContext], SchedulingPolicy]
-"""How a policy crosses into the core process: picklable, called there once."""
+"""Makes a policy in the core process: picklable, called there once."""
 
 
 class FcfsPolicy(SchedulingPolicy):
@@ -331,7 +331,7 @@ class FcfsPolicy(SchedulingPolicy):
     name = "fcfs"
 
     def __init__(self, context: PolicyContext | None = None) -> None:
-        """A class that takes a context is its own PolicyFactory."""
+        """Take a context, so that the class is a PolicyFactory."""
 
 
 class PriorityPolicy(FcfsPolicy):
@@ -343,7 +343,7 @@ class PriorityPolicy(FcfsPolicy):
         return (request.priority, request.arrival_time)
 
     def victim(self, running: Sequence[Request], requester: Request, now: float) -> Request:
-        # Of equals the one admitted last goes: else two could take turns for ever.
+        # Of equal ones the last admitted is preempted: otherwise two could take turns forever.
         return max(reversed(running), key=lambda r: (r.priority, r.arrival_time))
 
 

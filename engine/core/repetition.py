@@ -1,4 +1,4 @@
-"""Whether an output goes round in circles: V1's ``check_sequence_repetition``."""
+"""Detects an output that repeats itself: V1's ``check_sequence_repetition``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from engine.sampling_params import RepetitionDetection
 
 
 def ends_in_repetition(token_ids: Sequence[int], num_output: int, detection: RepetitionDetection) -> bool:
-    """Whether the last of ``token_ids`` are a pattern, as often as ``detection`` says.
+    """Whether ``token_ids`` end with a pattern, repeated as often as ``detection`` says.
 
-    ``num_output``: how many of them, the last ones, are looked at.
+    ``num_output``: how many of the last tokens are checked.
     """
     shortest = max(1, detection.min_pattern_size)
     longest = min(detection.max_pattern_size, num_output // detection.min_count)
@@ -18,6 +18,6 @@ def ends_in_repetition(token_ids: Sequence[int], num_output: int, detection: Rep
 
 
 def _is_repeated(token_ids: Sequence[int], size: int, count: int) -> bool:
-    """Whether the last ``size * count`` tokens are ``count`` times the same."""
+    """Whether the last ``size * count`` tokens are the same ``size`` tokens ``count`` times."""
     compared = range(1, size * (count - 1) + 1)
     return all(token_ids[-place] == token_ids[-place - size] for place in compared)

@@ -19,7 +19,7 @@ class RequestStatus(IntEnum):
 
     WAITING = 1
     WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR = 2
-    """It has nothing yet: its grammar is being compiled."""
+    """Its grammar is being compiled; it has nothing yet."""
     WAITING_FOR_REMOTE_KVS = 3
     """It has its blocks, and part of them is being loaded from another tier."""
     RUNNING = 4
@@ -36,7 +36,7 @@ class RequestStatus(IntEnum):
 
     @property
     def complete(self) -> bool:
-        """Whether the model's answer is all that it was to be: the turn has ended."""
+        """Whether the model's answer is complete, so that the turn has ended."""
         return self in _COMPLETE
 
     @property
@@ -62,7 +62,7 @@ _COMPLETE = (
 class KnownPrefix:
     """Tokens of a request that has ended, and the hashes of their blocks in its context.
 
-    Whoever has it may make the lists longer.
+    Its holder may make the lists longer.
     """
 
     request_id: str
@@ -71,7 +71,7 @@ class KnownPrefix:
     context: HashContext
 
     def cut(self, prefix: TurnPrefix, block_size: int) -> KnownPrefix:
-        """The first tokens of these, under the prefix's id. The lists only ever grow: a part is a copy."""
+        """The first of these tokens, under the prefix's id; a copy if fewer, as the lists only grow."""
         token_ids, block_hashes = self.token_ids, self.block_hashes
         if len(token_ids) > prefix.num_tokens:
             token_ids = token_ids[: prefix.num_tokens]
@@ -82,9 +82,9 @@ class KnownPrefix:
 class Request:
     """A request as the scheduler sees it.
 
-    There is no prefill or decode phase: a step lets ``num_computed_tokens`` catch up with
-    ``num_tokens`` (prompt plus output so far) and the places of tokens that are being sampled, and
-    run ahead of them by drafts, of which only those that are verified stay.
+    There is no prefill or decode phase: a step lets ``num_computed_tokens`` catch up with ``num_tokens``
+    (prompt plus output so far) and the places of tokens that are being sampled, and run ahead of them by
+    drafts, of which only accepted ones stay.
     """
 
     __slots__ = (
@@ -145,7 +145,7 @@ class Request:
         before: KnownPrefix | None = None,
         keeps_tokens: bool = False,
     ) -> None:
-        """``before``: what stands before the tokens that are given; its lists become the request's."""
+        """``before``: the tokens before those that are given; its lists become the request's."""
         self.request_id = request_id
         self.external_id = external_id or request_id
         """The id by which its client knows it."""
@@ -153,14 +153,14 @@ class Request:
         self.arrival_time = arrival_time
         self.priority, self.job = priority, job
         self.kv_transfer: KVTransfer | SavedPrefix | None = kv_transfer
-        """What of its KV is elsewhere, or another server is to get; None from when a load of it has ended."""
+        """The source of its prefix, or the order to lease its KV out; None once a load has ended."""
         self.tenant = (job and job.tenant) or ""
-        """Whose share of the engine it uses; all requests without a name are one tenant's."""
+        """Tenant whose share of the engine it uses; all requests without a name share one."""
         self.owner = (job and job.owner) or ""
         """Name of the API key it came with; empty: no owner."""
 
         self.continues = None if before is None else TurnPrefix(before.request_id, len(before.token_ids))
-        """The turn that its first tokens are of."""
+        """The turn that it continues."""
         self.keeps_tokens = keeps_tokens
         self.all_token_ids = list(prompt_token_ids) if before is None else before.token_ids
         if before is not None:
@@ -170,7 +170,7 @@ class Request:
         self.max_tokens = sampling_params.max_tokens
         self.ending_token_ids = sampling_params.ending_token_ids
         self.repetition_detection = sampling_params.repetition_of_output
-        self.prompt_logprobs: list[TokenLogprobs] = []  # those behind the first, as far as they are known
+        self.prompt_logprobs: list[TokenLogprobs] = []  # of known tokens after the first
 
         self.status = (
             RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
@@ -178,23 +178,23 @@ class Request:
             else RequestStatus.WAITING
         )
         self.grammar: TokenGrammar | None = None
-        """What its output must follow, once that is compiled."""
+        """The grammar that its output must follow, once that is compiled."""
         self.stop_reason: int | str | None = None
         self.num_computed_tokens = 0
         self.num_cached_tokens: int | None = None
-        """Prefix-cache hit when first admitted, what was loaded from another tier included; None before."""
+        """Prefix-cache hit when first admitted, with what was loaded from another tier; None before."""
         self.num_external_computed_tokens = 0
         """Tokens loaded from another tier, among those computed when last admitted."""
         self.num_disk_tokens = 0
         """Tokens read from disk, among the external ones."""
         self.num_output_placeholders = 0
-        """Tokens that a step under way samples, and that the next one may compute: places kept for them."""
+        """Places kept for tokens that a step under way samples, and that the next one may compute."""
         self.spec_token_ids: list[int] = []
         """Draft tokens that the next step may verify."""
         self.num_drafts_under_way = 0
-        """Drafts that a step under way verifies: among the computed tokens until it is back."""
+        """Drafts that a step under way verifies; they count as computed until it returns."""
         self.num_draft_tokens = self.num_accepted_tokens = 0
-        """Drafts that were verified; output tokens that steps have brought beyond one."""
+        """Drafts that were verified; output tokens beyond one per step."""
         self.num_preemptions = 0
         self.first_scheduled_time: float | None = None
         self.first_token_time: float | None = None
@@ -214,7 +214,7 @@ class Request:
         block_hasher: BlockHasher | None,
         before: KnownPrefix | None = None,
     ) -> Request:
-        """``before``: what the message continues."""
+        """Make one from a message; ``before``: the turn that it continues."""
         return cls(
             message.request_id,
             message.prompt_token_ids,
@@ -249,7 +249,7 @@ class Request:
 
     @property
     def salt(self) -> str:
-        """Only requests of the same salt may know of each other; empty: those without one."""
+        """Cache salt, empty if there is none; requests with different salts share nothing."""
         return self.hash_context.cache_salt or ""
 
     @property

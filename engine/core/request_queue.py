@@ -26,7 +26,7 @@ class QueueEntry:
 
 
 class Places:
-    """The next places at the back and at the front, of one queue or of several that are compared."""
+    """Numbers the places at the back and at the front of one queue, or of several that are compared."""
 
     __slots__ = ("back", "front", "kept")
 
@@ -59,7 +59,7 @@ class RequestQueue:
         self._places = places or Places()
 
     def keep_place(self, request: Request) -> None:
-        """Keep a place for a request that is added later: before those of its key that arrive after it."""
+        """Keep a place for a request that is added later, before later arrivals with the same key."""
         self._places.keep(request)
 
     def give_up_place(self, request: Request) -> None:
@@ -67,7 +67,7 @@ class RequestQueue:
         del self._places.kept[request.request_id]
 
     def add(self, request: Request, key: WaitingKey) -> None:
-        """Queue a request behind all with the same key, or where its place was kept."""
+        """Queue a request after all with the same key, or where its place was kept."""
         self._push(QueueEntry(key, self._places.take(request), request))
 
     def prepend(self, request: Request, key: WaitingKey) -> None:
@@ -121,7 +121,7 @@ class RequestQueue:
         self._entries.pop(request.request_id).request = None
 
     def first(self, count: int) -> list[Request]:
-        """About the first ``count`` requests in order, for a trace: removed ones among them are missing.
+        """Roughly the first ``count`` requests in order, for a trace: removed ones count, but are missing.
 
         Only the top of the heap is visited: each entry adds its two children to the candidates.
         """

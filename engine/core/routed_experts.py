@@ -1,4 +1,4 @@
-"""Keeps the experts of each computed token beside its KV, so that a prefix-cache hit finds them, too."""
+"""Keeps the experts of each computed token like its KV, so that a prefix-cache hit finds them, too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.routed_experts import RoutedExperts, RoutedExpertsSpec
 class RoutedExpertsStore(SchedulerPart):
     """The experts of every slot of the pool: num_blocks * block_size * ``bytes_per_token`` bytes.
 
-    A slot is written when its step is back, in the order of steps, and read while its request holds the
+    A slot is written when its step returns, in the order of steps, and read while its request holds the
     block. The first KV cache group must be one of full attention, whose blocks a request keeps to its end.
     """
 
@@ -24,7 +24,7 @@ class RoutedExpertsStore(SchedulerPart):
         self._by_slot = spec.empty(num_blocks * block_size)
 
     def take(self, plan: SchedulerOutput, result: ModelRunnerOutput, now: float) -> None:
-        """Keep what a step chose."""
+        """Keep the experts that a step chose."""
         if result.routing is not None:
             self._by_slot[result.routing.slots] = result.routing.experts
 
@@ -32,8 +32,8 @@ class RoutedExpertsStore(SchedulerPart):
         output.routed_experts = self.of(request, kv)
 
     def of(self, request: Request, kv: KVCacheManager) -> RoutedExperts | None:
-        """The experts of a request that ends: of its tokens from ``routed_experts_prompt_start`` on, but for
-        the last one, which is never computed.
+        """The experts of an ending request's tokens from ``routed_experts_prompt_start`` on, except for the
+        last token, which is never computed.
 
         None if it did not end by itself, or has lost its blocks while its last token was under way.
         """

@@ -1,11 +1,11 @@
 """The scheduler, as in vLLM V1: each step hands one token budget to running requests, then to waiting ones.
 
-A request's way is this file from top to bottom: it is added and waits, is admitted with what the prefix cache
-has of it, runs step by step, gets the tokens that were sampled, and ends. What V1 does not have: a policy is
-asked for every choice, the blocks of a turn that ended may be pinned for the next one, and what another tier
-holds is loaded before the request runs.
+This file follows a request from top to bottom: it is added and waits, is admitted with its cached prefix,
+runs step by step, gets the tokens that were sampled, and ends. Unlike in V1, a policy makes every choice, the
+blocks of a turn that ended may be pinned for the next one, and what another tier holds is loaded before the
+request runs.
 
-Pure: the time is an argument, and it never reads a clock, a socket or a tensor.
+Pure: the time is an argument, and the scheduler never reads a clock, a socket or a tensor.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from engine.reported_stats import SchedulerStats
 from engine.row_failures import KV_SPOILED
 
 MAX_SET_ASIDE = 256
-"""Waiting requests that are passed over in a step, since a limit lets only others start."""
+"""The most waiting requests that a step passes over, since a limit lets only others start."""
 MAX_SKIPPED = 16
-"""Waiting requests that are skipped in a step, once one has not fit, to find one that may pass it."""
+"""The most waiting requests that a step skips, once one has not fit, to find one that may pass it."""
 
 
 class Scheduler:
@@ -74,18 +74,18 @@ class Scheduler:
         num_stages: int = 1,
         on_request_ended: Callable[[Request, float], None] | None = None,
     ) -> None:
-        """Make one over a pool of ``num_blocks`` blocks of any group, the null block counted.
+        """Make one over a pool of ``num_blocks`` blocks of any group, including the null block.
 
         ``kv_connector`` is a second tier of KV, which needs prefix caching. ``loads_remote``: requests may
-        name a prefix of another server. ``num_states``: state slots of a model whose last group has states,
-        slot 0 counted. ``num_stages``: of a pipeline. ``on_request_ended``: once for each; must not raise.
+        name a prefix of another server. ``num_states``: state slots, slot 0 included, if the last group has
+        states. ``num_stages``: of a pipeline. ``on_request_ended``: called once for each; must not raise.
         """
         self.config, self.policy, self.max_model_len = config, policy, max_model_len
         limits = (kv_cache_groups, max_tokens_under_way(config, num_stages), num_states)
         self.kv = KVCacheManager(num_blocks, block_size, max_model_len, enable_prefix_caching, *limits)
         self.loads = PendingKVLoads(self.kv, kv_connector or NoConnector(), loads_remote=loads_remote)
-        self.leases = KVLeases(policy, self.kv)
-        self.pins = PinManager(self.kv, self.loads, self.leases)
+        self.leases = KVLeases(self.kv)
+        self.pins = PinManager(self.kv, self.loads, policy, self.leases)
         self.request_block_hasher = BlockHasher(block_size) if enable_prefix_caching else None
         self.requests: dict[str, Request] = {}
         overlap = bool(config.async_scheduling)
@@ -96,11 +96,11 @@ class Scheduler:
         self._fairness = FairPreemption(self.kv, self.slots, policy)
         self.waiting = FairQueue(self.slots, policy.is_overdue)
         self.compiling: dict[str, Request] = {}
-        """Requests that wait for their grammar to be compiled; those behind them go first."""
+        """Requests that wait for their grammar to be compiled; later ones go first."""
         self.running, self.pause_state = list[Request](), PauseState.UNPAUSED
         self.replan_at_once = False
-        """Whether the last plan took blocks or a slot away and may not have handed them on: another plan,
-        made at once, may then schedule more."""
+        """Whether the last plan freed blocks or a slot and may not have reused them: another plan, made at
+        once, may then schedule more."""
         self.constrained: dict[str, Request] = {}
         """Requests that follow a grammar."""
         self._finished_req_ids: set[str] = set()
@@ -108,12 +108,12 @@ class Scheduler:
         policy.see_cache(self._cached_tokens)
 
     def add_parts(self, *parts: SchedulerPart) -> None:
-        """Have these parts, too; before the first request."""
+        """Add parts; called before the first request."""
         self.parts = in_order((*self.parts.all, *parts))
 
     @property
     def encoder(self) -> EncoderCacheManager | None:
-        """The part of a model that reads pictures; programs that make a scheduler may set it so, too."""
+        """The encoder cache of a model that reads pictures; it may be set, too."""
         return self.parts.find(EncoderCacheManager)
 
     @encoder.setter
@@ -150,10 +150,10 @@ class Scheduler:
     def finish_requests(
         self, request_ids: Iterable[str], status: RequestStatus, now: float
     ) -> list[EngineCoreOutput]:
-        """End requests from outside, at any moment; ids that are unknown have ended already.
+        """End requests from outside, at any moment; unknown ids have ended already.
 
-        Blocks that a step under way uses are not handed on before it is back. FINISHED_STOPPED (the API
-        server process saw a stop string) ends a turn as EOS does: its blocks may be pinned.
+        Blocks that a step under way uses are not reused before it returns. FINISHED_STOPPED (the API server
+        process saw a stop string) ends a turn as EOS does: its blocks may be pinned.
         """
         assert status.finished
         outputs = []
@@ -178,7 +178,7 @@ class Scheduler:
         return receipt
 
     def set_pause_state(self, state: PauseState, now: float) -> None:
-        """Change what may still be scheduled. Only a trace asks when."""
+        """Change what may still be scheduled. Only a trace uses ``now``."""
         self.pause_state = state
 
     # ---- one step ----
@@ -245,7 +245,7 @@ class Scheduler:
                     victim = self.policy.victim(self._fairness.candidates(running), request, step.now)
                     index -= self._preempt(victim, step, index)
                     if victim is request:
-                        index -= 1  # those behind it have moved up, and may fit now
+                        index -= 1  # later ones have moved up, and may fit now
                         break
                 blocks = self.kv.allocate_slots(request, num_new)
             else:
@@ -256,7 +256,7 @@ class Scheduler:
     def _schedule_loaded(self, step: Step) -> bool:
         """Start requests whose load has ended and which have all their blocks.
 
-        False if one needs more budget than is left, which must then not go to others.
+        False if one needs more budget than is left, which others must then not take.
         """
         for request in self.loads.ready:
             num_new = self._prefill_limit(request.num_tokens - request.num_computed_tokens)
@@ -293,7 +293,7 @@ class Scheduler:
                 if self._admit(request, step):
                     step.admitted(request)
                     continue
-                if step.preempted:  # for this one, which still waits for the blocks that they use
+                if step.preempted:  # for this one, which still waits for their blocks
                     break
                 behind_unfit |= not step.sets_aside(request)
             elif may_pass and self.policy.lets_pass:
@@ -304,7 +304,7 @@ class Scheduler:
         self.waiting.resume()
 
     def _may_skip(self, request: Request, may_pass: bool) -> bool:
-        """Whether to try those behind one that may not pass or does not fit; a preempted one always."""
+        """Whether to skip a request that does not fit, or that may not pass but was preempted."""
         if not self.policy.lets_pass or self.waiting.num_skipped >= MAX_SKIPPED:
             return False
         return may_pass or request.status is RequestStatus.PREEMPTED
@@ -354,20 +354,20 @@ class Scheduler:
         return True
 
     def _cached_tokens(self, request: Request) -> tuple[int, int]:
-        """What a policy may ask: how many tokens of a waiting request the device has, how many more another
-        tier."""
+        """For policies: how many tokens of a waiting request the device has cached, and how many more another
+        tier has."""
         _, num_hit_tokens = self.kv.get_computed_blocks(request)
         prefix = self.loads.find_loadable(request, num_hit_tokens)
         return num_hit_tokens, 0 if prefix is None else prefix.num_tokens - num_hit_tokens
 
     def _cannot_fit_yet(self, request: Request, now: float) -> bool:
-        """Whether the request surely does not fit yet: to look a long prompt up costs as much as a step."""
+        """Whether the request surely does not fit yet, which spares the look-up of a long prompt."""
         if not self.running or not self.config.scheduler_reserve_full_isl:
             return False
         return self.slots.owes(request.tenant) is None and self.pins.cannot_make_fit(request, now)
 
     def _start_load(self, request: Request, prefix: LoadablePrefix, num_hit_tokens: int, step: Step) -> bool:
-        """Admit and load the head of the queue if it fits whole: so no load waits for another's blocks."""
+        """Admit and load the head of the queue if it fits whole, so no load waits for another's blocks."""
         if not self._make_fit(request, request.num_tokens, prefix.table, step):
             return False
         self.waiting.take_slot(request)
@@ -376,7 +376,7 @@ class Scheduler:
         return True
 
     def _record_admission(self, request: Request, num_cached_tokens: int, now: float) -> None:
-        """It has its blocks, ``num_cached_tokens`` cached or being loaded: hand its pins over to it."""
+        """Hand pins over to a request with blocks, ``num_cached_tokens`` of which are cached or loading."""
         if request.num_cached_tokens is None:
             request.num_cached_tokens = num_cached_tokens
         self.pins.end_all(self.policy.on_admitted(request, now), PinEnd.HANDED_OVER, now)
@@ -394,16 +394,16 @@ class Scheduler:
         self.running.append(request)
 
     def _prefill_limit(self, num_tokens: int) -> int:
-        """Cut a long prefill to what one step may have of it."""
+        """Cut a long prefill to what one step may compute of it."""
         threshold = self.config.long_prefill_token_threshold
         return min(num_tokens, threshold) if threshold else num_tokens
 
     # ---- blocks for a request ----
 
     def _make_fit(self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], step: Step) -> bool:
-        """Whether a waiting request fits, if need be after pins were revoked or requests preempted.
+        """Make a waiting request fit, if need be by revoking pins or preempting; returns whether it fits.
 
-        Preempted are only requests of a tenant that has more slots.
+        Only requests of a tenant that has more slots are preempted.
         """
         if self.kv.fits(request, num_tokens, hit):
             return True
@@ -419,7 +419,7 @@ class Scheduler:
     def _will_fit_after_inflight(
         self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock]
     ) -> bool:
-        """Whether it fits once the steps under way are back, which one that runs alone awaits in any case."""
+        """Whether it fits once steps under way return; a request that runs alone waits for them anyway."""
         return self.kv.has_deferred and (
             self._runs_alone(request) or self.kv.fits_after_deferred(request, num_tokens, hit)
         )
@@ -434,7 +434,7 @@ class Scheduler:
     def _preempt_for(
         self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock], step: Step
     ) -> bool:
-        """Preempt the tenant with most slots until this fits; False if that is not enough, or not yet."""
+        """Preempt the tenant with most slots until this one fits; False if that does not suffice now."""
         victims = self._fairness.victims_for(request, num_tokens, hit, self.running, step)
         for victim in victims:
             self._preempt(victim, step, 0)
@@ -447,7 +447,7 @@ class Scheduler:
     def _preempt(self, victim: Request, step: Step, index: int) -> int:
         """Free a running request's blocks and queue it again, to be recomputed.
 
-        Returns by how much the caller's ``index`` into the running requests moves: 1 if behind the victim.
+        Returns by how much the caller's ``index`` into the running requests moves: 1 if after the victim.
         """
         position = self.running.index(victim)
         del self.running[position]
@@ -477,7 +477,7 @@ class Scheduler:
         return len(self.running) + self.loads.num_requests
 
     def _has_slot(self, step: Step) -> bool:
-        """Whether a slot is free, if need be after the tenant with most has lost one to the next request."""
+        """Whether a slot is free, if need be by preempting the tenant with most for the next request."""
         if self._num_slots < self.config.max_num_seqs:
             return True
         request = self.waiting.peek() if self.waiting.is_contended else None
@@ -488,7 +488,7 @@ class Scheduler:
             self._preempt(self.policy.victim(owed, request, step.now), step, 0)
         return bool(owed)
 
-    # ---- what comes back ----
+    # ---- outputs of steps ----
 
     def update_from_output(
         self, plan: SchedulerOutput, result: ModelRunnerOutput, now: float
@@ -538,7 +538,7 @@ class Scheduler:
         self.drafts.propose(proposals, self.requests)
 
     def sampled_grammars(self, plan: SchedulerOutput) -> dict[str, TokenGrammar]:
-        """The grammars of the requests that a plan under way samples a token of, by request id."""
+        """The grammars of the requests for which a plan under way samples a token, by request id."""
         return {
             request_id: request.grammar
             for request_id, request in self.constrained.items()
@@ -546,7 +546,7 @@ class Scheduler:
         }
 
     def _finish(self, request: Request, token_ids: list[int], now: float) -> EngineCoreOutput:
-        """End a request that has left its queue and whose status says how: pin its blocks or free them."""
+        """End a request that has left its queue, as its status says: pin its blocks or free them."""
         request_id = request.request_id
         is_spoiled = request.stop_reason in KV_SPOILED
         self.parts.left(request, Left.SPOILED if is_spoiled else Left.ENDED, now)
@@ -554,13 +554,13 @@ class Scheduler:
         self.steps.leave(request)
         pin = None
         if request.status.complete:
-            pin = self.leases.on_turn_end(request, now)
+            pin = self.pins.begin(request, now)
         else:
             self.policy.on_request_gone(request, now)
         output = last_output(request, token_ids)
         self.parts.fill_output(request, output, self.kv)
         self.loads.release(request)
-        if is_spoiled:  # also what others computed of it
+        if is_spoiled:  # even blocks that others hold, too
             self.kv.evict(request)
             self.loads.evict(request)
         if request.keeps_tokens and request.status.complete:
@@ -588,7 +588,7 @@ class Scheduler:
 
     def next_due_s(self) -> float | None:
         """When ``expire`` will next have something to do."""
-        return self.leases.next_due_s()
+        return self.pins.next_due_s()
 
     def reset_prefix_cache(self, now: float) -> bool:
         """End all pins and evict all cached blocks, on every tier.
@@ -597,18 +597,18 @@ class Scheduler:
         """
         done = self.kv.only_pins_hold and not self.loads.num_in_flight
         if done:
-            self.pins.end_all(list(self.leases.pins()), PinEnd.RELEASED, now)
+            self.pins.end_all(self.pins.all(), PinEnd.RELEASED, now)
             done = self.kv.reset_prefix_cache() and self.loads.reset_cache()
             assert done, "no request or load had blocks"
         return done
 
     def reset_encoder_cache(self, now: float) -> None:
-        """Drop what is kept of pictures that no request needs. Only a trace asks when."""
+        """Drop the encoder outputs that no request needs. Only a trace uses ``now``."""
         self.parts.drop_cached()
 
     def close(self, now: float) -> None:
         """End every pin and let the policy save what must survive: the engine stops."""
-        self.pins.end_all(list(self.leases.pins()), PinEnd.RELEASED, now)
+        self.pins.end_all(self.pins.all(), PinEnd.RELEASED, now)
         self.policy.close()
 
     # ---- reports ----
@@ -619,7 +619,7 @@ class Scheduler:
 
     @property
     def num_pending_loads(self) -> int:
-        """Loads that the worker has yet to report, and must be asked for, if need be by an empty plan."""
+        """Loads that the worker has yet to report, in answer to an empty plan if need be."""
         return self.loads.num_in_flight
 
     def make_stats(self) -> SchedulerStats:

@@ -38,7 +38,7 @@ class SchedulerStatistics:
     num_loading: int
     """Waiting requests that are admitted, and whose KV is being loaded from another tier."""
     num_compiling: int
-    """Waiting requests that are in no queue before their grammar is compiled."""
+    """Waiting requests whose grammar is being compiled; they are in no queue."""
     num_blocks: int
     num_free_blocks: int
     num_cached_blocks: int
@@ -87,7 +87,7 @@ class SchedulerView(Protocol):
 
 
 def stats_of(scheduler: SchedulerView, counts: StepCounts) -> SchedulerStats:
-    """Gauges as they are now, and these counts; what the scheduler's parts have counted is taken."""
+    """Gauges as they are now, and these counts; resets the counts of the scheduler's parts."""
     pool, tier = scheduler.kv.pool, scheduler.loads.tier_statistics()
     states = scheduler.kv.states
     loads, writes = scheduler.loads.take_counts(), scheduler.loads.take_write_counts()
@@ -176,7 +176,7 @@ def check_invariants_of(scheduler: SchedulerView) -> None:
         assert request.num_computed_tokens == 0
         assert not kv.num_blocks_of(request.request_id)
     scheduler.parts.check_invariants()
-    pins = list(scheduler.leases.pins())
+    pins = scheduler.pins.all()
     assert len(pins) == kv.num_pins
     assert sum(pin.num_blocks for pin in pins) == kv.num_pinned_blocks
     scheduler.slots.check_invariants([*scheduler.running, *scheduler.loads.requests])

@@ -1,4 +1,4 @@
-"""What one call of ``schedule`` has decided so far, and the plan that the worker gets of it."""
+"""What one call of ``schedule`` has decided so far, and the plan that is made of it for the worker."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Step:
     drafts: dict[str, list[int]] = field(default_factory=dict)
     """Draft tokens among those that are scheduled, by request id."""
     limits: tuple[ChunkLimit, ...] = ()
-    """What parts allow the step to compute, in the order in which they are asked."""
+    """Limits of parts on what the step computes, in the order in which they cut."""
     num_set_aside: int = 0
     """Waiting requests that were passed over, as a limit let only others start."""
     on_prefix_cache_hit: Callable[[Request], None] | None = None
@@ -63,11 +63,11 @@ class Step:
         return any(limit.defers(request) for limit in self.limits)
 
     def sets_aside(self, request: Request) -> bool:
-        """Whether this waiting request may not start in this step, though those behind it may."""
+        """Whether this waiting request may not start in this step, though later ones may."""
         return any(limit.sets_aside(request) for limit in self.limits)
 
     def admitted(self, request: Request) -> None:
-        """A waiting request was admitted."""
+        """Note that a waiting request was admitted."""
         for limit in self.limits:
             limit.admitted(request)
 
@@ -81,7 +81,7 @@ class Step:
                 limit.commit(request, request.num_computed_tokens, num_tokens)
 
     def add_drafts(self, request: Request, drafts: list[int], blocks: list[KVCacheBlock]) -> None:
-        """Let the step compute drafts behind the tokens of a request, in these further blocks."""
+        """Let the step compute drafts after the tokens of a request, in these further blocks."""
         request_id = request.request_id
         for limit in self.limits:
             limit.commit_drafts(request, len(drafts))
@@ -104,7 +104,7 @@ class Step:
     ) -> SchedulerOutput:
         """The plan, which also lists the requests that have ended since the last one.
 
-        ``tells_tokens``: the worker that computes tokens does not know what another one has sampled.
+        ``tells_tokens``: include sampled tokens, for a worker that did not sample them itself.
         """
         return SchedulerOutput(
             scheduled_new_reqs=[
@@ -149,7 +149,7 @@ class Step:
         return cached
 
     def _output_tokens(self, request: Request) -> Sequence[int]:
-        """What the step computes of the request, unless it begins within the prompt, which is known."""
+        """The request's tokens that the step computes; none if it begins within the known prompt."""
         start = request.num_computed_tokens
         if start < request.num_prompt_tokens:
             return ()

@@ -1,7 +1,7 @@
-"""Steps whose output is yet to come, where the next one is planned before that: with async scheduling, or
-while other stages of a pipeline would have nothing to do.
+"""Tracks steps whose output is yet to come when the next one is planned: with async scheduling, or to keep
+all stages of a pipeline busy.
 
-For each: which requests take part in it, and which blocks stay allocated until it is back.
+For each step it knows the requests, and the blocks that stay allocated until the step returns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_STEPS_OF_ONE_STAGE = 2
 
 
 def max_steps(num_stages: int) -> int:
-    """The most steps under way: one in each stage, or in the only one and before it."""
+    """The most steps under way: one in each stage, or two for a single stage."""
     return max(MAX_STEPS_OF_ONE_STAGE, num_stages)
 
 
@@ -34,19 +34,19 @@ def max_tokens_under_way(config: SchedulerConfig, num_stages: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class _Step:
-    """A plan under way. It holds requests, not ids: an id may be used again before the step is back."""
+    """A plan under way. It holds requests, not ids: an id may be used again before the step returns."""
 
     step_id: int
     plan: SchedulerOutput
     requests: dict[str, Request]
-    """The requests that it computes tokens of, without those that have ended."""
+    """The requests whose tokens it computes, without those that have ended."""
     sampled: dict[str, Request] = field(default_factory=dict)
-    """Those of its requests that it samples a token of."""
+    """Those of its requests for which it samples a token."""
 
     def start(self, now: float) -> None:
-        """Start the clock of the requests that are new in this step: the step before is back.
+        """Start the clock of the requests that are new in this step, as the step before has returned.
 
-        Until now they have waited, which is no part of what their tokens cost.
+        Until now they have waited, which does not count as computing time.
         """
         for new in self.plan.scheduled_new_reqs:
             request = self.requests.get(new.req_id)
@@ -57,9 +57,9 @@ class _Step:
 class StepsInFlight:
     """The steps under way, in the order in which they were planned.
 
-    Without ``overlap`` a step's output comes before the next is planned, and there is nothing to remember.
-    In a pipeline no place is reserved for a token before it is sampled: its request waits for that, and steps
-    in other stages are of other requests, or of other parts of a prompt.
+    Without ``overlap`` a step's output comes before the next is planned, and there is nothing to remember. In
+    a pipeline no place is reserved for a token before it is sampled: its request waits for it, and other
+    stages run steps of other requests, or of other parts of a prompt.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class StepsInFlight:
 
     @property
     def num_under_way(self) -> int:
-        """Steps whose output has not come back."""
+        """Number of steps whose output has not returned."""
         return len(self._steps)
 
     def begin(self, plan: SchedulerOutput) -> None:
@@ -117,7 +117,7 @@ class StepsInFlight:
         return step.requests
 
     def end(self, plan: SchedulerOutput, now: float) -> Mapping[str, Request]:
-        """Remove the oldest step, whose output came back; returns the requests that may take its tokens."""
+        """Remove the oldest step, whose output has come; returns the requests that may take its tokens."""
         if not self.overlap:
             if self._kv.has_windows:
                 self._free_passed_blocks(plan, self._requests)
@@ -135,7 +135,7 @@ class StepsInFlight:
         return requests
 
     def _free_passed_blocks(self, plan: SchedulerOutput, requests: Mapping[str, Request]) -> None:
-        """Free what the windows of a step's requests have left: it is back, and no other reads that."""
+        """Free what the windows of a returned step's requests have left: no other step reads that."""
         for request_id in plan.num_scheduled_tokens:
             request = requests.get(request_id)
             if request is not None:
@@ -153,15 +153,15 @@ class StepsInFlight:
         )
 
     def most_running(self, num_running: int) -> int:
-        """How many requests of those that run a plan takes at most: an equal part for each stage."""
+        """How many of the running requests a plan takes at most: an equal part for each stage."""
         return -(-num_running // self.num_stages)
 
     def awaits_token(self, request: Request) -> bool:
-        """Whether a step under way samples a token of the request, which may have lost its blocks since."""
+        """Whether a step under way samples a token for the request, which may have lost its blocks since."""
         return any(step.sampled.get(request.request_id) is request for step in self._steps)
 
     def samples(self, plan: SchedulerOutput, request: Request) -> bool:
-        """Whether this plan, which is under way, samples a token of the request, which has not ended."""
+        """Whether this plan, which is under way, samples a token for the request, which has not ended."""
         request_id = request.request_id
         if not self.overlap:
             is_complete = request.num_computed_tokens - request.num_drafts_under_way == request.num_tokens
@@ -173,7 +173,7 @@ class StepsInFlight:
         """Prepare for a request to lose its blocks.
 
         Only its confirmed tokens count as computed from here on: their full blocks are cached. No block is
-        handed on before the steps that use it are back.
+        reused before the steps that use it have returned.
         """
         if not self.overlap:
             return
@@ -185,7 +185,7 @@ class StepsInFlight:
                 return
 
     def leave(self, request: Request) -> None:
-        """Remove a request that has ended: what is still sampled of it is dropped."""
+        """Remove a request that has ended; tokens that are still sampled for it are dropped."""
         self.defer_free(request)
         for step in self._steps:
             if step.requests.get(request.request_id) is request:
@@ -193,7 +193,7 @@ class StepsInFlight:
                 step.sampled.pop(request.request_id, None)
 
     def check_invariants(self) -> None:
-        """Raise AssertionError unless each reserved place is one of a token under way."""
+        """Raise AssertionError unless each reserved place is for a token under way."""
         assert len(self._steps) <= (self._max_steps if self.overlap else 0)
         for request in self._requests.values():
             num_sampled = sum(s.sampled.get(request.request_id) is request for s in self._steps)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class TokenGrammar(Protocol):
-    """What the output of one request must follow, and how far it has got."""
+    """The grammar of one request's output, and its progress in it."""
 
     def accept(self, token_id: int) -> bool:
         """Advance by a token of the output, also by the one that ends the request.
@@ -19,10 +19,10 @@ class TokenGrammar(Protocol):
         """How many of these tokens, from the first on, may follow; it does not advance."""
 
     def forced(self, most: int) -> Sequence[int]:
-        """At most so many tokens of what must follow, whatever is sampled; it does not advance.
+        """At most ``most`` tokens of the text that must follow; it does not advance.
 
-        The text is sure, its division into tokens is the tokenizer's own; of the last token only its
-        beginning is sure.
+        The text is certain, but its split into tokens is the tokenizer's; of the last token only the
+        beginning is certain.
         """
 
     @property

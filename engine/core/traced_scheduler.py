@@ -1,4 +1,4 @@
-"""Stands around a scheduler and writes its trace: its inputs, and what each step found and decided.
+"""Wraps a scheduler and writes its trace: its inputs, and what each step found and decided.
 
 The scheduler knows nothing of traces. The record of an input is emitted after all that the input caused, and
 so closes its group of records; the policy emits its own in between.
@@ -30,13 +30,13 @@ READS = frozenset(
         *("pause_state", "replan_at_once", "request_block_hasher"),
     )
 )
-"""Methods and parts of a scheduler that may be used past its trace: what decides nothing."""
+"""Methods and attributes of a scheduler that decide nothing, and so may be used without a record."""
 
 
 class TracedScheduler:
-    """Takes the place of its scheduler while somebody wants the trace.
+    """Takes the place of its scheduler while tracing is on.
 
-    It has every method that changes something, and passes on all else. A trace that is switched off and on
+    It has every method that changes something, and passes on ``READS``. A trace that is switched off and on
     again keeps this object: it numbers the steps, and knows which blocks the trace has named.
     """
 
@@ -46,13 +46,13 @@ class TracedScheduler:
         self._inputs = InputTrace(tracer, self._steps, scheduler.kv.block_size)
 
     def __getattr__(self, name: str) -> Any:
-        """Methods that only read the scheduler need no record; those that are not known to are not there."""
+        """Pass on what ``READS`` names, which needs no record; AttributeError for anything else."""
         if name not in READS:
             raise AttributeError(f"{name!r} of a scheduler is not to be used past its trace")
         return getattr(self._scheduler, name)
 
     def begin_trace(self, wall_time_s: float, now: float, *, from_start: bool) -> TraceHeader:
-        """What a trace that begins now begins with. ``from_start``: nothing has come in yet."""
+        """The header of a trace that begins now. ``from_start``: nothing has come in yet."""
         self._inputs.begin()
         return trace_header(self._scheduler, wall_time_s, now, from_start=from_start)
 
@@ -109,7 +109,7 @@ class TracedScheduler:
     # ---- one step ----
 
     def schedule(self, now: float) -> SchedulerOutput:
-        """Between the halves of the scheduler's own: what the step found; behind them: what it decided."""
+        """Plan a step; record a snapshot between the scheduler's halves, and the decision afterwards."""
         step = self._scheduler.begin_step(now)
         self._steps.snapshot(self._scheduler, step)
         step.on_prefix_cache_hit = self._on_prefix_cache_hit

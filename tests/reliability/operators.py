@@ -230,9 +230,11 @@ def _sleep(rounds: Rounds, to: Operated) -> None:
 def _pause(rounds: Rounds, to: Operated) -> None:
     to.call("/pause")
     asked = [(prompt, rounds.pool.submit(to.ask, prompt, None)) for prompt in range(3)]
-    if rounds.random.random() < 0.3:
-        _update(rounds, to)
-    to.call("/resume")
+    try:
+        if rounds.random.random() < 0.3:
+            _update(rounds, to)
+    finally:
+        to.call("/resume")
     for prompt, answer in asked:
         to.check(prompt, None, answer.result(), must=True)
 

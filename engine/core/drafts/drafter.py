@@ -1,4 +1,4 @@
-"""What proposes draft tokens: the seam between the core and its drafters.
+"""The interface between the core and its drafters, which propose draft tokens.
 
 Drafters are pure: tokens in, tokens out, and no clock.
 """
@@ -17,17 +17,17 @@ from engine.speculative_config import SpeculativeConfig
 
 
 class Drafter(Protocol):
-    """Proposes how a request may go on."""
+    """Proposes how a request may continue."""
 
     def propose(self, request: Request, max_tokens: int) -> Proposal:
-        """At most so many tokens that may follow the request's, all of which are known; none if unsure."""
+        """At most ``max_tokens`` tokens that may follow the request, whose tokens are all known."""
 
     def ended(self, request: Request) -> None:
-        """The request has ended; what its job may need of it is kept."""
+        """Drop the state of a request that has ended, except what its job may still need."""
 
 
 class NoDrafter:
-    """Proposes nothing: all drafts are those that a grammar forces."""
+    """Proposes nothing: the only drafts are those that a grammar forces."""
 
     def propose(self, request: Request, max_tokens: int) -> Proposal:
         return NOTHING
@@ -37,7 +37,7 @@ class NoDrafter:
 
 
 def make_drafter(config: SpeculativeConfig, job_of: Callable[[Request], str | None]) -> Drafter:
-    """The drafter that the configuration names. ``job_of``: the job of a request, if it is known."""
+    """The drafter that the configuration names. ``job_of`` returns a request's job, if it is known."""
     if config.has_weights:
         return WorkerDrafts()
     if config.method == "grammar":
@@ -48,7 +48,7 @@ def make_drafter(config: SpeculativeConfig, job_of: Callable[[Request], str | No
 
 
 def most_bytes(config: SpeculativeConfig | None) -> int:
-    """About the most memory, in bytes, that the core's drafter may come to hold: what jobs have said."""
+    """The approximate maximum of the memory, in bytes, that the core's drafter uses to remember text."""
     if config is None or config.method != "suffix":
         return 0
     return (MAX_TOKENS + MAX_TOKENS_OF_KINDS) * BYTES_A_TOKEN

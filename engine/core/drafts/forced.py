@@ -1,7 +1,7 @@
-"""Jump ahead: where a grammar leaves one text only, its tokens are drafts, in front of a drafter's.
+"""Jump-ahead decoding: where a grammar allows only one text, its tokens are drafts, before a drafter's.
 
-They are verified as all drafts are, so what is sampled is what would have been: a model may divide the text
-into other tokens than its tokenizer does.
+They are verified as all drafts are, so they do not change what is sampled: a model may split the text into
+other tokens than its tokenizer does.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from operator import mul
 from engine.core.drafts.proposal import Proposal
 
 USUAL = 0.98
-"""Chance that a model divides forced text as its tokenizer does, for each token."""
+"""Chance, per token, that a model splits forced text as its tokenizer does."""
 LAST = 0.5
-"""The same of the last token, which may be the beginning of a longer one that is not forced."""
+"""Further factor for the last token, which may be the start of a longer one that is not forced."""
 
 
 def behind_forced(forced: Sequence[int], proposal: Proposal) -> Proposal:
-    """Forced tokens, and what a drafter proposes behind them.
+    """The forced tokens, continued by a drafter's where it agrees with them.
 
-    A drafter that proposes the same tokens, or another one for the last of them, is heard behind them: it has
-    learned how the text goes on. One that proposes others has not seen the grammar.
+    If the drafter proposes the same tokens, except perhaps for the last one, its whole proposal is used: it
+    has learned how the text continues. Otherwise it does not know the grammar.
     """
     if not forced:
         return proposal
@@ -35,7 +35,7 @@ def behind_forced(forced: Sequence[int], proposal: Proposal) -> Proposal:
 
 
 def _raised(proposal: Proposal, num_sure: int) -> Proposal:
-    """The drafter's tokens, of which the first are as good as sure, so that all behind are likelier."""
+    """The drafter's tokens with raised chances: the first ``num_sure`` are as likely as forced ones."""
     if not num_sure:
         return proposal
     before, chances = proposal.chances[num_sure - 1], _usual(num_sure)
@@ -45,5 +45,5 @@ def _raised(proposal: Proposal, num_sure: int) -> Proposal:
 
 
 def _usual(count: int) -> list[float]:
-    """The chance of each of so many tokens: that it and all before it are divided as usual."""
+    """For each of ``count`` forced tokens: the chance that it and all before it are split as usual."""
     return list(accumulate([USUAL] * count, mul))

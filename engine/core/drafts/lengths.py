@@ -1,9 +1,9 @@
-"""How many drafts a step gets: as many as bring more than they cost.
+"""Chooses how many drafts a step verifies: as many as gain more than they cost.
 
-A draft is a row of a step, whether it is accepted or not. Drafts of all requests are taken by falling chance:
-with c(n) the seconds of a step of n rows and p(i) the chance of the i-th likeliest draft, m drafts are best
-where (n + p(1) + .. + p(m)) / c(n + m) is highest. Under load a row costs what it always costs, n is large,
-and m = 0 is best.
+A draft is a row of a step, whether it is accepted or not. Drafts of all requests are ranked by chance. With
+c(n) the seconds of a step of n rows and p(i) the chance of the i-th likeliest draft, the best number m of
+drafts maximizes (n + p(1) + .. + p(m)) / c(n + m). Under load n is large and every row costs time, so m = 0
+is best.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MIN_CHANCE = 0.1
-"""Below this a draft is never verified, however little a row costs."""
+"""A draft with a lower chance is never verified, however little a row costs."""
 MIN_GAIN = 1.02
-"""A step has drafts if they are expected to bring so much more than none: costs and chances are estimates."""
+"""Smallest expected gain, as a ratio, for which a step has drafts: costs and chances are estimates."""
 PRIOR_TOKENS = 4.0
-"""The drafters' chances count as so many accepted drafts in a request's record."""
+"""Weight of the drafter's own chances in a request's record, in accepted drafts."""
 MEMORY = 0.97
-"""What a step leaves of the record of those before it."""
+"""Share of a record that a step keeps; the rest returns to the drafter's chances."""
 
 
 class _Line:
-    """Seconds by rows: straight between what was measured, and behind it."""
+    """Seconds by rows, linear between the measured points and beyond the last one."""
 
     def __init__(self, seconds: Sequence[tuple[int, float]]) -> None:
-        """Pairs by rising rows, two at least. What costs less than fewer rows is noise."""
+        """Take two or more pairs, by rising rows. A cost below an earlier one is raised to it, as noise."""
         assert len(seconds) > 1, "one point makes no line"
         self.rows = [rows for rows, _ in seconds]
         self._seconds: list[float] = []
@@ -54,7 +54,7 @@ class StepCosts:
     def __init__(
         self, drafted: Sequence[tuple[int, float]], plain: Sequence[tuple[int, float]] | None = None
     ) -> None:
-        """Pairs of rows and seconds by rising rows, two at least: of steps with drafts, and of steps without.
+        """Take two or more pairs of rows and seconds, by rising rows, of steps with drafts and without.
 
         ``plain`` None: a step costs the same with drafts among its rows.
         """
@@ -62,17 +62,17 @@ class StepCosts:
         self._plain = self._drafted if plain is None else _Line(plain)
 
     def plain(self, num_rows: int) -> float:
-        """Seconds of a step of so many requests that have no drafts."""
+        """Seconds of a step of ``num_rows`` requests that have no drafts."""
         return self._plain.at(num_rows)
 
     def drafted(self, num_rows: int) -> float:
-        """Seconds of a step of so many rows, some of which are drafts."""
+        """Seconds of a step of ``num_rows`` rows, some of which are drafts."""
         return self._drafted.at(num_rows)
 
     def may_pay(self, num_rows: int, most: int) -> bool:
-        """Whether up to ``most`` drafts would pay that are sure to be accepted.
+        """Whether up to ``most`` drafts would pay if all of them were accepted.
 
-        Between measured points the rate of a line rises or falls all the way, so only they are looked at.
+        The rate is monotonic between measured points, so only these and the ends are checked.
         """
         least = MIN_GAIN * num_rows / self.plain(num_rows)
         ends = num_rows + 1, num_rows + most
@@ -85,8 +85,8 @@ def best_lengths(
 ) -> list[int]:
     """How many drafts of each request to verify, given their chances, which never rise.
 
-    The step has ``num_rows`` rows without drafts, and at most ``max_rows`` with them. Without costs: those
-    that are likely enough.
+    The step has ``num_rows`` rows without drafts, and at most ``max_rows`` with them. Without ``costs``, all
+    drafts of at least ``MIN_CHANCE`` are verified.
     """
     ranked = sorted(
         (-chance, index) for index, each in enumerate(chances) for chance in each if chance >= MIN_CHANCE
@@ -112,30 +112,30 @@ def _best_count(ranked: Sequence[tuple[float, int]], num_rows: int, costs: StepC
 
 @dataclass(slots=True)
 class _Record:
-    """What became of a request's drafts lately."""
+    """The recent acceptance of a request's drafts."""
 
     accepted: float = PRIOR_TOKENS
     expected: float = PRIOR_TOKENS
     pending: float = 0.0
-    """Expected of the drafts under way."""
+    """Expected number of accepted drafts among those under way."""
 
 
 class AcceptanceRecords:
-    """For each request: how its acceptance compares with the chances that its drafter gave."""
+    """Compares each request's acceptance with the chances that its drafter gave."""
 
     def __init__(self) -> None:
         self._records: dict[str, _Record] = {}
 
     def corrected(self, request_id: str, chances: Sequence[float]) -> list[float]:
-        """The chances of new drafts, after what became of those before."""
+        """The chances of new drafts, corrected by the acceptance of earlier ones."""
         record = self._records.setdefault(request_id, _Record())
         factor = record.accepted / record.expected
         return [min(1.0, factor * chance) for chance in chances]
 
     def proposed(self, request_id: str, chances: Sequence[float]) -> None:
-        """Take the drafter's chances of the drafts that a request gets now, which may be none.
+        """Record the drafter's chances of the drafts that a request gets now, which may be none.
 
-        A step without drafts brings a record back towards its drafter's chances, so that it is tried again.
+        Each step moves a record back towards the drafter's chances, so that drafts are tried again.
         """
         record = self._records.setdefault(request_id, _Record())
         record.accepted += (1 - MEMORY) * (PRIOR_TOKENS - record.accepted)
@@ -143,7 +143,7 @@ class AcceptanceRecords:
         record.pending = sum(chances)
 
     def observe(self, request_id: str, num_drafts: int, num_accepted: int) -> None:
-        """Take how many of a request's drafts were accepted in a step."""
+        """Record how many of a request's drafts were accepted in a step."""
         record = self._records.get(request_id)
         if record is not None and num_drafts:
             record.accepted += num_accepted
@@ -151,5 +151,5 @@ class AcceptanceRecords:
             record.pending = 0.0
 
     def ended(self, request_id: str) -> None:
-        """The request has ended."""
+        """Drop the record of a request that has ended."""
         self._records.pop(request_id, None)

@@ -1,4 +1,4 @@
-"""What is remembered of jobs and of kinds of jobs: so many tokens at most, the least recent go first."""
+"""Token memories of jobs and of kinds of jobs, bounded in tokens; the least recent are forgotten first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from engine.core.drafts.token_index import TokenIndex
 
 Scope = tuple[str, ...]
-"""Whose memory it is: of different scopes nothing is ever mixed."""
+"""Key of a memory; memories with different scopes are never mixed."""
 
 
 class Memory:
@@ -19,9 +19,9 @@ class Memory:
         self._longest = longest
         self.index = TokenIndex(longest)
         self.older: TokenIndex | None = None
-        """What was indexed before ``index`` was begun, of a kind."""
+        """The previous index of a kind, kept until the next ``turn_over``."""
         self.user: str | None = None
-        """The request that extends it now: of several turns of a job at once only the first one does."""
+        """Id of the request that extends it; of concurrent turns of a job only the first one does."""
         self.is_forgotten = False
 
     def __len__(self) -> int:
@@ -32,7 +32,7 @@ class Memory:
         return (self.index,) if self.older is None else (self.index, self.older)
 
     def turn_over(self) -> None:
-        """Begin a new index, and keep the last one until this happens again."""
+        """Begin a new index, and keep the previous one until the next call."""
         self.older, self.index = self.index, TokenIndex(self._longest)
 
     def restart(self) -> None:
@@ -56,7 +56,7 @@ class Memories:
         return self._by_scope.get(scope)
 
     def open(self, scope: Scope) -> Memory:
-        """The memory of a scope, made if need be; it is the most recent one now."""
+        """The memory of a scope, made if need be and marked as the most recent."""
         memory = self._by_scope.get(scope)
         if memory is None:
             memory = self._by_scope[scope] = Memory(self._longest)
@@ -77,12 +77,12 @@ class Memories:
         self.num_tokens -= num_tokens - len(memory)
 
     def cut(self, memory: Memory, num_tokens: int) -> None:
-        """Keep only the first so many tokens of a job."""
+        """Keep only the first ``num_tokens`` tokens of a job."""
         self.num_tokens -= len(memory.index) - num_tokens
         memory.index.cut(num_tokens)
 
     def restart(self, memory: Memory) -> None:
-        """Forget all tokens of a memory, but not whose it is."""
+        """Forget all tokens of a memory, but keep its scope."""
         self.num_tokens -= len(memory)
         memory.restart()
 

@@ -1,6 +1,6 @@
-"""V1's prompt look-up: what followed the last n tokens where they stood before in the request.
+"""V1's prompt look-up: proposes the tokens that followed an earlier occurrence of the last n tokens.
 
-After Saxena, "Prompt Lookup Decoding" (2023). It keeps nothing.
+After Saxena, "Prompt Lookup Decoding" (2023). It keeps no state.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from engine.core.drafts.proposal import NOTHING, Proposal
 from engine.core.request import Request
 
 MAX_TOKENS_SEARCHED = 16_384
-"""How far back it looks: a search is a walk over all of them."""
+"""Number of last tokens that are searched; a search visits all of them."""
 RATE = 0.8
-"""Chance of a token behind one that was accepted; a request's own acceptance corrects it."""
+"""Chance of a token after an accepted one; a request's own acceptance corrects it."""
 
 
 class NgramDrafter:
-    """Finds the longest n-gram at the end of a request that stood in it before, at its first place."""
+    """Finds the first earlier occurrence of the longest n-gram at the end of a request."""
 
     def __init__(self, min_tokens: int, max_tokens: int) -> None:
         """Look for n-grams of ``max_tokens`` down to ``min_tokens``."""
@@ -31,11 +31,11 @@ class NgramDrafter:
         return Proposal(drafts, list(accumulate(repeat(RATE, len(drafts)), mul))) if drafts else NOTHING
 
     def ended(self, request: Request) -> None:
-        """Nothing is kept of it."""
+        """Do nothing: no state is kept."""
 
 
 def _continuation(tokens: list[int], shortest: int, longest: int, max_tokens: int) -> list[int]:
-    """What followed the first place of the longest n-gram that ends the tokens and stood there before."""
+    """The tokens after the first earlier occurrence of the longest n-gram that ends ``tokens``."""
     best, after, last = 0, 0, tokens[-1]
     place = tokens.index(last) + 1
     while place < len(tokens):
@@ -49,7 +49,7 @@ def _continuation(tokens: list[int], shortest: int, longest: int, max_tokens: in
 
 
 def _common_end(tokens: Sequence[int], place: int, most: int) -> int:
-    """How many tokens before ``place`` are those at the end, at most so many; the last one is."""
+    """How many tokens before ``place``, at most ``most``, equal those at the end; the last one does."""
     length, most = 1, min(most, place)
     while length < most and tokens[place - 1 - length] == tokens[-1 - length]:
         length += 1

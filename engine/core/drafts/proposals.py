@@ -1,4 +1,4 @@
-"""Asks the drafter for each running request after a step, for as many tokens as pay."""
+"""Gets drafts for each running request after a step, as many as are worth their cost."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from engine.core.request import Request
 
 
 class DraftProposals:
-    """A drafter, and how many drafts each request gets of it."""
+    """Calls a drafter, and limits how many of its drafts each request gets."""
 
     def __init__(
         self, drafter: Drafter, max_tokens: int, costs: StepCosts | None = None, max_rows: int = 1 << 30
     ) -> None:
-        """At most ``max_tokens`` drafts per request, and ``max_rows`` rows in a step.
+        """Allow ``max_tokens`` drafts per request, and ``max_rows`` rows in a step.
 
-        ``costs``: of steps by their rows, if they were measured.
+        ``costs``: those of steps by their rows, if they were measured.
         """
         self._drafter = drafter
         self._max_tokens = max_tokens
@@ -30,7 +30,7 @@ class DraftProposals:
         self._records = AcceptanceRecords()
 
     def observe(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> None:
-        """Take what became of a step's drafts, and those that the worker has made for the next one."""
+        """Record how many drafts a step accepted, and take those that the worker made for the next step."""
         if isinstance(self._drafter, WorkerDrafts):
             self._drafter.take(result.drafts)
         if not plan.scheduled_spec_decode_tokens:
@@ -40,15 +40,15 @@ class DraftProposals:
             self.verified(request_id, len(drafts), max(0, len(sampled.get(request_id, ())) - 1))
 
     def verified(self, request_id: str, num_drafts: int, num_accepted: int) -> None:
-        """Take what became of one request's drafts."""
+        """Record how many of one request's drafts were accepted."""
         self._records.observe(request_id, num_drafts, num_accepted)
 
     def propose(self, running: Collection[Request]) -> Mapping[str, list[int]]:
-        """Drafts for the next step, by request id; of requests that have none there is no entry."""
+        """Drafts for the next step, by request id; requests without drafts have no entry."""
         num_rows = len(running)
         if self._costs is not None and not self._costs.may_pay(num_rows, num_rows * self._max_tokens):
             return {}
-        # A request may be computing its prompt, or again what it had before it was preempted.
+        # The others compute their prompt, or recompute their tokens after a preemption.
         ready = [
             request
             for request in running
@@ -68,7 +68,7 @@ class DraftProposals:
         return drafts
 
     def _ask(self, request: Request) -> Proposal:
-        """The drafter's proposal, as far as the request's grammar allows."""
+        """Forced tokens and the drafter's proposal, cut to what the request's grammar allows."""
         proposal = self._drafter.propose(request, self._max_tokens)
         if request.grammar is None:
             return proposal
@@ -80,6 +80,6 @@ class DraftProposals:
         return Proposal(proposal.token_ids[:allowed], proposal.chances[:allowed])
 
     def ended(self, request: Request) -> None:
-        """A request has ended."""
+        """Drop the state of a request that has ended."""
         self._drafter.ended(request)
         self._records.ended(request.request_id)

@@ -1,11 +1,11 @@
-"""Drafts from a job's own past, and from what other jobs of its kind have said.
+"""Drafts from a job's own past, and from the outputs of other jobs of its kind.
 
-Agents write back what they have read: a file that they edit, an error that they quote, a call like the last
-one. So each job has an index of its prompt and outputs, which a turn extends only by its new tokens, and each
-kind of job one of the outputs of its jobs. A kind is what starts with the same tokens under the same owner,
-tenant and salt: nothing is ever proposed from another's. The idea of drafts from what was said before is that
-of SuffixDecoding (Oliaro et al., arXiv:2411.04975); here each token is guessed anew from the longest contexts
-that are known, over job and kind, instead of copying one place.
+Agents repeat what they have read: a file that they edit, an error that they quote, a call like the last one.
+So each job has an index of its prompt and outputs, which a turn extends only by its new tokens, and each kind
+of job has an index of its jobs' outputs. Jobs are of one kind if they start with the same tokens under the
+same owner, tenant and salt: nothing is ever proposed from another kind. Drafting from earlier text is the
+idea of SuffixDecoding (Oliaro et al., arXiv:2411.04975); here each token is predicted from the longest known
+contexts of job and kind, instead of copying one place.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ MAX_TOKENS_OF_KINDS = 1_048_576
 """Tokens of all kinds together; the least recent kinds are forgotten beyond it."""
 MAX_KINDS = 1024
 BYTES_A_TOKEN = 270
-"""About what a token that is remembered takes."""
+"""Approximate memory of a remembered token, in bytes."""
 SURE = 0.9
-"""A prediction that is right so often is not compared with those of other indexes."""
+"""A prediction with at least this rate is used without asking further indexes."""
 NO_TOKEN = -1
-"""Stands between outputs in a kind's index: no context reaches over it, and it is never proposed."""
+"""Separates outputs in a kind's index: no context matches across it, and it is never proposed."""
 
 
 @dataclass(slots=True)
 class _Turn:
-    """A request that runs."""
+    """A running request."""
 
     memory: Memory
     scope: Scope
     is_private: bool
-    """Whether its memory ends with it: it has no job, or another turn of its job runs, too."""
+    """Whether its memory ends with it, as it has no job or another turn of its job runs, too."""
     num_indexed: int
 
 
 class SuffixDrafter:
-    """One index per job and one per kind of jobs."""
+    """Proposes from one index per job and one per kind of jobs."""
 
     def __init__(self, config: SpeculativeConfig, job_of: Callable[[Request], str | None]) -> None:
         self._job_of = job_of
@@ -61,11 +61,11 @@ class SuffixDrafter:
         self._kinds = Memories(MAX_KINDS, MAX_TOKENS_OF_KINDS, longest)
         self._turns: dict[str, _Turn] = {}
         self._to_index: deque[tuple[Scope, Sequence[int]]] = deque()
-        """Outputs that their kinds do not have yet."""
+        """Outputs that wait to be added to the index of their kind."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are remembered, or will be."""
+        """Tokens that are indexed or wait to be."""
         waiting = sum(len(token_ids) for _, token_ids in self._to_index)
         return self._jobs.num_tokens + self._kinds.num_tokens + waiting
 
@@ -92,7 +92,7 @@ class SuffixDrafter:
     # ---- what is kept ----
 
     def _begin(self, request: Request) -> _Turn:
-        """A turn begins: what it has in common with the job's last one stays, the rest is cut off."""
+        """Begin a turn: keep the tokens that it shares with the job's last turn, and cut off the rest."""
         job = self._job_of(request)
         scope = _job_scope(request, job)
         is_private = job is None
@@ -109,7 +109,7 @@ class SuffixDrafter:
         return _Turn(memory, scope, is_private, len(memory.index))
 
     def _is_indexed(self, turn: _Turn, tokens: Sequence[int]) -> bool:
-        """Index the turn's new tokens, some of them at least; whether it has them all now."""
+        """Index some of the turn's new tokens; returns whether all of its tokens are indexed now."""
         num_known = turn.num_indexed
         if len(tokens) > MAX_JOB_TOKENS or turn.memory.is_forgotten:
             return False
@@ -120,7 +120,7 @@ class SuffixDrafter:
         return turn.num_indexed == len(tokens)
 
     def _extend_kinds(self) -> None:
-        """Index some of what has been said by requests that have ended."""
+        """Index some of the output of requests that have ended."""
         if not self._to_index:
             return
         scope, token_ids = self._to_index.popleft()
@@ -133,7 +133,7 @@ class SuffixDrafter:
 
 
 def _follow(indexes: Sequence[TokenIndex], end: list[int], max_tokens: int, min_chance: float) -> Proposal:
-    """One token after the other, while all of them together are likely enough."""
+    """Predict token by token, while the whole draft is likely enough."""
     drafts: list[int] = []
     chances: list[float] = []
     chance = 1.0
@@ -151,7 +151,7 @@ def _follow(indexes: Sequence[TokenIndex], end: list[int], max_tokens: int, min_
 
 
 def _likeliest(indexes: Sequence[TokenIndex], end: Sequence[int]) -> Prediction | None:
-    """The best of what the indexes predict; the first one's, if they are equal."""
+    """The best prediction of these indexes; the first of equal ones."""
     best: Prediction | None = None
     keys = context_keys(end)
     for index in indexes:
@@ -164,7 +164,7 @@ def _likeliest(indexes: Sequence[TokenIndex], end: Sequence[int]) -> Prediction 
 
 
 def _common(index: TokenIndex, tokens: Sequence[int]) -> int:
-    """Length of the common prefix, by halves: comparing lists is fast, a loop over tokens is not."""
+    """Length of the common prefix, by binary search: comparing slices is faster than a loop over tokens."""
     low, high = 0, min(len(index), len(tokens))
     if index.tokens[:high] == tokens[:high]:
         return high
@@ -178,12 +178,12 @@ def _common(index: TokenIndex, tokens: Sequence[int]) -> int:
 
 
 def _job_scope(request: Request, job: str | None) -> Scope:
-    """Of a request without a job: its own."""
+    """The key of a job's memory; a request without a job has a separate one."""
     own = ("request", request.request_id) if job is None else ("job", job)
     return (request.owner, request.tenant, request.salt, *own)
 
 
 def _kind_of(request: Request) -> Scope:
-    """The owner, the tenant, the salt and the first block: the beginning of a system prompt."""
+    """The key of a kind: owner, tenant, salt and first block, which is the beginning of a system prompt."""
     first = request.block_hashes[0].hex() if request.block_hashes else ""
     return (request.owner, request.tenant, request.salt, first)

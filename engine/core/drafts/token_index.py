@@ -1,9 +1,9 @@
-"""What followed the last 1, 2, 4 and 8 tokens before, in a text that grows and may be cut.
+"""Predicts the next token from the last 1, 2, 4 and 8 tokens, in a text that grows and may be cut.
 
-For each such context the token that last held its ground behind it is kept, and how often it did: the
-predictor of branches of Seznec and Michaud ("A case for (partially) TAgged GEometric history length branch
-prediction", 2006), with tokens in the place of branches. A token is added, taken back and predicted by one
-look-up per length: no chain is walked, no tree is built.
+Each context keeps one token that followed it, and a count of how often that was right: the branch predictor
+of Seznec and Michaud ("A case for (partially) TAgged GEometric history length branch prediction", 2006), with
+tokens in place of branches. Adding, removing and predicting a token take one look-up per length, without
+walking a chain or a tree.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import NamedTuple
 CONTEXTS = (1, 2, 4, 8)
 """Lengths of contexts, in tokens."""
 MAX_COUNT = 7
-"""A token that followed its context more often than this in a row counts as this often."""
+"""Largest count: it stops growing when the token follows its context more often."""
 RATES = (
     (0.16, 0.33, 0.49, 0.56, 0.66, 0.71, 0.76, 0.91),
     (0.30, 0.54, 0.67, 0.73, 0.80, 0.83, 0.86, 0.95),
     (0.55, 0.76, 0.83, 0.86, 0.90, 0.90, 0.93, 0.97),
     (0.79, 0.91, 0.94, 0.94, 0.96, 0.96, 0.97, 0.99),
 )
-"""For each length of context, by count: how often the token was right, in recorded texts of agents
+"""Accuracy by length of context and count, measured on recorded texts of agents
 (`python -m benchmarks.drafts`)."""
 _SHIFT = 3
-"""Bits of a count: a token and its count are one number."""
+"""Bits of a count; a token and its count are stored as one number."""
 
 
 class Prediction(NamedTuple):
@@ -36,10 +36,10 @@ class Prediction(NamedTuple):
 
 
 class TokenIndex:
-    """Tokens, and what followed each short run of them."""
+    """A text, and the token that follows each short context in it."""
 
     def __init__(self, longest: int = CONTEXTS[-1]) -> None:
-        """No context is longer than ``longest`` tokens."""
+        """Use contexts of at most ``longest`` tokens."""
         self.tokens: list[int] = []
         self._levels = [_Level(context) for context in CONTEXTS if context <= longest]
         self._tables = [level.latest for level in self._levels]
@@ -55,13 +55,13 @@ class TokenIndex:
             level.extend(self.tokens, start)
 
     def cut(self, num_tokens: int) -> None:
-        """Keep only the first so many tokens: all is as if the others had never been there."""
+        """Keep only the first ``num_tokens`` tokens, as if the others had never been added."""
         for level in self._levels:
             level.cut(self.tokens, num_tokens)
         del self.tokens[num_tokens:]
 
     def predict(self, keys: Sequence[int]) -> Prediction | None:
-        """The likeliest token behind a sequence of these ``context_keys``; None if its last token is new."""
+        """The likeliest token after a sequence with these ``context_keys``; None if its last token is new."""
         best, best_rate = None, 0.0
         for latest, rates, key in zip(self._tables, RATES, keys, strict=False):
             entry = latest.get(key)
@@ -74,7 +74,7 @@ class TokenIndex:
 
 
 def context_keys(end: Sequence[int]) -> list[int]:
-    """What the contexts at the end of a sequence are looked up by, the shortest first."""
+    """The look-up keys of the contexts at the end of a sequence, the shortest first."""
     last = tuple(end[-CONTEXTS[-1] :])
     return [hash(last[-context:]) for context in CONTEXTS if context <= len(last)]
 
@@ -85,12 +85,12 @@ class _Level:
     def __init__(self, context: int) -> None:
         self.context = context
         self.latest: dict[int, int] = {}
-        """Token that holds its ground behind a context, with its count, by the hash of the context."""
+        """The token predicted after a context, with its count, by the hash of the context."""
         self._replaced: list[int | None] = []
-        """What the token at each place behind the first ``context`` replaced."""
+        """The entry that the token at each place replaced, from place ``context`` on."""
 
     def extend(self, tokens: Sequence[int], start: int) -> None:
-        """Take the tokens from ``start`` on."""
+        """Add the tokens from ``start`` on."""
         context, latest, replaced = self.context, self.latest, self._replaced
         for place in range(max(start, context), len(tokens)):
             key = hash(tuple(tokens[place - context : place]))
@@ -106,7 +106,7 @@ class _Level:
                 latest[key] = (old >> _SHIFT << _SHIFT) + count if count else token_id << _SHIFT
 
     def cut(self, tokens: Sequence[int], num_tokens: int) -> None:
-        """Take back the tokens behind the first ``num_tokens``, the last first."""
+        """Remove the tokens after the first ``num_tokens``, the last first."""
         context, latest, replaced = self.context, self.latest, self._replaced
         for place in range(len(tokens) - 1, max(num_tokens, context) - 1, -1):
             key, old = hash(tuple(tokens[place - context : place])), replaced.pop()

@@ -1,4 +1,4 @@
-"""Drafts that the worker has made behind a step, as a drafter of the core. It computes nothing."""
+"""A drafter of the core that passes on the drafts that the worker made after a step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.core.request import Request
 
 
 class WorkerDrafts:
-    """A Drafter that hands on what came with the last output."""
+    """Proposes the drafts that came with the last output."""
 
     def __init__(self) -> None:
         self._drafts: Mapping[str, Proposal] = {}
@@ -19,9 +19,9 @@ class WorkerDrafts:
         self._drafts = drafts
 
     def propose(self, request: Request, max_tokens: int) -> Proposal:
-        """See Drafter. A request that had no part in the last step has none."""
+        """See Drafter. A request that was not in the last step has none."""
         drafts = self._drafts.get(request.request_id, NOTHING)
         return Proposal(drafts.token_ids[:max_tokens], drafts.chances[:max_tokens])
 
     def ended(self, request: Request) -> None:
-        """Nothing is kept of it."""
+        """Do nothing: no state is kept."""

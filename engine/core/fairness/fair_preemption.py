@@ -1,7 +1,7 @@
-"""Which running requests may be preempted, where several tenants share the batch.
+"""Finds the running requests that may be preempted where several tenants share the batch.
 
 A tenant with more slots gives up to one with fewer, until each has as many as it wants or as any other has.
-Where one tenant is alone, any request may be preempted. The policy chooses among those that may.
+With a single tenant, any request may be preempted. The policy chooses among these requests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class FairPreemption:
         self._policy = policy
 
     def candidates(self, running: list[Request]) -> list[Request]:
-        """Running requests of which one may be preempted for a running one: the richest tenants'."""
+        """Requests of the tenants with most slots: one of them may be preempted for a running request."""
         if len(self._slots) <= 1:
             return running
         richest = self._slots.richest()
@@ -34,7 +34,7 @@ class FairPreemption:
     def owed_to(self, request: Request, running: list[Request], step: Step) -> list[Request]:
         """Requests that the tenant with most slots may lose to this one, whose tenant has at least two fewer.
 
-        None that this step has started, and none whose blocks of this step those have hit.
+        Excludes those that this step has started, and those whose new blocks another request has hit.
         """
         giver = self._slots.owes(request.tenant)
         if giver is None:
@@ -58,7 +58,7 @@ class FairPreemption:
     ) -> list[Request]:
         """Requests of the tenant with most slots whose blocks together make this one fit.
 
-        None if those that may be preempted are not enough.
+        Empty if the requests that may be preempted are not enough.
         """
         giver = self._slots.owes(request.tenant)
         if giver is None:

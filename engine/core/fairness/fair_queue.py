@@ -1,7 +1,7 @@
 """Waiting requests of all tenants, in a max-min fair order.
 
-The tenant with the fewest slots in the batch is first. Among a tenant's own requests, and between tenants
-with as many slots, the policy's order decides. With one tenant there is nothing but the policy's order.
+The tenant with the fewest slots in the batch is first. The policy's order decides among a tenant's own
+requests, and between tenants with equally many slots.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ LAST = 1 << 30
 """The rank of a tenant that is deferred."""
 
 _Head = tuple[int, QueueEntry, str, int]
-"""A tenant's rank, its first entry, its name, and the state of its queue for which this holds."""
+"""A tenant's rank, its first entry, its name, and the number of the queue state that they are valid for."""
 
 
 class FairQueue:
-    """A ``RequestQueue`` for each tenant that has somebody waiting; the next one is found in O(log n)."""
+    """Has a ``RequestQueue`` for each tenant with waiting requests; finds the next request in O(log n)."""
 
     def __init__(self, slots: TenantSlots, is_overdue: Callable[[Request], bool]) -> None:
         self._slots = slots
@@ -31,9 +31,9 @@ class FairQueue:
         self._places = Places()
         self._queues: dict[str, RequestQueue] = {}
         self._only: RequestQueue | None = None
-        """The queue of the only tenant with waiting requests, where there is nothing to compare."""
+        """The queue of the only tenant with waiting requests; None if there are several tenants, or none."""
         self._states: dict[str, int] = {}
-        """A number for each queue, which is a new one whenever the queue changes."""
+        """A number for each queue, renewed whenever the queue changes."""
         self._next_state = 0
         self._changed: dict[str, None] = {}
         """Tenants whose entry among the heads is out of date."""
@@ -43,7 +43,7 @@ class FairQueue:
 
     @property
     def is_contended(self) -> bool:
-        """Whether requests of several tenants compete: one waits while another's waits or runs."""
+        """Whether requests of several tenants compete: one waits while another tenant's waits or runs."""
         queues = self._queues
         if len(queues) == 1:
             return not self._slots.are_all_of(next(iter(queues)))
@@ -53,7 +53,7 @@ class FairQueue:
         return bool(self._queues)
 
     def keep_place(self, request: Request) -> None:
-        """Keep a place for a request that is added later: before those of its key that arrive after it."""
+        """Keep a place for a request that is added later, before later arrivals with the same key."""
         self._places.keep(request)
 
     def give_up_place(self, request: Request) -> None:
@@ -61,7 +61,7 @@ class FairQueue:
         del self._places.kept[request.request_id]
 
     def add(self, request: Request, key: WaitingKey) -> None:
-        """Queue a request behind all of its tenant with the same key."""
+        """Queue a request after all with the same key of its tenant."""
         self._queue_of(request).add(request, key)
 
     def prepend(self, request: Request, key: WaitingKey) -> None:
@@ -73,14 +73,14 @@ class FairQueue:
         self._queue_of(request).rekey(request, key)
 
     def touch(self, tenant: str) -> None:
-        """Take note that the tenant's number of slots or its queue has changed."""
+        """Note that the tenant's queue or number of slots has changed."""
         if self._only is None and tenant in self._queues:
             self._next_state += 1
             self._states[tenant] = self._next_state
             self._changed[tenant] = None
 
     def defer(self, tenant: str) -> bool:
-        """Let all others go first until ``resume``; False if there are none left."""
+        """Let all other tenants go first until ``resume``; False if there are none left."""
         if tenant in self._deferred or len(self._queues) <= 1:
             return False
         self._deferred.add(tenant)
@@ -98,7 +98,7 @@ class FairQueue:
 
     @property
     def num_skipped(self) -> int:
-        """How many requests were passed over since ``resume``."""
+        """How many requests were passed over since the last ``resume``."""
         return len(self._skipped)
 
     def resume(self) -> None:
@@ -130,19 +130,19 @@ class FairQueue:
         self._taken_from(request.tenant)
 
     def take_slot(self, request: Request) -> None:
-        """Let a queued request have a slot in the batch."""
+        """Move a queued request to a slot in the batch."""
         is_overdue = self._is_overdue(request)
         self.remove(request)
         self._slots.take(request, is_overdue=is_overdue)
         self.touch(request.tenant)
 
     def leave_slot(self, request: Request) -> None:
-        """Take the request's slot in the batch back, if it has one."""
+        """Free the request's slot in the batch, if it has one."""
         if self._slots.give_back(request):
             self.touch(request.tenant)
 
     def first(self, count: int) -> list[Request]:
-        """About the first ``count`` requests of each of as many tenants, for a trace, cut to ``count``."""
+        """Roughly the first ``count`` requests, of at most ``count`` tenants, for a trace."""
         queues = islice(self._queues.values(), count)
         return list(islice(chain.from_iterable(queue.first(count) for queue in queues), count))
 
@@ -159,7 +159,7 @@ class FairQueue:
     def _begin_queue(self, tenant: str) -> RequestQueue:
         queue = self._queues[tenant] = RequestQueue(self._places)
         self._only = queue if len(self._queues) == 1 else None
-        if len(self._queues) == 2:  # while there was one, nothing was kept
+        if len(self._queues) == 2:  # with one tenant no heads were kept
             self._heads.clear()
             for each in self._queues:
                 self.touch(each)

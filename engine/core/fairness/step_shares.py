@@ -1,9 +1,9 @@
-"""How the tokens of a step are shared, where the owners of several API keys share an engine.
+"""Shares the tokens of a step among the owners of several API keys.
 
-A step takes as long for every request in it, so an owner that fills it makes all others wait. An owner that
-wants less than an equal part of a step's tokens gets them all. The others together get as many as make the
-step longer by a fixed ratio. What an empty step costs, and what each token adds, is learned from the steps
-while there are several owners; for one owner nothing is limited and nothing learned.
+A step takes equally long for every request in it, so an owner that fills it makes all others wait. An owner
+that wants less than an equal part of a step's tokens gets all it wants. The others together get as many
+tokens as make the step longer by a fixed ratio. The cost of an empty step, and of each token, is learned from
+the steps while there are several owners; with one owner nothing is limited and nothing learned.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from engine.core.request import Request, RequestStatus
 from engine.core.step import Step
 
 RECENT_S = 10.0
-"""An owner that has asked for something within this time may ask again, so no step is to be long."""
+"""An owner with a request within this time may send another one, so steps stay short for it."""
 FLOOD_REQUESTS = 8
-"""An owner with as many open requests is a flood: it does not wait for one answer before the next."""
+"""Open requests that make an owner a flood: it does not wait for one answer before the next request."""
 SHARED, SHARED_WITH_FLOOD = 1.0, 0.25
-"""How much longer the others may make a step that serves owners who want little, as a ratio."""
+"""Ratio by which the other owners may lengthen a step that serves owners who want little."""
 BEFORE = 1.0
-"""How much longer than an empty step one of a flood alone may be: another owner may come while it runs."""
+"""Ratio by which a flood alone may lengthen an empty step: another owner may come while it runs."""
 OF_WAITING = 64
-"""Tokens that a waiting request is taken to want, except for the first, whose number is known."""
+"""Tokens that a waiting request is assumed to want, except for the first, whose number is known."""
 
 _DECAY = 0.99
 _FEWEST_STEPS = 8.0
@@ -37,9 +37,9 @@ _LEAST, _MOST = 2.0, 4096.0
 
 
 class StepCost:
-    """How many tokens make a step twice as long as an empty one: a least-squares line through recent steps.
+    """Estimates how many tokens double an empty step's time: a least-squares line through recent steps.
 
-    Where they scatter, a token is taken to cost more rather than less.
+    Where these scatter, a token is assumed to cost more rather than less.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class StepCost:
 
 @dataclass(slots=True)
 class StepLimit(ChunkLimit):
-    """How many tokens of one step the owners that want much may have."""
+    """Limits the tokens of one step for the owners that want much."""
 
     owners: set[str]
     num_left: int
@@ -81,7 +81,7 @@ class StepLimit(ChunkLimit):
     """Tokens that each of their running requests may have."""
 
     def cut(self, request: Request, start: int, num_tokens: int, hit: Sequence[KVCacheBlock] | None) -> int:
-        """A running request gets what it was granted, one that starts what the running ones leave."""
+        """A running request gets its grant; one that starts gets what the running ones leave."""
         if request.owner not in self.owners:
             return num_tokens
         if request.status is RequestStatus.RUNNING:
@@ -104,20 +104,20 @@ class StepLimit(ChunkLimit):
 
 
 class StepShares(SchedulerPart):
-    """Knows which owners were here lately, and what steps cost."""
+    """Tracks which owners were here lately, and what steps cost."""
 
     def __init__(self) -> None:
         self._seen_s: dict[str, float] = {}
-        """When each owner asked last, the longest ago first."""
+        """When each owner last sent a request, the longest ago first."""
         self._num_open: dict[str, int] = {}
         """How many requests of each owner have not ended."""
         self.is_shared = False
-        """Whether several owners were here lately; if not, nothing else is worth asking."""
+        """Whether several owners were here lately; if not, nothing is limited."""
         self._cost = StepCost()
         self._planned: deque[tuple[SchedulerOutput, float]] = deque()
         self._ended_s = 0.0
         self._turn = 0
-        """Which of the flood's decodes is next, where not all can have a token in one step."""
+        """Index of the decode that is next in turn, where not all can have a token in one step."""
 
     def arrived(self, request: Request, now: float) -> None:
         """Count a request that came in."""
@@ -142,7 +142,7 @@ class StepShares(SchedulerPart):
             self._planned.append((plan, now))
 
     def take(self, plan: SchedulerOutput, result: ModelRunnerOutput, now: float) -> None:
-        """Learn from a step whose output came back."""
+        """Learn from a step whose output returned."""
         if not self.is_shared:
             return
         while self._planned:
@@ -155,7 +155,7 @@ class StepShares(SchedulerPart):
                 return
 
     def limit(self, step: Step, batch: Batch, inner: tuple[ChunkLimit, ...]) -> ChunkLimit | None:
-        """Requests that other limits stop want nothing of the step."""
+        """Limit the step. Requests that other limits stop count as wanting nothing."""
         if not self.is_shared:
             return None
         running: Sequence[Request] = batch.running
@@ -164,8 +164,8 @@ class StepShares(SchedulerPart):
         return self.share(running, batch.waiting.peek(), step.now)
 
     def share(self, running: Sequence[Request], next_one: Request | None, now: float) -> StepLimit | None:
-        """What the owners that want much may have of a step; None: all that they want. ``next_one`` is first
-        in the queue."""
+        """The limit for the owners that want much of a step; None: no limit. ``next_one`` is first in the
+        queue."""
         num_open = self._num_open
         num_waiting = dict(num_open)
         wanted = dict.fromkeys(num_open, 0)

@@ -1,7 +1,7 @@
-"""How many slots in the batch each tenant has, and who owes one to whom.
+"""Counts each tenant's slots in the batch, and finds which tenant should give one up to another.
 
-Slots are shared max-min fairly among the tenants that want some now; a tenant that is alone may have all.
-Which of a tenant's own requests has one is decided elsewhere.
+Slots are shared max-min fairly among the tenants that want some now; a single tenant may have all. Which of a
+tenant's requests gets a slot is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ class TenantSlots:
         self._tenants: dict[str, str] = {}
         """The tenant of each request that has a slot."""
         self._by_right: dict[str, str] = {}
-        """A tenant's request that got its slot out of turn, as it had waited for too long."""
+        """Each tenant's request, if any, that got its slot out of turn, as it had waited too long."""
 
     def __len__(self) -> int:
-        """How many tenants have any."""
+        """How many tenants have slots."""
         return len(self._held)
 
     def are_all_of(self, tenant: str) -> bool:
-        """Whether no other tenant has any."""
+        """Whether no other tenant has a slot."""
         return not self._held or (len(self._held) == 1 and tenant in self._held)
 
     def held(self, tenant: str) -> int:
@@ -34,8 +34,8 @@ class TenantSlots:
     def rank(self, tenant: str, *, is_overdue: bool) -> int:
         """The tenant's rank in the queue, the smallest first.
 
-        A request that has waited for too long ranks with tenants that have no slot, one of a tenant at a
-        time: a flood of them makes no other tenant wait.
+        A request that has waited for too long ranks like one of a tenant without slots, but only one request
+        of each tenant at a time, so that a flood of them delays no other tenant.
         """
         held = self._held.get(tenant, 0)
         return 0 if is_overdue and held and tenant not in self._by_right else held
@@ -49,7 +49,7 @@ class TenantSlots:
         self._held[tenant] = self._held.get(tenant, 0) + 1
 
     def give_back(self, request: Request) -> bool:
-        """Take the request's slot back; False if it has none."""
+        """Free the request's slot; False if it has none."""
         tenant = self._tenants.pop(request.request_id, None)
         if tenant is None:
             return False
@@ -68,7 +68,7 @@ class TenantSlots:
         return most
 
     def richest(self) -> set[str]:
-        """The tenants that have as many slots as any other."""
+        """The tenants with most slots."""
         most = max(self._held.values())
         return {tenant for tenant, held in self._held.items() if held == most}
 

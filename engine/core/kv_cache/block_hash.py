@@ -36,7 +36,7 @@ class HashContext:
 
     @property
     def is_of_every_block(self) -> bool:
-        """Whether blocks behind the first may have keys of their own."""
+        """Whether blocks after the first may have extra keys."""
         return bool(self.adapter or self.media)
 
     def extra_keys(self, first: int, end: int) -> bytes:
@@ -52,7 +52,7 @@ class HashContext:
         return msgspec.msgpack.encode(keys) if keys else b""
 
     def event_keys(self, first: int, end: int) -> list[object] | None:
-        """The same as V1 publishes it with the block, in its order and without names; None without any."""
+        """The extra keys as V1 publishes them with a block, in its order and without names; None if none."""
         keys: list[object] = [self.adapter] if self.adapter else []
         keys += [
             (span.content_hash, span.offset - first)
@@ -87,7 +87,7 @@ class BlockHasher:
         packed = struct.Struct(f"={num_tokens}I").pack(*token_ids[first : first + num_tokens])
         contents: Iterable[bytes] = struct.unpack(f"{_TOKEN_BYTES * size}s" * num_blocks, packed)
         if context.is_of_every_block or (first == 0 and context.cache_salt):
-            # A salt alone is in the first block's hash, and through it in all: the others need no look.
+            # A salt alone enters the first block's hash, and through it all others, which need no keys.
             last = first + num_tokens if context.is_of_every_block else size
             starts = range(first, last, size)
             keys = chain((context.extra_keys(start, start + size) for start in starts), repeat(b""))

@@ -1,6 +1,6 @@
-"""How long a sample of KV blocks lives in the prefix cache, and how it is used: V1's KV cache metrics.
+"""Measures how long a sample of KV blocks lives in the prefix cache, and its use: V1's KV cache metrics.
 
-Watches a pool without a say in what it does; a pool that nobody watches pays nothing for it.
+It only observes a pool; an unobserved pool pays nothing for it.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from engine.core.kv_cache.block_pool import KVCacheBlock
 
 MAX_GAPS = 4
-"""Most gaps between uses that are told of one block, the last ones, as in V1."""
+"""How many gaps between uses are reported of one block, the last ones, as in V1."""
 
 
 @dataclass(slots=True)
 class _Life:
-    """One block from its allocation on."""
+    """The life of one block, from its allocation on."""
 
     born_s: float
     used_s: float | None = None
-    """When a request found it last."""
+    """When a request last hit it."""
     gaps_s: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_GAPS))
 
 
 class BlockLifeWatch:
-    """Follows one of so many blocks, in the order of their allocation."""
+    """Follows every n-th block, in the order of allocation."""
 
     def __init__(self, share: float, now: Callable[[], float]) -> None:
-        """``share``: of blocks to follow, in (0, 1]. ``now``: a clock, which decides nothing."""
+        """``share``: fraction of blocks to follow, in (0, 1]. ``now``: a clock, used for metrics only."""
         self._every = max(1, round(1 / share))
         self._until_next = 0
         """Blocks to be allocated before the next one that is followed."""
@@ -42,11 +42,11 @@ class BlockLifeWatch:
         self._ended = BlockLives()
 
     def allocated(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """These blocks begin to hold something; what they held before has been evicted."""
+        """Note that these blocks get new content; their previous content has been evicted."""
         lives = self._lives
         if lives:
             for block in blocks:
-                lives.pop(block.block_id, None)  # never cached, or told already
+                lives.pop(block.block_id, None)  # never cached, or reported already
         if self._until_next < len(blocks):
             now = self._now()
             for block in blocks[self._until_next :: self._every]:
@@ -54,7 +54,7 @@ class BlockLifeWatch:
         self._until_next = (self._until_next - len(blocks)) % self._every
 
     def used(self, blocks: Iterable[KVCacheBlock]) -> None:
-        """A request found these blocks in the prefix cache."""
+        """Note that a request hit these blocks."""
         now: float | None = None
         for block in blocks:
             life = self._lives.get(block.block_id)
@@ -65,7 +65,7 @@ class BlockLifeWatch:
                 life.used_s = now
 
     def evicted(self, block: KVCacheBlock) -> None:
-        """The prefix cache finds this block no more."""
+        """End the life of a block that was evicted."""
         life = self._lives.pop(block.block_id, None)
         if life is None:
             return
@@ -75,7 +75,7 @@ class BlockLifeWatch:
         self._ended.reuse_gaps_s += life.gaps_s
 
     def cleared(self) -> None:
-        """All blocks were evicted at once, by an operator: that tells nothing of the load."""
+        """Forget all lives: an operator evicted all blocks at once, which says nothing about the load."""
         self._lives.clear()
 
     def take(self) -> BlockLives | None:

@@ -1,8 +1,8 @@
 """The pool of KV blocks: who holds each block, which are free, and which of those are still cached.
 
-A block without references is free. A free block keeps its hash, and the prefix cache finds it until it is
-evicted for something else. Empty blocks are used first, then stale ones, whose content no request is expected
-to ask for, then the other cached ones, least recently used first.
+A block without references is free. A free block keeps its hash, and can be hit until it is evicted for
+something else. Empty blocks are used first, then stale ones, whose content no request is expected to need,
+then the other cached ones, least recently used first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False, repr=False)
 class KVCacheBlock:
-    """What is known of one block. The lists of free, cached blocks run through its own links."""
+    """The state of one block, and its links in the lists of free, cached blocks."""
 
     block_id: int
     ref_cnt: int = 0
@@ -30,7 +30,7 @@ class KVCacheBlock:
     prev_free: KVCacheBlock | None = field(default=None)
     next_free: KVCacheBlock | None = field(default=None)
     is_stale: bool = False
-    """Whether it is free and cached, but nobody is expected to ask for it."""
+    """Whether it is free and cached, but no request is expected to need it."""
     pins_before: int = 0
     """How many pins had begun when it became free and stayed cached."""
     num_pins: int = 0
@@ -44,7 +44,7 @@ LOOKED_UP_AT_ONCE = 64
 """Blocks of a prefix that are looked up together: a loop in C takes half the time of one here."""
 
 TO_LOAD = KVCacheBlock(-3, block_hash=b"to load")
-"""Stands in the table of a prefix for a block that only another tier has; nobody holds it."""
+"""Placeholder in the table of a prefix for a block that only another tier has; no one holds it."""
 
 
 class FreeKVCacheBlockQueue:
@@ -65,7 +65,7 @@ class FreeKVCacheBlockQueue:
         """How many pins have begun so far."""
 
     def popleft_n(self, count: int) -> list[KVCacheBlock]:
-        """Remove the first ``count`` blocks, of which the caller knows that there are as many."""
+        """Remove the first ``count`` blocks; the list must have that many."""
         assert count <= self.num_free_blocks, "more blocks asked for than are free"
         self.num_free_blocks -= count
         taken: list[KVCacheBlock] = []
@@ -109,7 +109,7 @@ class FreeKVCacheBlockQueue:
 
 
 def _oldest(found: KVCacheBlock | dict[int, KVCacheBlock] | None) -> KVCacheBlock:
-    """Of blocks with one hash the one that has it for longest."""
+    """The block that has had a hash for longest, of those with that hash."""
     if type(found) is dict:
         return next(iter(found.values()))
     assert isinstance(found, KVCacheBlock)
@@ -124,7 +124,7 @@ def _link(before: KVCacheBlock | None, after: KVCacheBlock | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BlockPoolStatistics:
-    """Counts of usable blocks, the null block in none of them."""
+    """Counts of usable blocks, without the null block."""
 
     num_blocks: int
     num_free_blocks: int
@@ -136,12 +136,12 @@ class BlockPool:
     """All blocks of the KV cache. Block 0, the null block, is never handed out and never freed."""
 
     recorder: TierRecorder | None = None
-    """Is told which contents begin and cease to be cached, if somebody wants to know."""
+    """Records which contents begin and cease to be cached; None: not recorded."""
     lives: BlockLifeWatch | None = None
-    """Is told of allocations, hits and evictions, if somebody wants to know how long blocks live."""
+    """Observes allocations, hits and evictions, to measure how long blocks live; None: not measured."""
 
     def __init__(self, num_blocks: int) -> None:
-        """Make a pool of ``num_blocks`` blocks, the null block counted."""
+        """Make a pool of ``num_blocks`` blocks, including the null block."""
         assert num_blocks >= 2, "a pool needs the null block and one more"
         self.blocks = [KVCacheBlock(i) for i in range(num_blocks)]
         self.null_block = self.blocks[0]
@@ -152,15 +152,15 @@ class BlockPool:
         self._cached = FreeKVCacheBlockQueue()
         """The other free blocks, least recently used first."""
         self.needed = NeededPins()
-        """Which pinned blocks would have been evicted."""
+        """Estimates which pinned blocks would have been evicted."""
         self.num_pinned_alone = 0
-        """Blocks that nobody holds but pins that may be revoked: they can be taken."""
+        """Blocks held only by pins that may be revoked: they can be taken."""
         self.num_freed = 0
-        """Blocks that were freed since the start, a count that only grows."""
-        # Two requests that compute the same prefix side by side own equal blocks: all of them, oldest first.
+        """Number of blocks freed since the start; it only grows."""
+        # All blocks of a hash, oldest first: requests that compute one prefix concurrently have equal blocks.
         self._by_hash: dict[BlockHash, KVCacheBlock | dict[int, KVCacheBlock]] = {}
         self._num_duplicates = 0
-        """Cached blocks whose hash an older one has, too."""
+        """Cached blocks whose hash an older block has, too."""
 
     @property
     def num_usable_blocks(self) -> int:
@@ -177,7 +177,7 @@ class BlockPool:
 
     @property
     def has_duplicates(self) -> bool:
-        """Whether several blocks cache the same."""
+        """Whether several blocks cache the same content."""
         return self._num_duplicates > 0
 
     @property
@@ -192,7 +192,7 @@ class BlockPool:
         return found  # type: ignore[return-value]
 
     def get_cached_prefix(self, block_hashes: Iterable[BlockHash]) -> list[KVCacheBlock]:
-        """The cached blocks of a chain up to its first miss: what is behind a miss is never a hit."""
+        """The cached blocks of a chain up to its first miss; blocks after a miss are never a hit."""
         prefix: list[KVCacheBlock] = []
         all_found = map(self._by_hash.get, block_hashes)
         while found := list(islice(all_found, LOOKED_UP_AT_ONCE)):
@@ -235,19 +235,19 @@ class BlockPool:
         return blocks
 
     def begin_pin(self, pin_id: int, num_blocks: int) -> None:
-        """A pin begins that holds so many blocks which nobody else does: it stands before what becomes free
+        """Begin a pin that alone holds ``num_blocks`` blocks: it comes before all blocks that become free
         from now on."""
         self._cached.pins_before += 1
         self.needed.begin(pin_id, self._cached.pins_before, num_blocks)
 
     def mark_pinned(self, blocks: Iterable[KVCacheBlock]) -> None:
-        """One of the holders of each of these blocks is a pin that may be revoked."""
+        """Note that a pin that may be revoked holds each of these blocks."""
         for block in blocks:
             block.num_pins += 1
             self.num_pinned_alone += block.num_pins == block.ref_cnt
 
     def unmark_pinned(self, blocks: Iterable[KVCacheBlock]) -> None:
-        """Such a pin is about to let these blocks go."""
+        """Note that such a pin is about to free these blocks."""
         for block in blocks:
             self.num_pinned_alone -= block.num_pins == block.ref_cnt
             block.num_pins -= 1
@@ -290,7 +290,7 @@ class BlockPool:
     def evict_first(self, block_hashes: Iterable[BlockHash]) -> int:
         """Let free blocks with these hashes be evicted before other cached ones, the first in order first.
 
-        Nobody is expected to ask for them. Returns how many that are. Until then they can be hit.
+        No request is expected to need them, but they can be hit until then. Returns their number.
         """
         stale: list[KVCacheBlock] = []
         for block_hash in block_hashes:
@@ -307,7 +307,7 @@ class BlockPool:
         return len(stale)
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> int:
-        """Remove a holder from each block; returns how many became free. The first in order go first."""
+        """Remove a holder from each block; returns how many became free. The first are evicted first."""
         empty: list[KVCacheBlock] = []
         cached: list[KVCacheBlock] = []
         add_empty, add_cached = empty.append, cached.append

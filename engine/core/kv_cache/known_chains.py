@@ -1,7 +1,7 @@
-"""The blocks of turns that ended, so that whoever continues one need not look each of its blocks up.
+"""Remembers the blocks of ended turns, so that a request that continues one need not look up each block.
 
-A dictionary of 100,000 blocks is in no CPU cache, and a prefix of 100,000 tokens has 6,250 of them. Here one
-is found by its last hash; whether its blocks still cache what they did is read off the blocks themselves.
+A dictionary of 100,000 blocks fits in no CPU cache, and a prefix of 100,000 tokens has 6,250 blocks. Here a
+turn is found by its last hash; each block itself shows whether it still caches the same content.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ MAX_CHAINS = 256
 
 
 class KnownChains:
-    """The last so many, by the hash of their last block."""
+    """The last ``MAX_CHAINS`` chains, by the hash of their last block."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self._chains: OrderedDict[BlockHash, list[KVCacheBlock]] = OrderedDict()
 
     def note(self, block_hashes: Sequence[BlockHash], blocks: list[KVCacheBlock]) -> None:
-        """These blocks have these hashes now."""
+        """Remember that these blocks have these hashes now."""
         if blocks:
             self._chains[block_hashes[len(blocks) - 1]] = blocks
             if len(self._chains) > MAX_CHAINS:
                 self._chains.popitem(last=False)
 
     def find(self, block_hashes: Sequence[BlockHash], num_blocks: int, max_blocks: int) -> list[KVCacheBlock]:
-        """The cached blocks of at most ``max_blocks`` of a prefix whose first ``num_blocks`` are those of a
-        turn; empty if that is not known. Else they are those that a look-up finds, as no two have one hash.
+        """The cached blocks, at most ``max_blocks``, of a prefix whose first ``num_blocks`` blocks are a
+        turn's; empty if the turn is not known. Else they are those of a look-up, as no two have one hash.
         """
         if not 0 < num_blocks <= max_blocks or self._pool.has_duplicates:
             return []

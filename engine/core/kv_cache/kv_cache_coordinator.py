@@ -1,9 +1,9 @@
-"""Which blocks belong to which request, behind one interface for all models.
+"""Tracks which blocks belong to which request, with one interface for all models.
 
-A model whose layers all attend to everything has one group of layers and one block table per request. One
-that mixes them with layers of sliding windows or chunks has a table per group, all of the same length, and a
-hit is what all of its groups have. To the scheduler and the worker the tables of a request are one list,
-ordered by block of tokens and within it by group.
+A model with full attention only has one group of layers and one block table per request. A model that also
+has layers with sliding windows or chunks has a table per group, all of the same length, and a hit is what all
+groups have. The scheduler and the worker see the tables of a request as one list, ordered by block of tokens
+and within it by group.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class KVCacheCoordinator(Protocol):
 
     block_size: int
     num_groups: int
-    """Blocks of each block of tokens."""
+    """Number of KV cache groups: each block of tokens has one block for each."""
     has_windows: bool
     """Whether any group needs less than all blocks."""
 
@@ -39,7 +39,7 @@ class KVCacheCoordinator(Protocol):
         """The blocks that the request holds, first to last."""
 
     def has_blocks_for(self, request_id: str, num_tokens: int) -> bool:
-        """Whether the request has blocks for so many tokens already."""
+        """Whether the request already has blocks for ``num_tokens`` tokens."""
 
     def find_longest_cache_hit(
         self, block_hashes: Sequence[BlockHash], max_tokens: int, copies: Container[BlockHash] = ()
@@ -50,19 +50,19 @@ class KVCacheCoordinator(Protocol):
         """
 
     def num_blocks_to_allocate(self, request_id: str, num_tokens: int, hit: Sequence[KVCacheBlock]) -> int:
-        """Free blocks that the request takes to have ``num_tokens``; blocks of a hit that are free count."""
+        """Free blocks that the request takes to have ``num_tokens``, including free blocks of a hit."""
 
     def add_hit(self, request_id: str, hit: Sequence[KVCacheBlock]) -> None:
-        """Give a request that has no blocks yet the cached ones it hit."""
+        """Give a request without blocks the cached ones that it hit."""
 
     def adopt(self, request_id: str, table: Sequence[KVCacheBlock], num_cached: int) -> None:
-        """Give a request that has no blocks yet this table, whose blocks are held for it already.
+        """Give a request without blocks this table, whose blocks are already held for it.
 
         ``num_cached``: how many blocks of its tokens, from the first on, are cached.
         """
 
     def note_cached(self, request_id: str, num_blocks: int) -> None:
-        """So many blocks of the request's tokens are cached by now, or need not be."""
+        """Note that the first ``num_blocks`` blocks of the request's tokens are cached, or need not be."""
 
     def allocate_new_blocks(self, request_id: str, num_tokens: int) -> list[KVCacheBlock]:
         """Allocate blocks until the request has enough for ``num_tokens``, and return the new ones."""
@@ -74,12 +74,12 @@ class KVCacheCoordinator(Protocol):
         """Evict what ``cache_blocks`` has cached beyond the first ``num_tokens`` tokens."""
 
     def evict_blocks(self, request_id: str) -> None:
-        """Evict the request's blocks from the prefix cache, whoever else holds them."""
+        """Evict the request's blocks from the prefix cache, even if others hold them."""
 
     def remove_skipped_blocks(self, request_id: str, num_computed_tokens: int) -> None:
         """Free the blocks that have left their windows.
 
-        A turn that continues behind the last full block of the computed tokens needs none of them.
+        A turn that continues after the last full block of the computed tokens needs none of them.
         """
 
     def expect_branches(
@@ -89,7 +89,7 @@ class KVCacheCoordinator(Protocol):
         num_prompt_tokens: int,
         copies: Container[BlockHash],
     ) -> None:
-        """Where others may leave the sequence of a request that has just got its hit.
+        """Note where others may leave the sequence of a request that has just got its hit.
 
         ``copies``: names of blocks that another tier has.
         """
@@ -97,31 +97,31 @@ class KVCacheCoordinator(Protocol):
     def worth_storing(
         self, request_id: str, block_hashes: Sequence[BlockHash], start: int, end: int
     ) -> tuple[Sequence[BlockHash], list[int]]:
-        """Names and ids of the blocks that another tier should have, of the request's blocks [start, end) of
-        tokens: all before ``end`` are computed."""
+        """Names and ids of the request's blocks [start, end) of tokens that another tier should have. All
+        blocks before ``end`` are computed."""
 
     def computed_blocks(
         self, request_id: str, block_hashes: Sequence[BlockHash], start: int, end: int
     ) -> tuple[Sequence[BlockHash], list[int]]:
-        """Names and ids of all the blocks that the request holds of its blocks [start, end) of tokens."""
+        """Names and ids of all blocks that the request holds for its blocks [start, end) of tokens."""
 
     def passed(
         self, request_id: str, block_hashes: Sequence[BlockHash], start: int, end: int
     ) -> list[BlockHash]:
-        """Names of the blocks that whoever continues behind ``start`` needs and behind ``end`` does not."""
+        """Names of the blocks needed to continue after block ``start`` of tokens, but not after ``end``."""
 
     def names_of_hit(self, block_hashes: Sequence[BlockHash]) -> Sequence[BlockHash]:
-        """The names of the blocks that a hit of all of these has."""
+        """Names of the blocks in a hit of all these hashes."""
 
     def take(self, request_id: str) -> list[KVCacheBlock]:
         """Remove a request; returns the blocks that it held, first to last."""
 
     def take_prefix(self, request_id: str, num_blocks: int) -> tuple[list[KVCacheBlock], list[KVCacheBlock]]:
-        """Remove a request; returns the blocks that a hit of its first ``num_blocks`` blocks has, and the
-        others that it held."""
+        """Remove a request; returns the blocks in a hit of its first ``num_blocks`` blocks, and the others
+        that it held."""
 
     def num_skipped_blocks(self, num_blocks: int) -> int:
-        """Null blocks, over all groups, of a table that a hit of so many blocks has."""
+        """Number of null blocks, over all groups, in the table of a hit of ``num_blocks`` blocks."""
 
     def keys_of(self, block_hashes: Sequence[BlockHash]) -> Sequence[BlockHash]:
         """The names under which the pool caches these blocks."""
@@ -131,7 +131,7 @@ class KVCacheCoordinator(Protocol):
 
 
 class KVCacheCoordinatorNoPrefixCache:
-    """Any number of groups, none of which is cached."""
+    """Tracks any number of groups, none of which is cached."""
 
     def __init__(
         self, pool: BlockPool, block_size: int, groups: Sequence[KVCacheGroup], max_step_tokens: int
@@ -201,7 +201,7 @@ class KVCacheCoordinatorNoPrefixCache:
         block_hashes: Sequence[BlockHash],
         wanted: Iterable[tuple[FullAttentionManager | LocalAttentionManager, Iterable[int]]],
     ) -> tuple[Sequence[BlockHash], list[int]]:
-        """Names and ids of those blocks of these numbers, group by group, that the request holds."""
+        """Names and ids of the request's blocks at these indices, group by group, without null blocks."""
         keys, block_ids = list[BlockHash](), list[int]()
         for manager, indices in wanted:
             table = manager.req_to_blocks[request_id]
@@ -298,7 +298,7 @@ class KVCacheCoordinatorNoPrefixCache:
         return [m.req_to_blocks.pop(request_id, []) for m in self.single_type_managers]
 
     def _parts(self, blocks: Sequence[KVCacheBlock]) -> list[Sequence[KVCacheBlock]]:
-        """A part of a table, group by group."""
+        """Split a part of a table by group."""
         return [blocks[group :: self.num_groups] for group in range(self.num_groups)]
 
     def _without_null(self, blocks: Iterable[KVCacheBlock]) -> list[KVCacheBlock]:
@@ -307,15 +307,15 @@ class KVCacheCoordinatorNoPrefixCache:
 
 
 class HybridKVCacheCoordinator(KVCacheCoordinatorNoPrefixCache):
-    """Several groups, or one with a window, whose blocks are cached by hash and group."""
+    """Tracks several groups, or one with a window, whose blocks are cached by hash and group."""
 
     def find_longest_cache_hit(
         self, block_hashes: Sequence[BlockHash], max_tokens: int, copies: Container[BlockHash] = ()
     ) -> list[KVCacheBlock]:
         """The longest prefix of which every group has what it needs.
 
-        A group whose own hit is shorter makes all others search again, until none is. Each prefix of a hit
-        of full attention is a hit, so that only windows search more than once.
+        If a group's hit is shorter, the others search again, until all agree. Each prefix of a full-attention
+        hit is a hit, so only groups with windows search more than once.
         """
         size = self.block_size
         length = min(max_tokens // size, len(block_hashes))
@@ -342,9 +342,9 @@ class HybridKVCacheCoordinator(KVCacheCoordinatorNoPrefixCache):
         num_prompt_tokens: int,
         copies: Container[BlockHash],
     ) -> None:
-        """These are: where the hit ends, where only full attention had more of it, and the prompt's end.
+        """Note the ends of the hit, of a longer hit of full attention alone, and of the prompt.
 
-        The window before a common prefix's end is so cached from the second time on that it is computed.
+        So the window before a common prefix's end is cached from the second time on that it is computed.
         """
         hit_end = shared_end = len(self._first.req_to_blocks[request_id])
         if self._full and self._windowed:

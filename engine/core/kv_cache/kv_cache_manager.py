@@ -1,9 +1,9 @@
-"""KV blocks of requests, pins and loads: what the scheduler asks for memory.
+"""Manages the KV blocks of requests, pins and loads for the scheduler.
 
 A pin is a second kind of holder: it keeps the full blocks of a turn that ended. A load is a third: it keeps
 the blocks that a copy writes, until it is done. A deferred free is a fourth: it keeps the blocks of a request
-that is gone while a step that uses them is under way. All hold references as a request does, so what the pool
-promises (no reuse while held) is true of them without a special case.
+that has left while a step that uses them is under way. All hold references as a request does, so the pool's
+promise (no reuse while held) covers them without a special case.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class KVCacheManager:
     """Finds, allocates and frees the blocks of requests; holds the blocks of pins and of loads."""
 
     num_lookahead_tokens = 0
-    """Places for a drafter's KV behind the tokens of a request; it drafts less where they do not fit."""
+    """Places for a drafter's KV after the tokens of a request; it drafts less where they do not fit."""
 
     def __init__(
         self,
@@ -49,11 +49,11 @@ class KVCacheManager:
         max_step_tokens: int | None = None,
         num_states: int = 0,
     ) -> None:
-        """Make one over ``num_blocks`` blocks of any group, the null block counted.
+        """Make one over ``num_blocks`` blocks of any group, including the null block.
 
-        ``num_states``: state slots, slot 0 counted, for a model with a group of states.
-        ``max_step_tokens`` bounds what is computed of a request before its windows move on, so that a long
-        prompt is known to need few blocks in a group with a window; None: nothing is known.
+        ``num_states``: state slots, including slot 0, for a model with a group of states. ``max_step_tokens``
+        bounds what is computed of a request before its windows move on, which limits the blocks of a long
+        prompt in a group with a window; None: no bound.
         """
         self.block_size = block_size
         self.enable_caching = enable_caching
@@ -93,7 +93,7 @@ class KVCacheManager:
     def get_computed_blocks(self, request: Request) -> tuple[list[KVCacheBlock], int]:
         """Cached blocks of the request's prefix, and the tokens in them.
 
-        The last token is never among them: it has to be computed to have logits to sample from.
+        The last token is never among them: it must be computed to get logits to sample from.
         """
         if not self.enable_caching:
             return NO_BLOCKS, 0
@@ -102,14 +102,14 @@ class KVCacheManager:
         return hit, self.num_tokens_of(hit)
 
     def _hit_of_turn(self, request: Request) -> list[KVCacheBlock]:
-        """The same from what is known of the turn that the request continues; empty if that is not enough."""
+        """The hit, from the known blocks of the turn that is continued; empty if these do not suffice."""
         assert request.continues is not None
         num_blocks = (request.continues.num_tokens - 1) // self.block_size
         max_blocks = (request.num_tokens - 1) // self.block_size
         return self._chains.find(request.block_hashes, num_blocks, max_blocks)
 
     def note_turn(self, request: Request) -> None:
-        """A turn that may be continued ends: remember the blocks that it has."""
+        """Remember the blocks of an ending turn that may be continued."""
         if self.enable_caching and self.is_unitary:
             num_blocks = min(request.num_computed_tokens, request.num_tokens - 1) // self.block_size
             self._chains.note(
@@ -134,26 +134,26 @@ class KVCacheManager:
         return 0 if self.states is None else self.states.num_short(request, len(hit) // self.num_groups)
 
     def fits(self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock] = NO_BLOCKS) -> bool:
-        """Whether there are blocks for ``num_tokens`` of the request in all, and states."""
+        """Whether there are blocks for ``num_tokens`` of the request in all, and free states."""
         has_room = self._has_room(request.request_id, min(num_tokens, self._max_model_len), hit)
         return has_room and self.num_states_short(request, hit) <= 0
 
     def _has_room(self, request_id: str, num_tokens: int, hit: Sequence[KVCacheBlock]) -> bool:
-        """Whether there are free blocks. What of a hit is free, a long count, is asked only if it matters."""
+        """Whether there are free blocks. Counting the free blocks of a hit is slow, so it comes last."""
         num_needed, num_free = self._coordinator.num_blocks_to_allocate, self.pool.num_free_blocks
         if num_needed(request_id, num_tokens, NO_BLOCKS) <= num_free:
             return True
         return bool(hit) and num_needed(request_id, num_tokens, hit) <= num_free
 
     def fits_after_deferred(self, request: Request, num_tokens: int, hit: Sequence[KVCacheBlock]) -> bool:
-        """Whether the request fits once the steps under way are back."""
+        """Whether the request fits once the steps under way have returned."""
         num_short = self.num_blocks_short(request, num_tokens, hit)
         return num_short <= self.num_deferred_blocks and self.num_states_short(request, hit) <= 0
 
     def are_shared(self, request: Request, num_new_tokens: int) -> bool:
-        """Whether anybody else holds a block that the request fills with its next ``num_new_tokens``.
+        """Whether another holder has a block that the request fills with its next ``num_new_tokens``.
 
-        A block is cached as soon as its tokens are scheduled: who has hit it counts on their computation.
+        A block is cached as soon as its tokens are scheduled: requests that hit it rely on their computation.
         """
         start = request.num_computed_tokens // self.block_size * self.num_groups
         end = (request.num_computed_tokens + num_new_tokens) // self.block_size * self.num_groups
@@ -176,12 +176,12 @@ class KVCacheManager:
         self._shortages[request.request_id] = Shortage(num_hit_blocks, missing, self.pool.num_freed)
 
     def min_missing_blocks(self, request: Request) -> int:
-        """Blocks that a request with a recorded shortage lacks at least; 0 if nothing is known.
+        """Lower bound of the blocks that a request with a recorded shortage lacks; 0 if nothing is known.
 
-        The bound costs nothing. What a request lacks is its length less the blocks that are free or hit. That
-        shrinks only by blocks that were freed since, and by a longer hit, which the block behind the old one
-        tells. In a group with a window a shorter hit may need less by what the window has, which is left out
-        of the bound; and where there are only windows a longer hit may begin anywhere, so nothing is known.
+        The bound costs nothing. A request lacks its length less the blocks that are free or hit. That shrinks
+        only by blocks freed since, and by a longer hit, which the block after the old hit shows. In a group
+        with a window a shorter hit may need less by what the window has, which is left out of the bound.
+        Where there are only windows, a longer hit may begin anywhere, so nothing is known.
         """
         shortage = self._shortages.get(request.request_id)
         if shortage is None:
@@ -196,10 +196,10 @@ class KVCacheManager:
     def allocate_slots(
         self, request: Request, num_new_tokens: int, hit: Sequence[KVCacheBlock] = NO_BLOCKS
     ) -> list[KVCacheBlock] | None:
-        """Allocate blocks for ``num_new_tokens`` behind what is computed and hit, and return the new ones.
+        """Allocate blocks for ``num_new_tokens`` after what is computed and hit, and return the new ones.
 
         None, and nothing is changed, if there are not enough. Full blocks are cached at once: a request that
-        reads them in the same step is planned behind the one that fills them, and the worker keeps the order.
+        reads them in the same step is planned after the one that fills them, and the worker keeps the order.
         """
         request_id = request.request_id
         num_computed = request.num_computed_tokens + (self.num_tokens_of(hit) if hit else 0)
@@ -236,7 +236,7 @@ class KVCacheManager:
     def aligned(
         self, request: Request, num_new_tokens: int, hit: Sequence[KVCacheBlock] | None = None
     ) -> int:
-        """How many of these tokens a step may compute: it ends where a state is to be kept.
+        """How many of these tokens a step may compute to end where a state is to be kept.
 
         ``hit`` is given for a request that is about to start.
         """
@@ -249,7 +249,7 @@ class KVCacheManager:
         return self.states.aligned(request, self.num_tokens_of(hit), num_new_tokens, ends)
 
     def _num_shared_blocks(self, request: Request) -> int:
-        """Blocks of the request's prefix that are cached, whether there is a state behind them or not."""
+        """Number of blocks of the request's prefix that are cached, with or without a state at their end."""
         if not self.enable_caching:
             return 0
         found = self._coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
@@ -292,13 +292,13 @@ class KVCacheManager:
         return len(self._coordinator.held_by(request_id))
 
     def num_slots_of(self, request_id: str) -> int:
-        """How many tokens the request's block table is long enough for."""
+        """How many tokens fit in the request's block table."""
         return len(self._coordinator.blocks_of(request_id)) // self.num_groups * self.block_size
 
     def free(self, request: Request, num_computed_tokens: int | None = None) -> None:
         """Free a request's blocks, tail first, as the head of a prefix is worth the most.
 
-        ``num_computed_tokens`` is given if the request was scheduled in this step and withdrawn: only so many
+        ``num_computed_tokens`` is given if the request was scheduled in this step and withdrawn: only these
         tokens were computed, and the blocks beyond them are evicted.
         """
         request_id = request.request_id
@@ -323,9 +323,9 @@ class KVCacheManager:
         return len(self.pinned)
 
     def pin(self, request: Request, pin_id: int, num_blocks: int) -> bool:
-        """End a request: a pin holds what a hit of its first ``num_blocks`` full blocks has.
+        """End a request: a pin holds the blocks in a hit of its first ``num_blocks`` full blocks.
 
-        The rest is freed. False if a return would hit less of it: then the pin must be cut.
+        The rest is freed. False if the next turn would hit less of it: then the pin must be cut.
         """
         self._requests.discard(request.request_id)
         held, others = self._coordinator.take_prefix(request.request_id, num_blocks)
@@ -334,9 +334,9 @@ class KVCacheManager:
         return self.states is None or self.states.pin(request, pin_id, num_blocks)
 
     def evict_first(self, block_hashes: Sequence[BlockHash]) -> int:
-        """Let the end of a chain be evicted before all else, its last block first, if nobody holds it.
+        """Let the end of a chain be evicted before all else, its last block first, if no one holds it.
 
-        Nobody is expected to ask for it. Returns how many blocks that is.
+        No request is expected to hit it. Returns how many blocks that is.
         """
         if self.states is not None:
             self.states.pool.evict_first(reversed(block_hashes))
@@ -345,9 +345,9 @@ class KVCacheManager:
     # ---- loads ----
 
     def join_tier(self, copies: Container[BlockHash], *, keeps_blocks: bool = True) -> None:
-        """Another tier has blocks of these names, by and by, and keeps those that the pool evicts.
+        """Take the names of the blocks that another tier has at any time; it may keep evicted states, too.
 
-        A prefix may then end anywhere, so that of a group with a window nothing is known to be lacking.
+        A prefix may then end anywhere, so no shortage is known for a group with a window.
         """
         self.tiered.join(copies, keeps_blocks=keeps_blocks)
         num_local = sum(not group.is_full for group in self.kv_cache_groups)
@@ -362,13 +362,13 @@ class KVCacheManager:
     # ---- frees that are deferred ----
 
     def defer_free(self, step_id: int, request: Request) -> None:
-        """Hold the blocks of a request that is about to free them until this step, the last to use them."""
+        """Hold the blocks of a request that is about to free them until this step, the last user, ends."""
         blocks = self._coordinator.held_by(request.request_id)
         self.pool.touch(blocks)
         self._deferred.setdefault(step_id, []).extend(blocks)
 
     def release_deferred(self, step_id: int) -> None:
-        """Free what was held until this step, which is back."""
+        """Free what was held for this step, which has returned."""
         blocks = self._deferred.pop(step_id, None)
         if blocks is not None:
             self.pool.free_blocks(reversed(blocks))
@@ -380,7 +380,7 @@ class KVCacheManager:
 
     @property
     def num_deferred_blocks(self) -> int:
-        """Blocks that become free when the steps under way are back, counted one by one."""
+        """Blocks that become free when the steps under way return, counted one by one."""
         return sum(block.ref_cnt == 1 for blocks in self._deferred.values() for block in blocks)
 
     def check_deferred(self, step_ids: Sequence[int]) -> None:
@@ -397,7 +397,7 @@ class KVCacheManager:
     def reset_prefix_cache(self) -> bool:
         """Evict all cached blocks; False, and nothing is changed, while a request, pin or load holds any.
 
-        Blocks that wait for a step to be freed come back empty.
+        Blocks that wait for a step to be freed become free and empty.
         """
         if self._requests or self.num_pins or len(self.tiered):
             return False

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class KVCacheStatistics:
-    """How many usable blocks there are in each state. A block of a request and a pin counts as running."""
+    """Counts of usable blocks, and of pins."""
 
     num_blocks: int
     num_free_blocks: int

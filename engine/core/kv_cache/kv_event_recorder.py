@@ -1,7 +1,7 @@
-"""Records what enters and leaves the prefix cache, tier by tier, for whoever publishes it.
+"""Records what enters and leaves the prefix cache, tier by tier, for publication.
 
-A content that two blocks have is told once: when the first has it, and when the last has it no more. Applied
-in order, the events so give exactly what can be found at any time.
+Content that two blocks hold is recorded once: when the first block gets it, and when the last one loses it.
+So the events, applied in order, give exactly what is cached at any time.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ class KVEventRecorder:
     def __init__(
         self, block_size: int, groups: Sequence[KVCacheGroup], requests: Mapping[str, Request]
     ) -> None:
-        """``requests``: those that have not ended, by id: their tokens are what blocks hold."""
+        """``requests``: those that have not ended, by id; their tokens are the content of blocks."""
         self._block_size = block_size
         self._groups = groups
         self._requests = requests
         self._events: list[KVCacheEvent] = []
         self._source = ("", 0, 0)
         self.device = TierRecorder(self, MEDIUM_GPU, 0)
-        """Records blocks of the device; a name tells the group where there are several."""
+        """Records blocks of the device; where there are several groups, a name includes the group."""
         self.states = TierRecorder(self, MEDIUM_GPU, len(groups) - 1)
         """Records states, the last group."""
         self.host = TierRecorder(self, MEDIUM_CPU, 0)
-        """Records copies in host memory, but for those of states."""
+        """Records copies in host memory, except those of states."""
 
     def begin(self, request_id: str, start: int, end: int) -> None:
-        """What is stored until the next call is among blocks [start, end) of this request's tokens."""
+        """Say that the blocks stored until the next call are among blocks [start, end) of this request."""
         self._source = (request_id, start, end)
 
     def attach(self, kv: KVCacheManager) -> None:
-        """Record what becomes of the blocks and states of the device from now on."""
+        """Record changes of the device's blocks and states from now on."""
         kv.pool.recorder = self.device
         if kv.states is not None:
             kv.states.pool.recorder = self.states
@@ -65,7 +65,7 @@ class KVEventRecorder:
         return events
 
     def stored(self, medium: str, group: int, hashes: Iterable[BlockHash]) -> None:
-        """These contents of one group can be found from now on."""
+        """Record that these contents of one group are cached from now on."""
         request_id, start, end = self._source
         request = self._requests[request_id]
         wanted = set(hashes)
@@ -94,7 +94,7 @@ class KVEventRecorder:
         )
 
     def removed(self, medium: str, group: int, block_hash: BlockHash) -> None:
-        """This content cannot be found any more. What goes in a row is one event."""
+        """Record that this content is no longer cached. Consecutive removals become one event."""
         last = self._events[-1] if self._events else None
         if isinstance(last, BlockRemoved) and last.medium == medium and last.group_idx == group:
             last.block_hashes.append(event_hash(block_hash))
@@ -102,16 +102,16 @@ class KVEventRecorder:
             self._events.append(BlockRemoved([event_hash(block_hash)], medium, group))
 
     def cleared(self) -> None:
-        """Nothing can be found any more, on any tier."""
+        """Record that nothing is cached any more, on any tier."""
         if not (self._events and isinstance(self._events[-1], AllBlocksCleared)):
             self._events.append(AllBlocksCleared())
 
 
 class TierRecorder:
-    """Records for one pool or tier, which knows contents by name: a hash, and perhaps a group behind it."""
+    """Records for one pool or tier, where a name is a hash, perhaps followed by a group."""
 
     def __init__(self, recorder: KVEventRecorder, medium: str, group: int) -> None:
-        """``group``: that of a name which tells none."""
+        """``group``: that of names which include none."""
         self._recorder = recorder
         self._medium = medium
         self._group = group
@@ -121,7 +121,7 @@ class TierRecorder:
         self._recorder.begin(request_id, start, end)
 
     def stored(self, names: Iterable[BlockHash]) -> None:
-        """Contents of these names, which were not here, can be found from now on."""
+        """Record that the contents with these names, which were not here, are stored from now on."""
         by_group: dict[int, list[BlockHash]] = {}
         for name in names:
             if (group := self._group_of(name)) is not None:
@@ -130,7 +130,7 @@ class TierRecorder:
             self._recorder.stored(self._medium, group, hashes)
 
     def removed(self, name: BlockHash) -> None:
-        """The content of this name cannot be found any more."""
+        """Record that the content with this name is no longer stored."""
         if (group := self._group_of(name)) is not None:
             self._recorder.removed(self._medium, group, name[:_HASH_BYTES])
 
@@ -139,7 +139,7 @@ class TierRecorder:
         self._recorder.cleared()
 
     def _group_of(self, name: BlockHash) -> int | None:
-        """None for a part of a state in another tier, whose name is longer."""
+        """The group of a name; None for a part of a state in another tier, whose name is longer."""
         suffix = name[_HASH_BYTES:]
         if not suffix:
             return self._group

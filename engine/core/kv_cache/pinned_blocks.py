@@ -1,4 +1,4 @@
-"""The blocks of pins: what a return would hit, of every KV cache group."""
+"""Holds the blocks of pins: what the job's next turn would hit, of every KV cache group."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from engine.kv_cache_groups import KVCacheGroup, attention_groups, num_window_bl
 
 
 def _is_revocable(pin_id: int) -> bool:
-    """Leases have negative ids: what another server is to read is in use."""
+    """Whether this is a policy's pin: leases, which another server is to read, have negative ids."""
     return pin_id >= 0
 
 
 class PinnedBlocks:
-    """Holds blocks by the id of their pin, and knows where a pin may be cut."""
+    """Holds blocks by the id of their pin, and finds where a pin may be cut."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class PinnedBlocks:
         self._blocks: dict[int, list[KVCacheBlock]] = {}
         self._blocks_per_state = 0 if states is None else states.blocks_per_state
         self.num_blocks = 0
-        """Blocks of all pins, where one that two pins hold counts twice, and a state as so many."""
+        """Blocks of all pins; one in two pins counts twice, and a state as the blocks that it takes."""
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -49,7 +49,7 @@ class PinnedBlocks:
         return list(self._blocks[pin_id])
 
     def named_blocks_of(self, pin_id: int, block_hashes: Sequence[BlockHash]) -> dict[BlockHash, int]:
-        """Names and ids of the blocks that a pin of these holds, those of its state among them."""
+        """Block ids by name of the blocks that a pin of these hashes holds, those of its state included."""
         blocks = self._blocks[pin_id]
         named = {block.block_hash: block.block_id for block in blocks if block.block_hash is not None}
         if self._states is not None:
@@ -58,11 +58,11 @@ class PinnedBlocks:
         return named
 
     def num_blocks_of(self, pin_id: int) -> int:
-        """As how many blocks a pin counts, its state among them."""
+        """The number of blocks that a pin counts as, its state included."""
         return len(self._blocks[pin_id]) + self._blocks_per_state
 
     def hold(self, pin_id: int, blocks: list[KVCacheBlock]) -> None:
-        """Begin a pin: it takes the place of the holder that these blocks have had."""
+        """Begin a pin: it replaces the previous holder of these blocks."""
         assert pin_id not in self._blocks
         self._blocks[pin_id] = blocks
         self.num_blocks += self.num_blocks_of(pin_id)
@@ -71,8 +71,8 @@ class PinnedBlocks:
             self._pool.begin_pin(pin_id, [block.ref_cnt for block in blocks].count(1))
 
     def end(self, pin_id: int) -> int | None:
-        """End a pin: blocks that nobody else holds become ordinary cached blocks. Returns how many of them
-        would not be there without it; None where that is not known: a state is not counted."""
+        """End a pin: blocks without another holder become ordinary cached blocks. Returns how many of them
+        would have been evicted without it; None where states are not counted and so this is not known."""
         self.num_blocks -= self.num_blocks_of(pin_id)
         blocks = self._blocks.pop(pin_id)
         if _is_revocable(pin_id):
@@ -91,7 +91,7 @@ class PinnedBlocks:
     ) -> list[KVCacheBlock]:
         """Cached blocks that cover a prefix of at most ``max_tokens`` tokens, as a block table.
 
-        Where layers have states it ends where a state is cached: the longest prefix that all groups have.
+        Where layers have states, it is the longest such prefix that ends where a state is cached.
         """
         coordinator, states = self._coordinator, self._states
         hit = coordinator.find_longest_cache_hit(block_hashes, max_tokens)
@@ -106,11 +106,11 @@ class PinnedBlocks:
     # ---- cuts ----
 
     def longest_cut(self, block_hashes: Sequence[BlockHash], num_blocks: int) -> int:
-        """How many of its first blocks, at most ``num_blocks``, a pin of these can be cut to.
+        """The largest number of first blocks, at most ``num_blocks``, that a pin of these can be cut to.
 
-        Where a group has a window, the blocks before the new end must still be cached: they were freed when
-        the window moved on; and where layers have states, the state there. 0 if a turn that comes back would
-        find nothing, wherever the pin is cut.
+        Where a group has a window, the blocks before the new end must still be cached, as they were freed
+        when the window moved on; where layers have states, so must the state there. 0 if the next turn would
+        hit nothing, wherever the pin is cut.
         """
         if self._is_unitary:
             return num_blocks
@@ -118,7 +118,7 @@ class PinnedBlocks:
         while num_blocks > 0:
             hit = self.find_longest_cache_hit(block_hashes, num_blocks * self._coordinator.block_size)
             num_blocks = num_hit = len(hit) // self._coordinator.num_groups
-            # In the middle of a chunk more may be held than where the next one has begun.
+            # A pin that ends within a chunk may hold more blocks than one that ends after it.
             while num_blocks and self._num_held(num_blocks) >= num_before:
                 num_blocks -= 1
             if num_blocks == num_hit:
@@ -126,14 +126,14 @@ class PinnedBlocks:
         return num_blocks if self._num_held(num_blocks) else 0
 
     def _num_held(self, num_blocks: int) -> int:
-        """Blocks, over all groups, of a pin of so many blocks of tokens."""
+        """Number of blocks, over all groups, of a pin of ``num_blocks`` blocks of tokens."""
         coordinator = self._coordinator
         return num_blocks * coordinator.num_groups - coordinator.num_skipped_blocks(num_blocks)
 
     def shrink(self, pin_id: int, block_hashes: Sequence[BlockHash], num_kept: int) -> int:
-        """Cut a pin to the first ``num_kept`` blocks of its tokens, as ``longest_cut`` has them.
+        """Cut a pin to the first ``num_kept`` blocks of its tokens, a number from ``longest_cut``.
 
-        ``block_hashes`` are those of its tokens. Returns by how many blocks, over all groups, it shrank.
+        ``block_hashes`` are those of its tokens. Returns the number of blocks cut, over all groups.
         """
         blocks = self._blocks[pin_id]
         num_before = len(blocks)
@@ -163,10 +163,10 @@ class PinnedBlocks:
 
     def cut_to_free(self, pin_id: int, block_hashes: Sequence[BlockHash], wanted: int) -> tuple[int, int]:
         """Where to cut a pin to free ``wanted`` blocks: how many blocks of its tokens it keeps, and how many
-        that really frees.
+        blocks become free.
 
         ``block_hashes`` are those of its tokens. Blocks that a request or another pin also holds do not
-        become free. It keeps 0 where ``wanted`` is more than it has, or where nothing shorter is of use.
+        become free. It keeps 0 where ``wanted`` exceeds what it has, or where no shorter prefix is of use.
         """
         blocks = self._blocks[pin_id]
         if not self._is_unitary:
@@ -181,8 +181,7 @@ class PinnedBlocks:
     def _cut_windows_to_free(
         self, blocks: list[KVCacheBlock], block_hashes: Sequence[BlockHash], wanted: int
     ) -> tuple[int, int]:
-        """As many are cut as will do even if the windows before the new end take as much as is lost of the
-        old ones."""
+        """Cut enough blocks even if the windows before the new end take as many as the old ones free."""
         num_full = self._num_full
         num_cut = -(-(wanted + self._num_window_blocks) // num_full) if num_full else len(block_hashes)
         num_kept = self.longest_cut(block_hashes, max(0, len(block_hashes) - num_cut))
@@ -195,7 +194,7 @@ class PinnedBlocks:
         return 0, [block.ref_cnt for block in blocks].count(1)
 
     def _blocks_of_cut(self, block_hashes: Sequence[BlockHash], num_kept: int) -> list[KVCacheBlock]:
-        """What a hit of so many of a pin's first blocks has, over all groups."""
+        """The blocks, over all groups, in a hit of a pin's first ``num_kept`` blocks."""
         null = self._pool.null_block
         hit = self._coordinator.find_longest_cache_hit(block_hashes, num_kept * self._coordinator.block_size)
         return [block for block in hit if block is not null]
@@ -203,6 +202,6 @@ class PinnedBlocks:
     # ---- all ----
 
     def check_invariants(self) -> None:
-        """Raise AssertionError unless what is counted is what is held."""
+        """Raise AssertionError unless the counts match the blocks that are held."""
         assert self.num_blocks == sum(map(self.num_blocks_of, self._blocks))
         assert self._states is None or self._states.num_pinned == len(self._blocks)

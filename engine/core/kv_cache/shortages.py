@@ -12,4 +12,4 @@ class Shortage:
     num_hit_blocks: int
     num_missing: int
     num_freed: int
-    """What ``BlockPool.num_freed`` was at that time."""
+    """The value of ``BlockPool.num_freed`` at that time."""

@@ -1,7 +1,7 @@
-"""The blocks of one KV cache group: a block table per request, and which blocks its attention needs.
+"""Manages the blocks of one KV cache group: a block table per request, and which blocks its attention needs.
 
-A group whose layers have a window or chunks needs only the last blocks of a sequence. The null block stands
-in its tables for every block that it does not need: skipped by a hit, or freed as the window moved.
+A group whose layers have a window or chunks needs only the last blocks of a sequence. Its tables have the
+null block in place of every block that it does not need: skipped by a hit, or freed as the window moved.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class SingleTypeKVCacheManager:
     """What all groups have in common: block i of a request is for its tokens [i*size, (i+1)*size)."""
 
     def __init__(self, pool: BlockPool, block_size: int, group_id: int | None = None) -> None:
-        """``group_id`` is None for a model's only group: the hash of its tokens is all that names a block."""
+        """``group_id`` is None for a model's only group, whose blocks are named by their hash alone."""
         self.block_size = block_size
         self.req_to_blocks: dict[str, list[KVCacheBlock]] = {}
         self.num_cached_block: dict[str, int] = {}
@@ -31,23 +31,23 @@ class SingleTypeKVCacheManager:
     def find_longest_cache_hit(
         self, block_hashes: Sequence[BlockHash], max_length: int, copies: Container[BlockHash] = ()
     ) -> list[KVCacheBlock]:
-        """Cached blocks by which a prefix of at most ``max_length`` tokens need not be computed.
+        """Cached blocks that cover a prefix of at most ``max_length`` tokens, which need not be computed.
 
         ``copies``: names of blocks that another tier has; ``TO_LOAD`` stands for those that are not cached.
         """
         raise NotImplementedError
 
     def to_store(self, request_id: str, start: int, end: int) -> Iterable[int]:
-        """Of the request's computed blocks [start, end) those that another tier should have, when all before
-        ``end`` are computed."""
+        """Indices of the request's computed blocks [start, end) that another tier should have, when all
+        before ``end`` are computed."""
         return range(start, end)
 
     def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
-        """The first tokens that none behind ``num_computed_tokens`` sees."""
+        """Number of first tokens that no token after ``num_computed_tokens`` sees."""
         return 0
 
     def num_skipped_blocks(self, num_blocks: int) -> int:
-        """Blocks that whoever continues behind the first ``num_blocks`` does not need."""
+        """Number of first blocks that are not needed to continue after ``num_blocks`` blocks."""
         return self.get_num_skipped_tokens(num_blocks * self.block_size) // self.block_size
 
     # ---- names of blocks in the pool ----
@@ -64,20 +64,20 @@ class SingleTypeKVCacheManager:
     # ---- block tables ----
 
     def num_blocks_to_allocate(self, request_id: str, num_tokens: int, hit: Sequence[KVCacheBlock]) -> int:
-        """Free blocks that the request takes to have ``num_tokens``; blocks of a hit that are free count."""
+        """Free blocks that the request takes to have ``num_tokens``, including free blocks of a hit."""
         num_needed = (
             -(-num_tokens // self.block_size) - len(self.req_to_blocks.get(request_id, ())) - len(hit)
         )
-        # A hit that nobody holds leaves the free list too.
+        # Blocks of a hit without holders leave the free list, too.
         return max(num_needed, 0) + [block.ref_cnt for block in hit].count(0)
 
     def add_hit(self, request_id: str, hit: Sequence[KVCacheBlock]) -> None:
-        """Give a request that has no blocks yet the cached ones it hit."""
+        """Give a request without blocks the cached ones that it hit."""
         self._pool.touch(hit)
         self.adopt(request_id, hit, len(hit))
 
     def adopt(self, request_id: str, table: Sequence[KVCacheBlock], num_cached: int) -> None:
-        """Give a request that has no blocks yet these, which are held for it already."""
+        """Give a request without blocks these, which are already held for it."""
         assert request_id not in self.req_to_blocks, "only a request without blocks can hit the cache"
         self.req_to_blocks[request_id] = list(table)
         self.num_cached_block[request_id] = num_cached
@@ -120,16 +120,16 @@ class SingleTypeKVCacheManager:
         self.num_cached_block[request_id] = min(start, self.num_cached_block[request_id])
 
     def evict_blocks(self, request_id: str) -> None:
-        """Evict the request's blocks from the prefix cache, whoever else holds them."""
+        """Evict the request's blocks from the prefix cache, even if others hold them."""
         self._evict(self.req_to_blocks.get(request_id, ()))
 
     def _evict(self, blocks: Iterable[KVCacheBlock]) -> None:
         for block in blocks:
-            if block.block_hash is not None:  # else another request that holds it, too, has evicted it
+            if block.block_hash is not None:  # else another holder has evicted it
                 self._pool.evict(block)
 
     def remove_skipped_blocks(self, request_id: str, num_computed_tokens: int) -> None:
-        """Free the request's blocks that none of its tokens behind ``num_computed_tokens`` sees."""
+        """Free the request's blocks that no token after ``num_computed_tokens`` sees."""
 
 
 class FullAttentionManager(SingleTypeKVCacheManager):
@@ -149,8 +149,8 @@ class FullAttentionManager(SingleTypeKVCacheManager):
 
 
 class LocalAttentionManager(SingleTypeKVCacheManager):
-    """Each token sees some of the last ones: a hit has the blocks that the first token behind it sees, and
-    the null block in place of all before them.
+    """Each token sees some of the last ones: a hit has the blocks that the first token after it sees, and the
+    null block in place of all before them.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class LocalAttentionManager(SingleTypeKVCacheManager):
         self.num_window_blocks = num_window_blocks([group], block_size)
         """The most blocks before it that a block's first token sees."""
         self.max_blocks_per_request = self.num_window_blocks + -(-max_step_tokens // block_size) + 1
-        """What one request holds at most: what a step reads and writes, neither of them aligned."""
+        """The most blocks that one request holds: what a step reads and writes, neither of them aligned."""
         self._branch_ends: dict[str, tuple[int, ...]] = {}
 
     def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
@@ -178,8 +178,8 @@ class LocalAttentionManager(SingleTypeKVCacheManager):
     ) -> list[KVCacheBlock]:
         """Search from the right for as many cached blocks in a row as the next token sees.
 
-        A prefix cannot end behind a block that is missing among those. They are looked up from the first one
-        on: where nothing is cached the search takes a step of a whole window or chunk.
+        A prefix cannot end after a missing block among those. They are looked up from the first one on, so
+        that where nothing is cached the search moves by a whole window or chunk.
         """
         end = min(max_length // self.block_size, len(block_hashes))
         while end > 0:
@@ -193,7 +193,7 @@ class LocalAttentionManager(SingleTypeKVCacheManager):
     def _cached_run(
         self, block_hashes: Sequence[BlockHash], start: int, end: int, copies: Container[BlockHash]
     ) -> list[KVCacheBlock]:
-        """The blocks from ``start`` on in a row, up to ``end``, that are cached or have copies."""
+        """The blocks from ``start`` on, up to ``end`` or the first one that is neither cached nor copied."""
         pool, key_of = self._pool, self.key_of
         run: list[KVCacheBlock] = []
         for index in range(start, end):
@@ -205,7 +205,7 @@ class LocalAttentionManager(SingleTypeKVCacheManager):
         return run
 
     def num_blocks_to_allocate(self, request_id: str, num_tokens: int, hit: Sequence[KVCacheBlock]) -> int:
-        """As for all, but that a request which starts never takes more than ``max_blocks_per_request``."""
+        """As in the base class, but a starting request takes at most ``max_blocks_per_request``."""
         table = self.req_to_blocks.get(request_id)
         num_new = -(-num_tokens // self.block_size) - len(table or ()) - len(hit)
         held = [block for block in hit if block is not self._pool.null_block]
@@ -218,18 +218,18 @@ class LocalAttentionManager(SingleTypeKVCacheManager):
         self.adopt(request_id, hit, len(hit))
 
     def expect_branches(self, request_id: str, ends: tuple[int, ...]) -> None:
-        """Others may continue behind so many of its blocks: what they would need is worth caching."""
+        """Note after how many blocks others may continue: what they would need is worth caching."""
         self._branch_ends[request_id] = ends
 
     def _branches(self, request_id: str) -> list[range]:
-        """What others need that continue where they are expected to, or a block before that."""
+        """The blocks needed to continue at each expected branch end, or one block before it."""
         ends = self._branch_ends.get(request_id, ())
         return [range(max(0, self.num_skipped_blocks(end) - 1), end) for end in ends]
 
     def to_store(self, request_id: str, start: int, end: int) -> Iterable[int]:
-        """What is in the window at ``end``, as the request may lose its blocks there, and what branches need.
+        """The blocks in the window at ``end``, as the request may lose its blocks there, and of branches.
 
-        All else would be copied for nothing, and evict what others come back for.
+        Copies of others would be useless, and evict what others return for.
         """
         first = max(start, self.num_skipped_blocks(end))
         of_branches = chain.from_iterable(
@@ -238,7 +238,7 @@ class LocalAttentionManager(SingleTypeKVCacheManager):
         return [*sorted(set(of_branches)), *range(first, end)]
 
     def left_behind(self, request_id: str, start: int, end: int) -> list[int]:
-        """Blocks that the window at ``start`` has and that at ``end`` has not, but for those of branches."""
+        """Blocks in the window at ``start`` and not in that at ``end``, except for those of branches."""
         branches = self._branches(request_id)
         left = range(self.num_skipped_blocks(start), min(start, self.num_skipped_blocks(end)))
         return [index for index in left if not any(index in branch for branch in branches)]
@@ -246,8 +246,8 @@ class LocalAttentionManager(SingleTypeKVCacheManager):
     def remove_skipped_blocks(self, request_id: str, num_computed_tokens: int) -> None:
         """Free the blocks that no token sees any more.
 
-        They stay cached, but are evicted first: only a branch that leaves the sequence right there would ask
-        for them. A long prefill would else evict what others come back for.
+        They stay cached, but are evicted first: only a branch at that very place would hit them. Otherwise a
+        long prefill would evict what others return for.
         """
         table, null = self.req_to_blocks[request_id], self._pool.null_block
         end = self.get_num_skipped_tokens(num_computed_tokens) // self.block_size
@@ -266,7 +266,7 @@ class LocalAttentionManager(SingleTypeKVCacheManager):
         self._pool.free_blocks(of_branches)
 
     def forget(self, request_id: str) -> None:
-        """The request has ended or lost its blocks."""
+        """Forget the branches of a request that has ended or lost its blocks."""
         self._branch_ends.pop(request_id, None)
 
 

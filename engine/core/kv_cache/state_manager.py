@@ -1,10 +1,10 @@
-"""The states of requests and pins, for layers that keep one of fixed size instead of KV per token.
+"""Manages the states of requests and pins, for layers that keep one of fixed size instead of KV per token.
 
 A state slot has the state of all such layers for one sequence at one position. A step reads a request's state
-from one slot and writes it to another, or to the same; what it reads and does not write is a checkpoint, so
-that to take one costs no copy. Checkpoints lie at block boundaries and are cached by the hash of the block
-that ends there. They are taken where a turn is expected to come back: at the end of the prompt, where another
-prompt was seen to leave this one, and at the last full block, which moves on with the output.
+from one slot and writes it to the same or another one. A slot that is read and not written becomes a
+checkpoint, so taking one costs no copy. Checkpoints are at block boundaries, cached by the hash of the block
+that ends there. They are taken where the next turn may continue: at the end of the prompt, where another
+prompt left this one, and at the last full block, which moves on with the output.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from engine.core.kv_cache.state_copies import StateLayout
 from engine.core.request import Request
 
 MIN_STATES = 4
-"""Slots of the smallest pool: slot 0, and of one request its hit, its state and a spare one."""
+"""Slots of the smallest pool: slot 0, and for one request its hit, its state and a spare one."""
 
 
 class _Fate(Enum):
-    """What becomes of a checkpoint when its request has a later one."""
+    """What happens to a checkpoint when its request has a later one."""
 
     EVICTED = "evicted"
-    """Nobody is expected to ask for it."""
+    """No request is expected to hit it."""
     PASSED = "passed"
     """It was hit, so its job has gone on: it is evicted before others."""
     CACHED = "cached"
@@ -36,7 +36,7 @@ class _Fate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Checkpoint:
-    """A state that a request has left behind at a block boundary."""
+    """A state that a request left at a block boundary."""
 
     num_tokens: int
     slot: KVCacheBlock
@@ -50,17 +50,17 @@ class _RequestStates:
     spare: list[KVCacheBlock]
     """Slots that hold nothing yet."""
     branch_ends: tuple[int, ...]
-    """Tokens, ascending, behind which others may continue."""
+    """Numbers of tokens, ascending, after which others may continue."""
     fork: int
-    """That of them which others have left before; 0: none."""
+    """The branch end at which others have left before; 0: none."""
     current: KVCacheBlock | None = None
-    """The slot with the state behind all tokens that are planned; None: there are none."""
+    """The slot with the state after all planned tokens; None: there are none."""
     checkpoints: list[_Checkpoint] = field(default_factory=list)
     """Ascending. The last may be ``current``, too."""
     num_lacking_tokens: int = 0
-    """Tokens whose KV was cached and that are computed again, since there was no state behind them."""
+    """Tokens recomputed although their KV was cached, as there was no state after them."""
     loading: KVCacheBlock | None = None
-    """The slot into which the state is copied that the request goes on from."""
+    """The slot that receives the copied state from which the request continues."""
 
     @property
     def must_keep_current(self) -> bool:
@@ -81,7 +81,7 @@ class StateManager:
     """Finds, allocates and frees state slots. Slot 0 is never handed out."""
 
     def __init__(self, num_states: int, block_size: int, layout: StateLayout, enable_caching: bool) -> None:
-        """``num_states``: slots, slot 0 counted. ``layout``: the blocks that each has."""
+        """``num_states``: slots, including slot 0. ``layout``: the blocks of each."""
         assert num_states >= MIN_STATES, "a request that hits a state does not fit"
         self.pool = BlockPool(num_states)
         self.layout = layout
@@ -90,14 +90,14 @@ class StateManager:
         """Whether evicted states are kept for ``take_evicted``, as another tier may want them."""
         self._evicted: list[tuple[BlockHash, int]] = []
         self._loads: dict[int, KVCacheBlock] = {}
-        """The slots that loads write, by their ids."""
+        """The slots that loads write, by load id."""
         self._block_size = block_size
         self._enable_caching = enable_caching
         self._num_reserved = 2 if enable_caching else 1
         self._requests: dict[str, _RequestStates] = {}
         self.pins: dict[int, KVCacheBlock] = {}
         self._forks: set[int] = set()
-        """Slots of cached states behind which several sequences have gone on."""
+        """Slots of cached states after which several sequences have continued."""
         self._num_lacking_tokens = 0
 
     # ---- hits ----
@@ -105,8 +105,8 @@ class StateManager:
     def longest_hit(
         self, block_hashes: Sequence[BlockHash], num_blocks: int, copies: Container[BlockHash] | None = None
     ) -> int:
-        """Blocks, at most ``num_blocks``, of the longest prefix that has a state at its end: a cached one, or
-        a copy among these."""
+        """Length in blocks, at most ``num_blocks``, of the longest prefix that has a state at its end:
+        cached, or among ``copies``."""
         get, is_among = self.pool.get_cached_block, self.layout.is_among
         for end in range(num_blocks, 0, -1):
             block_hash = block_hashes[end - 1]
@@ -115,15 +115,15 @@ class StateManager:
         return 0
 
     def _cached_at(self, block_hashes: Sequence[BlockHash], num_blocks: int) -> KVCacheBlock | None:
-        """The cached state behind so many blocks; None behind none."""
+        """The cached state after ``num_blocks`` blocks; None for 0 blocks."""
         return self.pool.get_cached_block(block_hashes[num_blocks - 1]) if num_blocks else None
 
     # ---- requests ----
 
     def num_short(self, request: Request, num_hit_blocks: int) -> int:
-        """Free slots that the request lacks to start or go on; 0 or less if it has enough.
+        """Free slots that the request lacks to start or continue; 0 or less if it has enough.
 
-        Behind a hit without a cached state one is to be loaded.
+        After a hit without a cached state, one is to be loaded.
         """
         if request.request_id in self._requests:
             return 0
@@ -157,7 +157,7 @@ class StateManager:
         )
 
     def _evict_passed_first(self, block_hashes: Sequence[BlockHash]) -> None:
-        """Let the states of a path whose job has gone on be evicted before others, but for forks."""
+        """Let the states of a path whose job has gone on be evicted before others, except forks."""
         get, forks = self.pool.get_cached_block, self._forks
         passed = (h for h in block_hashes if (slot := get(h)) is not None and slot.block_id not in forks)
         self.pool.evict_first(passed)
@@ -172,9 +172,9 @@ class StateManager:
         return slots
 
     def branch_ends(self, request: Request, num_shared_blocks: int) -> tuple[int, ...]:
-        """Tokens, ascending, behind which others are expected to leave the request.
+        """Numbers of tokens, ascending, after which others are expected to leave the request.
 
-        These are: the last full block of its prompt, and the ``num_shared_blocks`` that others had before it.
+        These are the ends of its prompt's last full block, and of the ``num_shared_blocks`` that others had.
         """
         prompt_end = (request.num_prompt_tokens - 1) // self._block_size
         return tuple(sorted({num_shared_blocks * self._block_size, prompt_end * self._block_size} - {0}))
@@ -187,9 +187,9 @@ class StateManager:
     def aligned(
         self, request: Request, num_computed: int, num_new_tokens: int, branch_ends: Iterable[int]
     ) -> int:
-        """How many of so many tokens behind the computed ones a step may compute, to end at a checkpoint.
+        """How many of ``num_new_tokens`` tokens a step may compute, to end at a checkpoint.
 
-        It ends at the next branch end, and else with a full block if it does not reach the last known token.
+        It ends at the next branch end, or else with a full block if it does not reach the last known token.
         """
         end, size = num_computed + num_new_tokens, self._block_size
         for branch_end in branch_ends:
@@ -203,10 +203,10 @@ class StateManager:
     def plan_step(
         self, num_scheduled: Mapping[str, int], requests: Mapping[str, Request]
     ) -> dict[str, tuple[int, int]]:
-        """Choose the slots of a step whose tokens do not count as computed yet.
+        """Choose the slots of a step whose tokens do not yet count as computed.
 
-        Returns, by request id, the slot that it reads, 0 for none, and the one that it writes. What it writes
-        can be hit from the next step on.
+        Returns, by request id, the slot that it reads, 0 for none, and the slot that it writes. The next step
+        can hit what it writes.
         """
         slots = {i: self._advance(requests[i], num_tokens) for i, num_tokens in num_scheduled.items()}
         if self._enable_caching:
@@ -229,7 +229,7 @@ class StateManager:
         return (0 if source is None else source.block_id), target.block_id
 
     def _take_checkpoint(self, states: _RequestStates, num_tokens: int, slot: KVCacheBlock) -> None:
-        """Keep the state behind so many tokens, if there is another slot for the next step to write to."""
+        """Keep the state after ``num_tokens`` tokens, if the next step has another slot to write to."""
         if not states.spare:
             if not self.pool.num_free_blocks:
                 return
@@ -240,7 +240,7 @@ class StateManager:
         states.checkpoints.append(_Checkpoint(num_tokens, slot, fate))
 
     def _retire(self, request: Request, states: _RequestStates) -> None:
-        """Give up the checkpoints before the last one whose tokens are all known."""
+        """Release the checkpoints before the last one whose tokens are all known."""
         checkpoints = states.checkpoints
         num_known = bisect_right(checkpoints, request.num_tokens, key=lambda each: each.num_tokens)
         for checkpoint in checkpoints[: max(0, num_known - 1)]:
@@ -293,9 +293,9 @@ class StateManager:
     # ---- loads ----
 
     def begin_load(self, load_id: int, request: Request, num_loaded_blocks: int, num_shared: int) -> range:
-        """Allocate slots for a request, which fits, and for the state behind so many blocks.
+        """Allocate slots for a request, which fits, and for the state after ``num_loaded_blocks`` blocks.
 
-        ``num_shared``: as that of ``start``. Returns the ids of the blocks to load. They are the load's, too.
+        ``num_shared``: see ``start``. Returns the ids of the blocks to load, which the load holds, too.
         """
         assert request.request_id not in self._requests
         slot, *spare = self._new_slots(1 + self._num_reserved)
@@ -313,7 +313,7 @@ class StateManager:
         return self.layout.blocks_of(slot.block_id)
 
     def cache_loaded(self, load_id: int, request: Request, num_loaded_blocks: int) -> None:
-        """Let a request go on from the state of a load that has ended well; others may hit it, too."""
+        """Let a request continue from the state that a load has brought; others may hit it, too."""
         if load_id not in self._loads:
             return
         states = self._requests[request.request_id]
@@ -324,19 +324,19 @@ class StateManager:
         self._evict_passed_first(request.block_hashes[: num_loaded_blocks - 1])
 
     def end_load(self, load_id: int) -> None:
-        """Release the slot of a load, which writes it no more."""
+        """Release the slot of a load that has ended."""
         if (slot := self._loads.pop(load_id, None)) is not None:
             self.pool.free_blocks([slot])
 
     def take_evicted(self) -> list[tuple[BlockHash, int]]:
-        """Names and slots of the states evicted since the last call. They are there until the next step."""
+        """Names and slots of the states evicted since the last call, which stay there until the next step."""
         evicted, self._evicted = self._evicted, []
         return evicted
 
     # ---- pins ----
 
     def pin(self, request: Request, pin_id: int, num_blocks: int) -> bool:
-        """End a request: a pin holds the state behind its first ``num_blocks`` blocks.
+        """End a request: a pin holds the state after its first ``num_blocks`` blocks.
 
         False, and it holds none, if no slot was free to keep that state.
         """
@@ -354,7 +354,7 @@ class StateManager:
             self.pool.free_blocks([slot])
 
     def move_pin(self, pin_id: int, block_hashes: Sequence[BlockHash], num_blocks: int) -> None:
-        """Let a pin hold the state behind its first ``num_blocks`` blocks, which is cached."""
+        """Let a pin hold the state after its first ``num_blocks`` blocks, which is cached."""
         slot = self._cached_at(block_hashes, num_blocks)
         assert slot is not None, "a pin is cut to where a return would hit"
         self.pool.touch([slot])
@@ -369,11 +369,11 @@ class StateManager:
     # ---- all ----
 
     def num_lacking_tokens_of(self, request_id: str) -> int:
-        """Tokens of a running request whose KV was cached without a state behind them."""
+        """Tokens of a running request whose KV was cached without a state after them."""
         return self._requests[request_id].num_lacking_tokens
 
     def take_num_lacking_tokens(self) -> int:
-        """The same of all requests that started since the last call."""
+        """Tokens cached without a state after them, of all requests started since the last call."""
         num_tokens, self._num_lacking_tokens = self._num_lacking_tokens, 0
         return num_tokens
 

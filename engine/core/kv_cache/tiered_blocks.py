@@ -1,5 +1,5 @@
-"""The blocks that move between the pool and another tier: what a load brings of each KV cache group, and what
-is worth a copy. Which copies there are is not known here.
+"""Moves blocks between the pool and another tier: what a load brings of each KV cache group, and what is
+worth copying. This module does not know which copies there are.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class LoadablePrefix:
 
     num_tokens: int
     table: list[KVCacheBlock]
-    """As that of a hit, but ``TO_LOAD`` for what only the other tier has."""
+    """The table of a hit, with ``TO_LOAD`` for what only the other tier has."""
     keys: list[BlockHash]
-    """Names of the blocks to load, in the table's order, and behind them those of a state."""
+    """Names of the blocks to load, in the table's order, followed by those of a state."""
     loads_state: bool = False
-    """Whether the state behind it is to be loaded; else the pool has it, or layers have none."""
+    """Whether the state at its end is to be loaded; else the pool has it, or no layer has states."""
     source: PrefixSource | None = None
-    """The other server or the folder that has it; None: it is in this engine's own tier."""
+    """The other server or the folder that has it; None: this engine's tier."""
 
 
 class TieredBlocks:
@@ -58,13 +58,13 @@ class TieredBlocks:
         return self._loads.values()
 
     def join(self, copies: Container[BlockHash], *, keeps_blocks: bool) -> None:
-        """Other tiers have blocks of these names, by and by, and may want the states that the pool evicts."""
+        """Take the names of blocks that other tiers have at any time; they may want evicted states, too."""
         self.copies = copies
         if self._states is not None:
             self._states.notes_evicted = keeps_blocks
 
     def names_of_prefix(self, block_hashes: Sequence[BlockHash]) -> list[BlockHash]:
-        """Names of the blocks that a hit of all of these has, those of the state at its end among them."""
+        """Names of the blocks in a hit of all these hashes, including those of the state at its end."""
         names = list(self._coordinator.names_of_hit(block_hashes))
         if self._states is not None and block_hashes:
             names += self._states.layout.names_of(block_hashes[-1])
@@ -75,7 +75,7 @@ class TieredBlocks:
     def find(self, request: Request, copies: Container[BlockHash]) -> LoadablePrefix:
         """The longest prefix that need not be computed if blocks are loaded from these copies.
 
-        The last token is never among it.
+        The last token is never part of it.
         """
         coordinator, hashes = self._coordinator, request.block_hashes
         table = coordinator.find_longest_cache_hit(hashes, request.num_tokens - 1, copies)
@@ -91,7 +91,7 @@ class TieredBlocks:
         table: list[KVCacheBlock],
         copies: Container[BlockHash],
     ) -> LoadablePrefix:
-        """The longest prefix, within this table of one, that has a state at its end."""
+        """The longest prefix within this table that has a state at its end."""
         coordinator = self._coordinator
         while True:
             num_blocks = len(table) // coordinator.num_groups
@@ -106,7 +106,7 @@ class TieredBlocks:
         return LoadablePrefix(num_blocks * coordinator.block_size, table, keys, loads_state)
 
     def _keys_to_load(self, hashes: Sequence[BlockHash], table: list[KVCacheBlock]) -> list[BlockHash]:
-        """Names of what only another tier has of a table."""
+        """Names of the blocks in a table that only another tier has."""
         if TO_LOAD not in table:
             return []
         num_blocks = len(table) // self._coordinator.num_groups
@@ -114,8 +114,8 @@ class TieredBlocks:
         return [key for key, block in names if block is TO_LOAD]
 
     def num_reserved(self, request: Request, num_loaded_tokens: int) -> int:
-        """For how many of its tokens a request has blocks that waits for a load: for all, so that it cannot
-        get stuck; where blocks of groups come back, for as many as its first step computes."""
+        """The number of tokens for which a request that waits for a load has blocks: all, so that it cannot
+        get stuck; where groups have windows or states, those that its first step computes."""
         if self._is_unitary:
             return request.num_tokens
         return min(request.num_tokens, num_loaded_tokens + self._max_step_tokens)
@@ -170,7 +170,7 @@ class TieredBlocks:
             self._states.cache_loaded(load_id, request, num_blocks)
 
     def end_load(self, load_id: int) -> None:
-        """Release the blocks of a load, which writes them no more."""
+        """Release the blocks of a load that has ended."""
         self._pool.free_blocks(reversed(self._loads.pop(load_id)))
         if self._states is not None:
             self._states.end_load(load_id)
@@ -193,16 +193,16 @@ class TieredBlocks:
         return self._coordinator.computed_blocks(request.request_id, request.block_hashes, start, end)
 
     def passed(self, request: Request, start: int, end: int) -> list[BlockHash]:
-        """Names of the blocks that the request's windows leave when it has computed ``end`` blocks and not
-        only ``start``: nobody is expected to ask for their copies."""
+        """Names of the blocks that the request's windows leave while it computes from block ``start`` to
+        ``end``: no request is expected to need their copies."""
         return self._coordinator.passed(request.request_id, request.block_hashes, start, end)
 
     def names_of_hit(self, block_hashes: Sequence[BlockHash]) -> Sequence[BlockHash]:
-        """Names of the blocks that a hit of all of these has."""
+        """Names of the blocks in a hit of all these hashes."""
         return self._coordinator.names_of_hit(block_hashes)
 
     def names_of(self, block_hashes: Sequence[BlockHash]) -> Sequence[BlockHash]:
-        """Names of these blocks in every group, and of the states behind them that other tiers have."""
+        """Names of these blocks in every group, and of the states at their ends that other tiers have."""
         names = self._coordinator.keys_of(block_hashes)
         if self._states is None:
             return names
@@ -211,8 +211,8 @@ class TieredBlocks:
         return [*names, *(name for h in kept for name in layout.names_of(h))]
 
     def all_names_of(self, block_hashes: Sequence[BlockHash]) -> Sequence[BlockHash]:
-        """Names of these blocks in every group, and of all states behind them: also of those that another
-        tier does not have yet."""
+        """Names of these blocks in every group, and of all states at their ends, even those that no other
+        tier has."""
         names = self._coordinator.keys_of(block_hashes)
         if self._states is None:
             return names
@@ -222,7 +222,7 @@ class TieredBlocks:
     def evicted_states(self) -> Iterable[tuple[list[BlockHash], range]]:
         """Names and ids of the blocks of states that the pool evicts now and other tiers should have.
 
-        Left out are those of which there is a copy, and those whose KV nobody has: they could not be hit.
+        Excludes those that have a copy, and those whose KV no tier has: they could not be hit.
         """
         if self._states is None:
             return

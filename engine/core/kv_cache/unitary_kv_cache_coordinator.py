@@ -1,6 +1,6 @@
-"""The coordinator of most models: one group of layers that attend to everything.
+"""The coordinator of most models: one group of full-attention layers.
 
-Its manager is all there is to ask, so that a step of such a model costs nothing more than that.
+It is that group's manager, so a step of such a model has no further cost.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from engine.core.kv_cache.single_type_kv_cache_manager import FullAttentionManag
 
 
 class UnitaryKVCacheCoordinator(FullAttentionManager):
-    """One group of full-attention layers, whose manager is all there is to ask."""
+    """One group of full-attention layers; the group's manager is the coordinator."""
 
     num_groups = 1
     has_windows = False

@@ -1,7 +1,7 @@
-"""Which block contents are in which slots of host memory or of a disk, and which is evicted next.
+"""Tracks which block contents are in which slots of host memory or of a disk, and which is evicted next.
 
 The least recently used contents are evicted first. A slot that a transfer uses is busy: its content is found
-but never evicted. Nothing is known here of requests and of the device's blocks.
+but never evicted. This module knows nothing of requests or of the device's blocks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class BlockTier:
     """A set of block hashes with a slot for each. All operations are O(1) per block."""
 
     recorder: TierRecorder | None = None
-    """Is told which contents are no longer found, if somebody wants to know."""
+    """Records which contents are no longer found; None: not recorded."""
 
     def __init__(self, num_blocks: int, on_dropped: OnDropped | None = None) -> None:
         assert num_blocks >= 1, "a tier without slots is no tier"
@@ -35,16 +35,16 @@ class BlockTier:
         self._busy: dict[BlockHash, int] = {}
         """Slots of contents that at least one transfer uses."""
         self._num_more_users: dict[BlockHash, int] = {}
-        """How many transfers beyond the first use a content, where there are any."""
+        """Number of transfers beyond the first that use a content, where there are any."""
         self._reserved: set[int] = set()
         """Slots that are being filled, whose content is found only when that is done."""
         self._retired: list[int] = []
         """Slots that cannot be filled."""
         self._stale: set[BlockHash] = set()
-        """Idle contents that nobody is expected to ask for: they are evicted first, and not passed on."""
+        """Idle contents that no request is expected to need: they are evicted first, and not passed on."""
 
     def __len__(self) -> int:
-        """How many contents are found here."""
+        """The number of contents that are found here."""
         return len(self._idle) + len(self._busy)
 
     def __contains__(self, block_hash: object) -> bool:
@@ -101,7 +101,7 @@ class BlockTier:
         return slot
 
     def reserve(self) -> int | None:
-        """Reserve a slot that is to be filled, and found only then; None if all are busy."""
+        """Reserve a slot whose content is found once it is filled; None if all are busy."""
         slot = self._take_slot()
         if slot is not None:
             self._reserved.add(slot)
@@ -121,7 +121,7 @@ class BlockTier:
         self._retired.append(slot)
 
     def release(self, block_hashes: Sequence[BlockHash]) -> None:
-        """Take a user from each; the first is evicted last, as the head of a prefix is worth the most."""
+        """Remove a user of each; the first is evicted last, as the head of a prefix is worth the most."""
         for block_hash in reversed(block_hashes):
             num_more = self._num_more_users.pop(block_hash, 0)
             if num_more > 1:
@@ -140,7 +140,7 @@ class BlockTier:
     def evict_first(self, block_hashes: Iterable[BlockHash]) -> None:
         """Let the idle contents of a chain's end be evicted before all others, the last one first.
 
-        Nobody is expected to ask for them.
+        No request is expected to need them.
         """
         idle = self._idle
         for block_hash in block_hashes:

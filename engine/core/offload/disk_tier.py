@@ -1,7 +1,7 @@
-"""Which contents are on disk: a level behind host memory, filled with what that evicts.
+"""Tracks which contents are on disk: a level below host memory, filled with what that evicts.
 
-A write takes time and may fail, so its content is found only once it is reported. Nothing is known here of
-requests, of files and of the device's blocks.
+A write takes time and may fail, so its content is found only once it is reported. This module knows nothing
+of requests, of files or of the device's blocks.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from engine.core.offload.block_tier import BlockTier
 from engine.core.outputs import NO_DISK_WRITES, DiskWrites
 
 MAX_DISK_WRITES = 64
-"""Blocks that may be on their way to disk at once, where a state does not take more.
+"""Blocks that may be written to disk at once, unless a state takes more.
 
-Each takes a block of host memory beside the pool: 128 MiB in all for an 8B model.
+Each takes a block of host memory outside the pool: 128 MiB in all for an 8B model.
 """
 
 
 def max_disk_writes(blocks_per_state: int = 0) -> int:
-    """Blocks that may be on their way to disk at once: two states, as a part of one is of no use."""
+    """Blocks that may be written to disk at once: at least two states, as a part of one is useless."""
     return max(MAX_DISK_WRITES, 2 * blocks_per_state)
 
 
@@ -34,14 +34,14 @@ class DiskLevel:
 
     num_blocks: int
     max_writes: int
-    """Writes that may be in flight at once; one more is dropped."""
+    """Writes that may be in flight at once; further ones are dropped."""
     fixed_tokens: float = 0.0
     """Tokens that could be computed before the first one is read."""
     read_share: float = 0.0
     """Time to read a token, as a share of the time to compute it; with 1 nothing is ever worth reading."""
 
     def is_worth(self, num_tokens: int, num_read_tokens: int) -> bool:
-        """Whether ``num_tokens`` are worth reading ``num_read_tokens``, the reads in flight included."""
+        """Whether gaining ``num_tokens`` is worth reading ``num_read_tokens``, reads in flight included."""
         return num_tokens >= self.fixed_tokens + self.read_share * num_read_tokens
 
 
@@ -50,7 +50,7 @@ NO_DISK = DiskLevel(num_blocks=0, max_writes=0)
 
 @dataclass(frozen=True, slots=True)
 class DiskWriteCounts:
-    """What became of writes since the last call, in blocks."""
+    """Results of writes since the last call, in blocks."""
 
     num_written: int = 0
     num_failed: int = 0
@@ -127,7 +127,7 @@ class DiskTier:
             self._contents_written -= gone
 
     def reset(self) -> bool:
-        """Evict all; False, and nothing is changed, while a load reads here. Writes go on, for nothing."""
+        """Evict all; False, and nothing is changed, while a load reads here. Ongoing writes are ignored."""
         if not self.tier.reset():
             return False
         self._writing = dict.fromkeys(self._writing)

@@ -46,26 +46,26 @@ class KVConnectorStatistics:
 class KVConnector(Protocol):
     """Knows which block contents the other tier holds, in O(1) per block.
 
-    A content has the name under which the device's pool caches it, which tells its KV cache group.
+    A content has the name under which the device's pool caches it, which includes its KV cache group.
     """
 
     has_tier: bool
-    """Whether there is a second tier at all. Without one nothing is offered to it, request by request."""
+    """Whether there is a second tier. If not, no blocks are offered to it."""
     min_load_tokens: int
     """The fewest tokens that are loaded; fewer are computed instead."""
     disk_level: DiskLevel | None
-    """The disk behind host memory, if there is one."""
+    """The disk level below host memory, if there is one."""
     copies: Container[BlockHash]
-    """Names of the blocks that it holds, on whichever level."""
+    """Names of the blocks that it holds, on any level."""
     recorder: TierRecorder | None
-    """Is told which blocks host memory has, if somebody wants to know."""
+    """Records which blocks host memory has; None: not recorded."""
 
     def find_loadable(
         self, request: Request, num_computed_tokens: int, find: FindPrefix
     ) -> LoadablePrefix | None:
         """The prefix to load blocks for, longer than the first ``num_computed_tokens``, in full blocks.
 
-        None if there is none, or if loading is not worth it. The last token is never among it.
+        None if there is none, or if loading is not worth it. The last token is never part of it.
         """
 
     def update_state_after_alloc(
@@ -77,13 +77,13 @@ class KVConnector(Protocol):
         """
 
     def store_blocks(self, keys: Sequence[BlockHash], block_ids: Sequence[int]) -> None:
-        """Offload the blocks that are new to the tier: once the next plan has run it has their content."""
+        """Offload the blocks that are new to the tier; it has their content once the next plan has run."""
 
     def store_state(self, keys: Sequence[BlockHash], block_ids: Sequence[int]) -> None:
         """Offload all blocks of a state, or none, before the next plan runs, which evicts it."""
 
     def passed(self, keys: Sequence[BlockHash]) -> None:
-        """Let contents be evicted first that the window of the request that stored them has left."""
+        """Let contents that have left the window of the request that stored them be evicted first."""
 
     def build_connector_meta(self) -> KVConnectorMetadata:
         """Take the transfers that go with the plan being made, once per plan."""
@@ -99,11 +99,10 @@ class KVConnector(Protocol):
 
     @property
     def num_disk_writes(self) -> int:
-        """Writes to disk that the worker has not reported yet; what they write is not found before."""
+        """Writes to disk that the worker has not reported yet; their content is not found until then."""
 
     def request_finished(self, keys: Sequence[BlockHash]) -> None:
-        """Note that a request, ended or preempted, frees what its return would hit: it counts as used just
-        now."""
+        """Mark as just used what a return of a request, which ended or was preempted, would hit."""
 
     def superseded(self, keys: Sequence[BlockHash]) -> None:
         """Let the offloaded blocks of a stale prefix be evicted first."""

@@ -1,7 +1,7 @@
-"""A KVConnector whose second tier is host memory, with an optional disk behind it.
+"""A KVConnector whose second tier is host memory, with an optional disk level below it.
 
 It is write-through: a block is copied as soon as it is full, so the device may evict it at any time at no
-cost. What host memory evicts may go on to the disk.
+cost. What host memory evicts may be written to the disk.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ A transfer costs about a millisecond before its first byte. In that time an 8B m
 
 @dataclass(frozen=True, slots=True)
 class _Levels:
-    """What host memory or the disk has."""
+    """The contents that host memory or the disk has."""
 
     memory: BlockTier
     disk: BlockTier
@@ -43,14 +43,14 @@ class _Levels:
 
 @dataclass(frozen=True, slots=True)
 class _Sources:
-    """Which contents a load in flight reads from where."""
+    """The contents that a load in flight reads, by source."""
 
     in_memory: list[BlockHash]
     on_disk: list[BlockHash]
 
 
 class OffloadingConnector:
-    """A ``KVConnector`` on a ``BlockTier`` of host memory, and perhaps a ``DiskTier`` behind it."""
+    """A ``KVConnector`` with a ``BlockTier`` of host memory, and perhaps a ``DiskTier`` below it."""
 
     has_tier = True
 
@@ -78,11 +78,11 @@ class OffloadingConnector:
         self._new_stores: dict[BlockHash, tuple[int, int]] = {}
         """Block and slot of each store that goes with the next plan."""
         self._new_state_stores: dict[BlockHash, tuple[int, int]] = {}
-        """The same of states."""
+        """Block and slot of each store of a state's block that goes with the next plan."""
 
     @property
     def recorder(self) -> TierRecorder | None:
-        """Is told which blocks host memory has, if somebody wants to know."""
+        """Records which blocks host memory has; None: not recorded."""
         return self.tier.recorder
 
     @recorder.setter
@@ -100,7 +100,7 @@ class OffloadingConnector:
         return prefix if is_longer else None
 
     def _worth_loading(self, request: Request, find: FindPrefix) -> LoadablePrefix:
-        """All that host memory has, or more where the disk has that, and reading is faster than computing."""
+        """The prefix in host memory, or a longer one on disk if reading it is faster than computing."""
         in_memory = find(self.tier)
         size, disk = self._block_size, self.disk
         if disk is None or in_memory.num_tokens >= (request.num_tokens - 1) // size * size:

@@ -1,11 +1,11 @@
-"""Requests whose KV is being loaded from another tier: between the queue and the batch.
+"""Tracks requests whose KV is being loaded from another tier, between the queue and the batch.
 
 Such a request was admitted. It has blocks for all its tokens and a slot in the batch, so once its load has
 ended, only the step's budget can keep it from running. A load holds the blocks it writes, as a request or a
 pin does: they outlive a request that is aborted meanwhile.
 
-Where groups of layers have windows, a load brings of these only the window before its end, and the blocks of
-a request that waits for it are those of a first step behind it. If it fails there is nothing to go on from.
+For groups of layers with windows, a load brings only the window before its end, and the waiting request has
+blocks only for its first step after it. If the load fails, there is nothing to continue from.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class _Load:
     request: Request
     prefix: LoadablePrefix
     num_hit_tokens: int
-    """What the device had of the prefix."""
+    """Tokens of the prefix that the device had."""
     num_disk_tokens: int
-    """How many tokens are read from disk; where it reads some of a token's groups only, in proportion."""
+    """Tokens read from disk; where only some of a token's groups are read there, in proportion."""
 
     @property
     def is_remote(self) -> bool:
-        """Whether another server has it."""
+        """Whether it comes from another server, or from the folder that servers share."""
         return self.prefix.source is not None
 
     @property
@@ -52,19 +52,19 @@ class _Load:
 
 @dataclass(slots=True)
 class LoadCounts:
-    """What became of loads since the last call, in tokens and in loads."""
+    """Results of loads since the last call, in tokens and in loads."""
 
     num_tokens: int = 0
     """Tokens that were loaded."""
     num_disk_tokens: int = 0
-    """How many of these were read from disk."""
+    """Loaded tokens that were read from disk."""
     num_remote_tokens: int = 0
-    """How many came from another server."""
+    """Loaded tokens that came from another server, or from the shared folder."""
     num_failed: int = 0
     num_failed_disk: int = 0
-    """How many of the failed loads read from disk."""
+    """Failed loads that read from disk."""
     num_failed_remote: int = 0
-    """How many of the failed loads were from another server."""
+    """Failed loads from another server, or from the shared folder."""
 
 
 class PendingKVLoads:
@@ -83,18 +83,18 @@ class PendingKVLoads:
         self._loading: dict[str, Request] = {}
         self._ready: dict[str, Request] = {}
         self._num_offered: dict[str, int] = {}
-        """How many blocks of tokens of each request the other tier was offered."""
+        """Number of blocks of tokens of each request that were offered to the other tier."""
         self._to_compute: set[str] = set()
-        """Requests whose load failed: what they need is computed, and not loaded once more."""
+        """Requests whose load failed: they are computed, and not loaded again."""
         self.saves: list[tuple[Sequence[BlockHash], Sequence[int]]] | None = None
-        """Names and ids of the blocks to keep in the folder that servers share; None: there is no such."""
+        """Names and ids of the blocks to save in the folder that servers share; None: nothing is saved."""
         self._useless: list[BlockHash] = []
-        """Names of blocks that this folder should not have."""
+        """Names of blocks to delete from that folder."""
         self._counts = LoadCounts()
 
     @property
     def num_requests(self) -> int:
-        """Requests that have a slot in the batch and are not in it yet."""
+        """Number of requests that have a slot in the batch and are not in it yet."""
         return len(self._loading) + len(self._ready)
 
     @property
@@ -119,7 +119,7 @@ class PendingKVLoads:
 
     @property
     def disk_level(self) -> DiskLevel | None:
-        """The disk behind the other tier, if there is one."""
+        """The disk level of the other tier, if there is one."""
         return self._connector.disk_level
 
     @property
@@ -164,7 +164,7 @@ class PendingKVLoads:
         self._loading[request.request_id] = request
 
     def update_from_output(self, result: ModelRunnerOutput) -> list[Request]:
-        """Take in what the worker reports of loads and of writes to disk.
+        """Apply the worker's reports on loads and on writes to disk.
 
         Returns requests that must be queued again, as their load failed.
         """
@@ -178,7 +178,7 @@ class PendingKVLoads:
     def _end(self, load_ids: Iterable[int], *, loaded: bool) -> list[Request]:
         """End loads: a request that waited for one runs next, and computes what could not be loaded.
 
-        Returns those that cannot go on, as they lack the windows that they would compute from.
+        Returns those that cannot continue, as they lack the windows that they would compute from.
         """
         unfit: list[Request] = []
         for load_id in load_ids:
@@ -220,7 +220,7 @@ class PendingKVLoads:
         return [] if self._remote is None else self._remote.take_lost()
 
     def remove(self, request: Request) -> bool:
-        """Take out a request that starts or ends, while it is loaded or after; False if it is not here."""
+        """Remove a request that starts or ends, during its load or after; False if it is not here."""
         request_id = request.request_id
         here = self._ready.pop(request_id, None) or self._loading.pop(request_id, None)
         return here is not None
@@ -228,7 +228,7 @@ class PendingKVLoads:
     # ---- the other tier ----
 
     def record(self, recorder: TierRecorder) -> None:
-        """Tell this one which blocks host memory has from now on, if there is another tier."""
+        """Let this recorder note which blocks host memory has, if there is another tier."""
         if self._connector.has_tier:
             self._connector.recorder = recorder
 
@@ -236,8 +236,8 @@ class PendingKVLoads:
         """Add the transfers to a plan whose tokens count as computed.
 
         These are the loads that were started, stores of the blocks that are full of known tokens then, and
-        stores of the states that the plan evicts.
-        What a request that was just admitted has hit is offered, too, as its offloaded blocks may be gone.
+        stores of the states that the plan evicts. The hit of a request that was just admitted is offered,
+        too, as its offloaded blocks may be gone.
         """
         connector = self._connector
         if connector.has_tier or self.saves is not None:

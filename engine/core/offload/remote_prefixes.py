@@ -1,6 +1,6 @@
-"""Prefixes that other servers have computed, and that are fetched from them or from a shared folder.
+"""Finds prefixes that other servers have computed, and plans to fetch them from there or a shared folder.
 
-A request says where its prefix lies (``PrefixSource``). That is asked for once: when the load has ended, or
+A request names the source of its prefix (``PrefixSource``). It is loaded once: after the load has ended, or
 the request was preempted, what is missing is recomputed.
 """
 
@@ -17,7 +17,7 @@ from engine.kv_transfer.messages import RemotePrefix, SavedPrefix
 
 
 class RemotePrefixes:
-    """Finds what of a request is elsewhere, and plans the loads."""
+    """Finds the prefix of a request that is elsewhere, and plans its load."""
 
     def __init__(self, tiered: TieredBlocks, block_size: int) -> None:
         """``block_size`` in tokens."""
@@ -28,7 +28,7 @@ class RemotePrefixes:
         self._lost: list[Request] = []
 
     def find(self, request: Request, num_computed_tokens: int) -> LoadablePrefix | None:
-        """The prefix that lies there, if that is longer by enough than what is computed."""
+        """The prefix at the request's source, if it is longer by enough than what is computed."""
         source = request.kv_transfer
         if not isinstance(source, (RemotePrefix, SavedPrefix)):
             return None
@@ -55,7 +55,7 @@ class RemotePrefixes:
         return loads
 
     def end(self, load_id: int, *, loaded: bool) -> bool:
-        """End a load that the worker reported; False if it is none of another server's."""
+        """End a load that the worker reported; False if it is not a remote one."""
         request = self._loads.pop(load_id, None)
         if request is None:
             return False

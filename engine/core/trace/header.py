@@ -1,4 +1,4 @@
-"""Makes the header of a scheduler's trace: all that a replay makes a scheduler and a policy from."""
+"""Makes the header of a scheduler's trace: all that a replay needs to make a scheduler and a policy."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def trace_header(scheduler: Scheduler, wall_time_s: float, now: float, *, from_s
 
 
 def _windows(groups: Sequence[KVCacheGroup]) -> list[int]:
-    """Of each group, 0 where it has none; empty if there is only one, of full attention."""
+    """The window of each group, 0 where it has none; empty for a single group of full attention."""
     return [] if len(groups) == 1 and groups[0].is_full else [group.sliding_window or 0 for group in groups]
 
 
 def _chunks(groups: Sequence[KVCacheGroup]) -> list[int]:
-    """Of each group, 0 where it has none; empty if no group has any."""
+    """The chunk of each group, 0 where it has none; empty if no group has any."""
     chunks = [group.attention_chunk or 0 for group in groups]
     return chunks if any(chunks) else []
 

@@ -1,7 +1,7 @@
 """Makes the trace events of a scheduler's inputs; called only while tracing is on.
 
-An input's event is emitted after the events of its effects, and so ends their group. Of tokens and hashes
-only what a replay needs is kept: the name of each block, once, and the tokens that a policy looks at.
+An input's event is emitted after the events of its effects, and so ends their group. Only the tokens and
+hashes that a replay needs are kept: the name of each block, once, and the tokens that a policy reads.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from tracing.tracer import Tracer
 NAME_CHARS = 32
 """Hexadecimal digits of a content hash that name a picture."""
 MAX_NAMED = 1 << 18
-"""How many blocks are known to be named in the trace already (some 25 MB); names beyond are repeated."""
+"""How many named blocks are remembered (some 25 MB); beyond that, names are repeated."""
 ENDINGS = {
     RequestStatus.FINISHED_STOPPED: "stopped",
     RequestStatus.FINISHED_LENGTH_CAPPED: "length",
@@ -59,11 +59,11 @@ ENDINGS = {
 
 
 _HOW_ENDED = {reason: str(reason) for reason in FinishReason} | {FinishReason.REPETITION: "stop"}
-"""To a scheduler a repetition is an end like any other that tokens bring."""
+"""End of a request by its reason; to a scheduler a repetition is a stop like any other."""
 
 
 class InputTrace:
-    """Has one method for each input of a scheduler."""
+    """Emits the events; it has one method for each input of a scheduler."""
 
     def __init__(self, tracer: Tracer, steps: StepTrace, block_size: int) -> None:
         self._tracer = tracer
@@ -142,7 +142,7 @@ class InputTrace:
         self._tracer.emit(GrammarReady(now=now, req_id=request.request_id))
 
     def requests_ended(self, outputs: Sequence[EngineCoreOutput], status: RequestStatus, now: float) -> None:
-        """Requests were ended from outside; ``outputs`` are of those that had not ended before."""
+        """Record requests ended from outside; ``outputs`` are of those that had not ended before."""
         if outputs:
             req_ids = [output.request_id for output in outputs]
             self._tracer.emit(
@@ -154,7 +154,7 @@ class InputTrace:
     def begin_output(
         self, result: ModelRunnerOutput, requests: Mapping[str, Request], leases: KVLeases
     ) -> OpenOutput:
-        """Note whom a result is about, before it is applied to these requests, by id, and to the leases."""
+        """Note which requests, by id, and leases a result concerns, before it is applied to them."""
         got = result.req_ids
         if not all(result.sampled_token_ids):
             got = [i for i, tokens in zip(got, result.sampled_token_ids, strict=True) if tokens]
@@ -270,14 +270,14 @@ class OpenOutput:
     sampled: list[str]
     """Ids of the requests that got tokens."""
     requests: list[Request]
-    """Those of these requests that have not ended."""
+    """Those of them that have not ended."""
     released_leases: list[str] = field(default_factory=list)
     renewed_leases: list[str] = field(default_factory=list)
     """Requests whose leases a reader has released or renewed."""
 
 
 class TokenReads(Sequence[int]):
-    """A prompt's tokens that remember which of them were looked at."""
+    """A prompt's tokens, which record which of them were read."""
 
     def __init__(self, tokens: list[int]) -> None:
         self.tokens = tokens

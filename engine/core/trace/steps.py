@@ -1,4 +1,4 @@
-"""Makes the trace events of a scheduler's steps; asked only while somebody wants them."""
+"""Makes the trace events of a scheduler's steps; called only while tracing is on."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class StepTrace:
         )
 
     def prefix_cache(self, request: Request, job_id: str | None, num_without_state: int) -> None:
-        """Record how much of a request that joins the batch was cached, and how many tokens more would have
-        been with a state behind them."""
+        """Record how much of a request that joins the batch was cached, and how many more tokens only lacked
+        a state."""
         self._tracer.emit(
             PrefixCacheEvent(
                 step=self._step,
