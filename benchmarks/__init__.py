@@ -1,1 +1,1 @@
-"""The project's laboratory: measurements of its own parts. Not in the wheel; run from a clone."""
+"""Measurements of the project's own components. Not in the wheel; run from a clone."""

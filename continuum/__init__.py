@@ -1,1 +1,2 @@
-"""The agent policy: whose turn it is, how long its KV is kept, who is next, and what is learned of it."""
+"""The agent policy: recognizes jobs, decides how long to keep their KV, orders the queue, and learns from
+them."""

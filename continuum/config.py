@@ -21,22 +21,23 @@ _NOT_NEGATIVE = (
     "job_idle_s",
 )
 _FINITE = ("cold_horizon_s", "fixed_ttl_s", "answer_ttl_s")
-"""Times to live without a bound of their own: every pin ends."""
+"""Times to live that have no upper bound otherwise; a pin must always end."""
 TTL_RULES = ("price", "median-horizon", "fixed", "fork", "paper")
 PUBLISHED_RULES = ("fork", "paper")
-"""Rules as they were published: by the gaps after a tool's plain name, without clients' signals."""
+"""Published rules: they use the gaps after a tool's plain name, and ignore clients' signals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContinuumConfig(Tuning):
-    """Options of ``--scheduling-policy continuum``; inherited fields have no flag."""
+    """Options of ``--scheduling-policy continuum``; the inherited fields have no flags."""
 
     ttl_rule: str = "median-horizon"
     """Which rule decides how long a branch tip is retained; see ``continuum.retention.ttl``."""
     horizon_s: float = 30.0
     """``median-horizon`` rule: keep the KV while the median remaining tool time is at most this (seconds)."""
     cold_horizon_s: float = 10.0
-    """``median-horizon`` rule: time to live in seconds while nothing is learned, and beyond what was seen."""
+    """``median-horizon`` rule: time to live in seconds without experience, also added to the longest call
+    seen."""
     fixed_ttl_s: float = 10.0
     """``fixed`` rule: time to live of every pin, in seconds."""
     work_weight: float = 1.0
@@ -49,18 +50,18 @@ class ContinuumConfig(Tuning):
     pin_budget: float = 0.9
     """Maximum fraction of the KV pool that pins may hold together."""
     pin_tenant_share: float = 1.0
-    """Maximum fraction of the pin budget for one tenant, even with no other tenant waiting."""
+    """Maximum fraction of the pin budget for one tenant, even if no other tenant is waiting."""
     max_wait_s: float = 1800.0
     """Aging: a request that waited this many seconds may revoke any pin, and goes before all later ones."""
     max_return_wait_s: float = 230.0
-    """Aging of the later turns of a job, in seconds; the smallest bound that holds for a request counts."""
+    """Aging of the later turns of a job, in seconds; the smallest bound that applies to a request counts."""
     max_silent_wait_s: float = 230.0
-    """Aging of a request whose client hears nothing before the whole answer is there, in seconds: below the
-    300 s after which clients give it up."""
+    """Aging of a request whose client receives nothing before the whole answer, in seconds: below the 300 s
+    after which clients give up."""
     learn_order: bool = True
-    """Learn, in a process of its own, how much work jobs still have, from those that ended."""
+    """Learn from ended jobs, in a separate process, how much work jobs still have."""
     infer_jobs: bool = True
-    """Recognize the jobs of turns without an id by their prompt prefixes; otherwise these have no job."""
+    """Recognize the job of a turn without an id by its prompt prefix; otherwise such a turn has no job."""
     release_superseded: bool = True
     """Evict first the blocks that a job's new prompt no longer contains, after its history was edited."""
     max_jobs: int = 10_000

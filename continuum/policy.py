@@ -1,7 +1,7 @@
 """The agent policy: keeps a job's KV across its tool calls, and orders the queue by job.
 
-It puts the parts together and answers the scheduler; each answer comes from one part. Blocks are
-the scheduler's. What is decided, with all inputs, goes into the trace.
+It assembles the parts and answers the scheduler; each answer comes from one part. The scheduler manages the
+blocks. Every decision is written into the trace with all its inputs.
 """
 
 from __future__ import annotations
@@ -63,18 +63,18 @@ LAST_STEP = "last step of the job"
 
 @dataclass(frozen=True, slots=True)
 class ContinuumStatistics:
-    """Sizes of what the policy remembers at one moment."""
+    """Numbers of the objects that the policy remembers at one moment."""
 
     num_jobs: int
     num_open_turns: int
     num_pins: int
     num_pinned_blocks: int
     num_recognizable: int
-    """Branch tips by which a turn without a job id would be recognized."""
+    """Number of branch tips by which a turn without a job id would be recognized."""
 
 
 class ContinuumPolicy(SchedulingPolicy):
-    """Jobs, pins and order."""
+    """Combines jobs, pins and the queue order."""
 
     name = "continuum"
     wants_signals = True
@@ -93,7 +93,7 @@ class ContinuumPolicy(SchedulingPolicy):
         self._trace = PolicyTrace(context.tracer)
         self._jobs = JobRegistry(config.max_jobs, config.job_idle_s, block_size)
         self._pins = PinTable(int(context.num_countable_blocks * config.pin_budget), config.pin_tenant_share)
-        # What is learned.
+        # Learning.
         published = PublishedGaps() if config.ttl_rule in PUBLISHED_RULES else None
         self._corrections = GapCorrections(self.tools, collects=config.learn_order)
         self._gaps = GapLearner(self.tools, self._corrections, published, block_size)
@@ -102,7 +102,7 @@ class ContinuumPolicy(SchedulingPolicy):
         self._kv_cost = KvCost(config, has_host_tier=context.has_host_tier)
         self._queue_delay = QueueDelay()
         self._recomputed_share = RecomputedShare(config.recomputed_smoothing)
-        # Who is next.
+        # Queue order.
         self._turns = Turns(
             self._jobs, block_size, infer_jobs=config.infer_jobs, on_new_turn=self._work.turn_began
         )
@@ -125,7 +125,7 @@ class ContinuumPolicy(SchedulingPolicy):
             self._trace.turn_parked,
             patience_s=config.patience_s if context.has_host_tier else math.inf,
         )
-        # How long KV is kept, and which pins may be revoked.
+        # Retention of KV, and revocable pins.
         self._retention = Retention(
             context,
             config,
@@ -150,7 +150,7 @@ class ContinuumPolicy(SchedulingPolicy):
             aging=aging,
             search_backoff_s=config.search_backoff_s,
         )
-        # Reports. The order of the listeners is that in which each hears of a branch.
+        # Reports. Each event of a branch reaches the listeners in this order.
         tally, self._log = JobMetrics(), TurnHistory()
         self._branches = Branches(
             block_size,
@@ -164,9 +164,9 @@ class ContinuumPolicy(SchedulingPolicy):
         )
         self._reports = JobReports(self._jobs, self._gaps, tally, self._log, block_size)
         self._receipts: dict[str, TurnReceipt] = {}
-        """Receipts of turns that ended in this very call, until the scheduler takes them."""
+        """Receipts of turns that ended in the current call, until the scheduler takes them."""
 
-    # ---- for subclasses that know more ----
+    # ---- for subclasses with more inputs ----
 
     def choose_ttl(self, tip: BranchTip, inputs: TtlInputs) -> TtlDecision:
         """The rule's decision; a subclass may use inputs that a rule does not get."""
@@ -177,9 +177,10 @@ class ContinuumPolicy(SchedulingPolicy):
         return self._work.excess_s(turn)
 
     def expect_unnamed(self, job_ids: frozenset[str]) -> None:
-        """These ids stand for jobs without an id from the client: each begins as a single-turn request.
+        """Declares ids that stand for jobs without an id from the client: each begins as a single-turn
+        request.
 
-        For simulations of recorded workloads, in which every turn comes with the id of its job.
+        Used by simulations of recorded workloads, in which every turn has the id of its job.
         """
         self._jobs.unnamed = job_ids
 
@@ -283,7 +284,7 @@ class ContinuumPolicy(SchedulingPolicy):
     def take_lesson(self) -> Lesson | None:
         return self._work.remaining.take_lesson() or self._corrections.take_lesson()
 
-    # ---- who is next ----
+    # ---- queue order ----
 
     def waiting_key(self, request: Request, now: float) -> WaitingKey:
         return self._queue.waiting_key(request, now)
@@ -332,7 +333,7 @@ class ContinuumPolicy(SchedulingPolicy):
     def pins(self) -> Iterable[Pin]:
         return self._pins
 
-    # ---- who asks ----
+    # ---- reports ----
 
     def job_of(self, request: Request) -> str | None:
         turn = self._turns.get(request)

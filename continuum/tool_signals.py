@@ -1,4 +1,4 @@
-"""Handles signals about a turn's tools: the branch learns of them, and its KV is decided on again."""
+"""Handles signals about a turn's tools: updates the branch, and decides again about its KV."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ CANCELLED = TtlDecision(0.0, "the client cancelled the call")
 
 
 class ToolSignals:
-    """Each method returns the turn's receipt with the new decision; None if the turn is unknown, or
-    over."""
+    """Each method returns the turn's receipt with the new decision; None if the turn is unknown or over."""
 
     def __init__(
         self,
@@ -41,7 +40,7 @@ class ToolSignals:
         self._log = log
 
     def tools_started(self, signal: ToolGapStarted, now: float) -> TurnReceipt | None:
-        """The API server has read the turn: it is known which tools run."""
+        """Called when the API server has parsed the turn: it is known which tools run."""
         tip = self._branches.ended_at(signal.request_id)
         if tip is None:
             return None
@@ -54,7 +53,7 @@ class ToolSignals:
         return tip.receipt
 
     def client_hinted(self, signal: ToolSignal, now: float) -> TurnReceipt | None:
-        """The client itself reported on its calls."""
+        """Called when the client itself reported on its calls."""
         tip = self._meant_by(signal)
         if tip is None:
             return None
@@ -75,7 +74,8 @@ class ToolSignals:
         self._branches.tools_known(tip, now)
 
     def _meant_by(self, signal: ToolSignal) -> BranchTip | None:
-        """The turn that the signal names, else the job's latest one whose results have not come yet."""
+        """The tip of the turn that the signal names, or of the job's latest turn if it names none; None if no
+        such turn waits to be continued."""
         job = self._jobs.get(signal.job_id)
         latest_first = reversed(job.tips) if job is not None else iter(())
         named = signal.request_id

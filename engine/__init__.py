@@ -1,6 +1,6 @@
 """The V1-style engine: scheduler, paged KV cache, workers, processes and the HTTP server.
 
-Knows nothing of jobs beyond their names: what to do about a job is a policy's (``engine.core.policy``).
+It knows only the names of jobs: a policy (``engine.core.policy``) decides what to do about a job.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DOORS = {
     "AsyncLLM": "engine.frontend.async_llm",
     "SamplingParams": "engine.sampling_params",
 }
-"""Where the public names are defined. They are imported when they are first asked for."""
+"""Modules that define the public names, which are imported when they are first used."""
 
 
 def __getattr__(name: str) -> Any:

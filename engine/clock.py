@@ -1,4 +1,4 @@
-"""Where time comes from. Only the outermost loop reads a clock; everything inside is told the time."""
+"""Sources of time. Only the outermost loop reads a clock; everything inside gets the time as an argument."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class MonotonicClock:
 
 
 class ManualClock:
-    """A clock that moves when told to: for tests, the simulator and the replay of a trace."""
+    """A clock that moves only on request: for tests, the simulator and the replay of a trace."""
 
     def __init__(self, start_s: float = 0.0) -> None:
         self._now = start_s

@@ -32,7 +32,7 @@ def _check_gib(name: str, size: float | None) -> None:
 
 
 def _blocks_of(name: str, size_gib: float | None, bytes_per_block: int) -> int:
-    """Whole blocks in a size; 0 if there is none. ConfigError if it is less than a block's."""
+    """Whole blocks in a size; 0 if there is no size. ConfigError if it is smaller than one block."""
     if size_gib is None:
         return 0
     num_blocks = int(size_gib * 2**30) // bytes_per_block
@@ -80,23 +80,23 @@ class ModelConfig:
     enforce_eager: bool = False
     """Disable CUDA graphs: less memory and a faster start, slower steps."""
     disable_cascade_attn: bool = True
-    """Decodes that share a prefix read it one by one; if not, in one pass (attention_backend triton only)."""
+    """Let decodes that share a prefix read it one by one, not in one pass (attention_backend triton only)."""
     quantization: str | None = None
     """Weight-only quantization at load time: ``int8`` | ``int4`` (the head keeps 8 bits); CPUs only."""
     tensor_parallel_size: int = 1
     """Number of tensor-parallel ranks: each is a process with its part of every weight, and a GPU or a
     share of the CPU's cores."""
     pipeline_parallel_size: int = 1
-    """Number of stages of ``tensor_parallel_size`` ranks each: some of the layers in each."""
+    """Number of stages, each with some of the layers and ``tensor_parallel_size`` ranks."""
     distributed_executor_backend: str = "mp"
     """Who starts the ranks: ``mp`` (processes of this machine) | ``ray`` (actors of a Ray cluster)."""
     enable_expert_parallel: bool = False
-    """Divide a mixture of experts by rank, some whole experts for each, instead of dividing each expert:
-    among the ranks of all engine cores, if there are several."""
+    """Divide a mixture of experts by whole experts instead of dividing each expert: among all ranks of all
+    engine cores."""
     enable_return_routed_experts: bool = False
-    """Return the experts of each token with the answer that a request ends with."""
+    """Return the experts of each token with the last output of a request."""
     max_pictures: int = 64
-    """The most pictures of a prompt, for a model that reads them; 0: it is served as text."""
+    """The most pictures of a prompt, for a model that reads them; 0: the model serves text only."""
     min_pixels: int | None = None
     """Smaller pictures are enlarged to this number of pixels; by default what the model's folder says."""
     max_pixels: int | None = None
@@ -257,7 +257,7 @@ class SchedulerConfig:
     max_loras: int | None = None
     """Most adapters of running requests; None: requests have none."""
     stream_interval: int = 1
-    """Tokens from one output of a request that is streamed to the next; the first one comes at once."""
+    """Tokens per output of a request that is streamed; the first output is sent at once."""
 
     def plans_ahead(self, on_accelerator: bool) -> bool:
         """Whether to schedule the next step while the current one runs; on a CPU both would share cores."""
@@ -340,7 +340,7 @@ class EngineConfig:
 
     @property
     def kv_transfer_port(self) -> int:
-        """The port at which the first rank of this core lets others fetch KV."""
+        """The port at which others fetch KV from the first rank of this core."""
         assert self.kv_transfer is not None
         return self.kv_transfer.kv_port + self.parallel.data_parallel_rank * self.model.tensor_parallel_size
 

@@ -1,4 +1,4 @@
-"""Names of the files that each of several engine cores has of its own."""
+"""Names of the files that each of several engine cores has separately."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def path_of_engine(path: str | None, index: int) -> str | None:
-    """The first core's is ``path``; the others' have a number: ``trace.engine1.jsonl``, ``kv.engine1``."""
+    """The path for a core: the first one's is ``path``, the others' have a number, as ``kv.engine1``."""
     if path is None or index == 0:
         return path
     named = Path(path)

@@ -6,6 +6,7 @@ EngineError
 ├── RequestError           a request is wrong; names the field and limit   (HTTP 400)
 │   └── ContextLengthError the prompt does not fit the model               (HTTP 400)
 ├── EngineGenerateError    one request failed inside the engine            (HTTP 500)
+├── TryAgainError          what the request needs was interrupted          (HTTP 503)
 └── EngineDeadError        the engine core process is gone                 (HTTP 503)
 """
 
@@ -41,7 +42,7 @@ class EngineGenerateError(EngineError):
 
 
 class TryAgainError(EngineError):
-    """What the request needs was interrupted, which says nothing of the request (HTTP 503)."""
+    """What the request needs was interrupted; the request is not to blame (HTTP 503)."""
 
 
 class EngineDeadError(EngineError):

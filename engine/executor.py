@@ -29,19 +29,19 @@ class ModelInfo:
     num_host_blocks: int = 0
     """Number of blocks of the host tier; 0 without one."""
     disk_level: DiskLevel | None = None
-    """The disk tier behind the host tier; None without one."""
+    """The disk tier below the host tier; None without one."""
     kv_cache_groups: tuple[KVCacheGroup, ...] = ONE_FULL_GROUP
     """Layers that share a block table. A block of the pool may belong to any group."""
     num_states: int = 0
     """Number of state slots, including slot 0, which is never handed out; 0 if no layer has a state."""
     prompt_logprobs: bool = True
-    """Whether it tells log-probabilities of prompts."""
+    """Whether it returns log-probabilities of prompts."""
     routed_experts: RoutedExpertsSpec | None = None
-    """The sizes of the experts that outputs tell; None if they tell none."""
+    """The sizes of the experts in outputs; None if outputs have none."""
     saved_kv: Path | None = None
     """The first rank's folder of KV that servers share; None without one."""
     pooling: PoolingModel | None = None
-    """What a model that pools has; None: it generates."""
+    """Properties of a pooling model; None: the model generates."""
     pictures: PictureModel | None = None
     """How the model reads pictures; None: it reads text only."""
 
@@ -91,12 +91,12 @@ class Executor(Protocol):
 
     def on_wave(self, callback: Callable[[int], None]) -> None:
         """Register a callback, if cores share experts. It is called on any thread with the number of each
-        wave of steps that another core has begun, which waits for this one."""
+        wave of steps that another core has begun: that core waits for this one."""
 
     def call_worker(self, method: str, *args: Any) -> Any:
         """Call a method of the worker by name, on all ranks; returns the first one's answer. Called on any
-        thread, also while steps run: between two of them, or beside one where that is safe. Raises the
-        error of a rank, of which the engine does not die; RequestError if there is no such method."""
+        thread, also while steps run: between two of them, or during one where that is safe. Raises the error
+        of a rank, which does not end the engine; RequestError if there is no such method."""
 
     def shutdown(self) -> None:
         """Free the model and its memory. May be called again."""

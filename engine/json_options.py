@@ -1,4 +1,4 @@
-"""Reads an option that users write as vLLM V1's JSON, or as the same in a mapping, into its record."""
+"""Reads an option, given as vLLM V1's JSON or as a mapping with the same fields, into its record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Record = TypeVar("Record")
 
 
 def read_fields(option: str, given: str | Mapping[str, Any], example: str) -> dict[str, Any]:
-    """The fields that were given; ConfigError if ``given`` is a text that is no JSON object."""
+    """The fields that were given; ConfigError if ``given`` is text but not a JSON object."""
     if not isinstance(given, str):
         return dict(given)
     try:
@@ -24,7 +24,7 @@ def read_fields(option: str, given: str | Mapping[str, Any], example: str) -> di
 
 
 def check_names(option: str, fields: Mapping[str, Any], record: type[Any]) -> None:
-    """ConfigError, which lists the names that there are, for a field that the record has not."""
+    """Raise ConfigError, which lists the known names, for a field that the record does not have."""
     known = [field.name for field in dataclasses.fields(record)]
     for name in fields:
         if name not in known:

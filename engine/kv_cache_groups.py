@@ -1,10 +1,10 @@
 """The KV cache groups of a model: layers that need the same blocks of a sequence share a block table.
 
 All groups of attention layers share one pool. A block has a slot for each layer of a group, so that any group
-can use any block: groups have equally many layers, but for one that leaves its last slots unused.
+can use any block: groups have equally many layers, except for one that leaves its last slots unused.
 
 Layers that keep a state of fixed size instead (linear attention, Mamba) are one group, the last. Their states
-have a pool of their own, and where bytes are weighed a state counts as blocks.
+have a separate pool, and where memory is compared a state counts as blocks.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _MANY = 1 << 60
 
 
 class KVCacheGroup(msgspec.Struct, frozen=True):
-    """Layers with the same attention pattern, which share a block table: it has a window, or chunks, or
-    neither. Or layers with states."""
+    """Layers that share a block table, as their attention has the same pattern: a window, chunks, or neither.
+    Or layers with states."""
 
     layers: tuple[int, ...]
     """The indices of the layers, those with states numbered apart. The layer at position i uses slot i of
@@ -48,7 +48,7 @@ class KVCacheGroup(msgspec.Struct, frozen=True):
 
     @property
     def kind(self) -> str:
-        """What V1 calls such a group in its events."""
+        """V1's name for such a group in its events."""
         if self.is_state:
             return "mamba"
         if self.attention_chunk is not None:
@@ -61,17 +61,17 @@ class KVCacheGroup(msgspec.Struct, frozen=True):
         return self.state_blocks is not None
 
     def num_skipped_tokens(self, position: int) -> int:
-        """The first tokens that neither the token at a position nor any behind it sees."""
+        """Number of first tokens that neither the token at ``position`` nor any later one sees."""
         if self.sliding_window is not None:
             return max(0, position - self.sliding_window + 1)
         return 0 if self.attention_chunk is None else position - position % self.attention_chunk
 
     def num_blocks_held(self, block_size: int, num_blocks: int) -> int:
-        """Of so many blocks of tokens those that whoever continues behind them sees."""
+        """How many of ``num_blocks`` blocks of tokens the tokens after them see."""
         return num_blocks - self.num_skipped_tokens(num_blocks * block_size) // block_size
 
     def max_blocks_held(self, block_size: int, num_blocks: int) -> int:
-        """The most of ``num_blocks_held``, over all numbers up to this one."""
+        """The maximum of ``num_blocks_held`` over all numbers of blocks up to this one."""
         if self.sliding_window is not None:
             return min(num_blocks, -(-(self.sliding_window - 1) // block_size))
         if self.attention_chunk is None:
@@ -82,7 +82,7 @@ class KVCacheGroup(msgspec.Struct, frozen=True):
 
 
 ONE_FULL_GROUP = (KVCacheGroup(layers=(0,)),)
-"""The groups of a model whose layers are all alike, as far as their number does not matter."""
+"""The groups of a model whose layers are all alike, where their number does not matter."""
 
 
 def groups_of(
@@ -91,7 +91,7 @@ def groups_of(
     """Group layers by their sliding window and their chunk, None where they have none; full attention comes
     first, then windows.
 
-    The layers of one kind are dealt out to its groups in turn, as V1 does. ``chunks`` None: no layer has any.
+    The layers of one kind are assigned to its groups in turn, as in V1. ``chunks`` None: no layer has any.
     """
     kinds: dict[tuple[int | None, int | None], list[int]] = {}
     for layer, kind in enumerate(zip(windows, chunks or [None] * len(windows), strict=True)):
@@ -133,13 +133,13 @@ def num_slots(groups: Iterable[KVCacheGroup]) -> int:
 
 
 def num_window_blocks(groups: Iterable[KVCacheGroup], block_size: int) -> int:
-    """Blocks before it that the first token of a block sees at most, over all groups with a window or
-    chunks."""
+    """The most blocks that the first token of a block sees before that block, over all groups with a window
+    or chunks."""
     return sum(group.max_blocks_held(block_size, _MANY) for group in groups if not group.is_full)
 
 
 def num_blocks_held(groups: Iterable[KVCacheGroup], block_size: int, num_blocks: int) -> int:
-    """Blocks that a pin of so many blocks of tokens counts as: what its return sees of them, and a state."""
+    """Blocks that a pin of ``num_blocks`` blocks of tokens counts as: what a return sees, and a state."""
     held = sum(group.num_blocks_held(block_size, num_blocks) for group in attention_groups(groups))
     return held + blocks_per_state(groups) if num_blocks else 0
 
@@ -147,8 +147,8 @@ def num_blocks_held(groups: Iterable[KVCacheGroup], block_size: int, num_blocks:
 def max_blocks_held(
     groups: Sequence[KVCacheGroup], block_size: int, num_tokens: int, step_tokens: int
 ) -> int:
-    """Blocks of the pool that a context takes at most while it is computed, ``step_tokens`` at once: a group
-    with a window or chunks holds what the first of them sees, and what they write."""
+    """The most blocks of the pool that a context takes while it is computed, ``step_tokens`` at a time: a
+    group with a window or chunks holds what the first of these sees, and what they write."""
     groups = attention_groups(groups)
     num_blocks = -(-num_tokens // block_size)
     written = -(-step_tokens // block_size) + 1

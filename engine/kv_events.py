@@ -1,7 +1,7 @@
 """Events of the prefix cache and of pins as they are published: the first three are vLLM V1's, byte for byte.
 
-A batch is an array; an event is a map with its ``type``, and without the fields that have their default. A
-hash is the last 64 bits of a block's, as an integer: readers of V1's events refuse bytes.
+A batch is an array; an event is a map with its ``type``, without the fields that have their default. A hash
+is the last 64 bits of a block's, as an integer: readers of V1's events refuse bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class KVCacheEvent(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
 
 
 class BlockStored(KVCacheEvent):
-    """Blocks of one sequence that follow each other can be found from now on."""
+    """Consecutive blocks of one sequence are cached from now on."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
@@ -56,7 +56,7 @@ class BlockStored(KVCacheEvent):
 
 
 class BlockRemoved(KVCacheEvent):
-    """Blocks that cannot be found any more."""
+    """Blocks that are no longer cached."""
 
     block_hashes: list[int]
     medium: str | None
@@ -66,11 +66,11 @@ class BlockRemoved(KVCacheEvent):
 
 
 class AllBlocksCleared(KVCacheEvent):
-    """Nothing can be found any more, on any medium."""
+    """Nothing is cached any more, on any medium."""
 
 
 class PinEvent(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
-    """Something happened to a pin. Not V1's, and published under a topic of its own."""
+    """Something happened to a pin. Not V1's, and published under a separate topic."""
 
     pin_id: int
     job_id: str
@@ -81,13 +81,13 @@ class PinPlaced(PinEvent):
 
     request_id: str
     block_hash: int
-    """Hash of the last block that a return would find, which names all before it."""
+    """Hash of the last block that a return would hit, which identifies all before it."""
     num_tokens: int
-    """Tokens that a return would find."""
+    """Tokens that a return would hit."""
     num_blocks: int
-    """Blocks of the pool that the pin holds, over all groups; a state counts as so many."""
+    """Blocks of the pool that the pin holds, over all groups; a state counts as the blocks that it takes."""
     held_until: float | None = None
-    """Wall time in seconds; None: until something happens."""
+    """Wall time in seconds; None: there is no deadline."""
 
 
 class PinChanged(PinEvent):
@@ -98,7 +98,7 @@ class PinChanged(PinEvent):
     num_blocks: int
     held_until: float | None = None
     reason: str | None = None
-    """Why it was cut: one of those that ``PinEnded`` has; None: only the deadline was moved."""
+    """Why it was cut, a reason as in ``PinEnded``; None: only the deadline was moved."""
     by: str | None = None
     """Request that the blocks were taken for."""
 
@@ -112,5 +112,5 @@ class PinEnded(PinEvent):
 
 
 def event_hash(block_hash: bytes) -> int:
-    """The integer by which readers of events know a block, from its 32-byte hash."""
+    """The integer that names a block in events, from its 32-byte hash."""
     return int.from_bytes(block_hash[24:32], "big")

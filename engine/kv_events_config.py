@@ -17,7 +17,7 @@ TRANSPORTS = ("tcp://", "ipc://", "inproc://")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVEventsConfig:
-    """Publishes what enters and leaves the prefix cache, and what becomes of pins, over ZMQ."""
+    """Publishes what enters and leaves the prefix cache, and changes of pins, over ZMQ."""
 
     enable_kv_cache_events: bool = False
     publisher: str | None = None
@@ -25,9 +25,9 @@ class KVEventsConfig:
     endpoint: str = "tcp://*:5557"
     """Address of the PUB socket, which binds a wildcard, ``ipc`` and ``inproc``, and else connects."""
     replay_endpoint: str | None = None
-    """Address that a ROUTER socket binds, by which subscribers ask for past batches; None: there is none."""
+    """Address of a ROUTER socket at which subscribers request past batches; None: there is none."""
     buffer_steps: int = 10_000
-    """Most past batches that can be asked for."""
+    """Most past batches that can be requested."""
     hwm: int = 100_000
     """Most messages that wait for one subscriber; further ones are lost to it."""
     max_queue_size: int = 100_000
@@ -35,7 +35,7 @@ class KVEventsConfig:
     topic: str = ""
     """First frame of every message."""
     pins_endpoint: str | None = None
-    """Address of a PUB socket for what becomes of pins, topic ``pins``; None: that is not published."""
+    """Address of a PUB socket for events of pins, topic ``pins``; None: they are not published."""
 
     def __post_init__(self) -> None:
         if self.publisher not in (None, *PUBLISHERS):
@@ -49,8 +49,8 @@ class KVEventsConfig:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.")
 
     def of_rank(self, rank: int) -> KVEventsConfig:
-        """With the addresses of this core of several: a TCP port so much higher, as in V1, other names with
-        ``_dp1`` and so on."""
+        """The record with the addresses of this core of several: a TCP port higher by ``rank``, as in V1,
+        other names with ``_dp1`` and so on."""
         return replace(
             self,
             endpoint=_of_rank(self.endpoint, rank),

@@ -1,4 +1,4 @@
-"""LoRA adapters: what is configured, and how a request names its own."""
+"""LoRA adapters: their configuration, and how a request names its adapter."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Adapter(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def key(self) -> str:
-        """The name in block hashes and in the worker: another content under the same name is another
+        """Its name in block hashes and in the worker: other content under the same name is another
         adapter."""
         return f"{self.name}@{self.digest}"
 
@@ -57,7 +57,7 @@ class LoRAConfig:
     """Adapters of one base model that run together."""
 
     modules: tuple[Adapter, ...] = ()
-    """Those that are loaded at startup."""
+    """Adapters that are loaded at startup."""
     max_loras: int = 1
     """Most adapters of running requests; requests of further ones wait."""
     max_lora_rank: int = 16
@@ -76,7 +76,7 @@ class LoRAConfig:
 
 
 def find_adapter(name: str, path: str) -> Adapter:
-    """The adapter in a folder. Reads all of it; RequestError if it is none, or the name is no name."""
+    """The adapter in a folder, all of which is read; RequestError if it is not valid, or the name is not."""
     if not 0 < len(name) <= MAX_NAME_CHARS or "@" in name or not name.isprintable():
         raise RequestError(
             f"lora_name must have 1 to {MAX_NAME_CHARS} printable characters other than @.", "lora_name"
@@ -109,8 +109,7 @@ def _short(digest: Any) -> str:
 
 
 def open_regular(path: Path, most_bytes: int | None = None) -> BinaryIO:
-    """Open a regular file, which neither blocks nor goes on for ever; OSError or ValueError for anything
-    else."""
+    """Open a regular file, which neither blocks nor is endless; OSError or ValueError for anything else."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     file = os.fdopen(descriptor, "rb")
     seen = os.fstat(descriptor)
@@ -131,8 +130,8 @@ def read_lora_config(
     max_lora_rank: int | None = None,
     max_cpu_loras: int | None = None,
 ) -> LoRAConfig | None:
-    """The record of V1's options; None if adapters are off. ConfigError if one of them is wrong, or is no
-    option without ``enable_lora``. ``lora_modules``: ``NAME=PATH`` each."""
+    """The record of V1's options; None if adapters are off. ConfigError if one of them is wrong, or needs
+    ``enable_lora``. ``lora_modules``: ``NAME=PATH`` each."""
     given = {"max_loras": max_loras, "max_lora_rank": max_lora_rank, "max_cpu_loras": max_cpu_loras}
     options = {name: value for name, value in given.items() if value is not None}
     if not enable_lora:

@@ -1,6 +1,6 @@
-"""Messages between processes, as msgspec structs (positional, defaults omitted). To the core go
-EngineCoreRequest, AbortRequest, Signal, UtilityRequest and ClientNotice; EngineCoreOutputs come
-back. Times are monotonic seconds.
+"""Messages between processes, as msgspec structs (positional, defaults omitted). The core receives
+EngineCoreRequest, AbortRequest, Signal, UtilityRequest and ClientNotice, and sends EngineCoreOutputs. Times
+are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ class MediaSpan(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True
 
     content_hash: str
     offset: int
-    """Its first token."""
+    """Place of its first token."""
     length: int
     """Number of its tokens, and of the embeddings that the model's encoder makes of it."""
     pixels: Pixels | None = None
-    """What it is computed from; None in a trace."""
+    """Pixels of the picture; None in a trace."""
 
     @property
     def end(self) -> int:
-        """The token behind it."""
+        """Place after its last token."""
         return self.offset + self.length
 
 
@@ -79,15 +79,15 @@ class JobRef(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
     owner: str | None = None
     """The name of the API key, which alone may see the job; None for none. Sharing is by ``tenant``."""
     asked_ttl_s: float | None = None
-    """How long the client asks to keep the turn's KV: a floor of its pin, as far as it is worth it."""
+    """How long the client wants the turn's KV kept: a minimum for its pin, where that is worth it."""
     is_silent: bool = False
-    """Whether the client hears nothing before the whole answer is there: then it leaves sooner."""
+    """Whether the client gets nothing before the whole answer: then it disconnects sooner."""
 
 
 class RequestContext(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, kw_only=True):
-    """What accompanies a request unchanged, from its body to the core.
+    """Data that accompanies a request unchanged, from its body to the core.
 
-    A field that is added here reaches the core: only who reads it and who acts on it change.
+    A new field here reaches the core: only its reader and its user change.
     """
 
     job: JobRef | None = None
@@ -99,11 +99,11 @@ class RequestContext(msgspec.Struct, array_like=True, omit_defaults=True, frozen
     adapter: Adapter | None = None
     kv_transfer: KVTransfer | None = None
     pooling: PoolingParams | None = None
-    """What a model that pools is asked for; it has no other requests."""
+    """Parameters of a request to a pooling model, which has no other requests."""
     media: tuple[MediaSpan, ...] = ()
     """The prompt's pictures, in its order; no two overlap."""
     keeps_tokens: bool = False
-    """Whether the core is to keep the turn's tokens, so that a later request may continue them."""
+    """Whether the core keeps the turn's tokens, so that a later request may continue them."""
 
     @property
     def owner(self) -> str | None:
@@ -121,7 +121,7 @@ class TurnPrefix(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tru
     request_id: str
     num_tokens: int
     tail: list[int] = []
-    """The last of them, by which the core sees that the turn is the one that is meant."""
+    """The last of them, by which the core verifies that it has the right turn."""
 
 
 class EngineCoreRequest(RequestContext, array_like=True, omit_defaults=True, frozen=True, gc=False):
@@ -135,7 +135,7 @@ class EngineCoreRequest(RequestContext, array_like=True, omit_defaults=True, fro
     client_index: int = 0
     """The API server process that receives the outputs."""
     continues: TurnPrefix | None = None
-    """What stands before ``prompt_token_ids``; its core knows it, or asks for the request as a whole."""
+    """The tokens before ``prompt_token_ids``; the core knows them, or requests the whole request."""
 
 
 class AbortRequest(msgspec.Struct, array_like=True, omit_defaults=True):
@@ -188,7 +188,7 @@ class ToolSignal(msgspec.Struct, array_like=True, omit_defaults=True, tag=True):
     request_id: str | None = None
     """The turn that made the call, by the client's request id; None is the job's latest."""
     call_id: str | None = None
-    """Which of several parallel calls; None is all of them."""
+    """One of several parallel calls; None: all of them."""
     tool: str | None = None
     expected_s: float | None = None
     """How long the call will take from its start."""
@@ -244,8 +244,8 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
 
 
 class TurnReceipt(BaseReceipt, omit_defaults=True, frozen=True):
-    """What the engine did with a job's KV in this turn, for the client, and in how many steps it
-    answered. Token counts are of the prompt, but for the last ones."""
+    """What the engine did with a job's KV in this turn, for the client, and in how many steps it answered.
+    Token counts are of the prompt, except for the last ones."""
 
     request_id: str
     prompt_tokens: int = 0
@@ -258,7 +258,7 @@ class TurnReceipt(BaseReceipt, omit_defaults=True, frozen=True):
     """Tokens of the job released when this turn came, as it shows that the job continues without
     them: their blocks are evicted first."""
     output_steps: int = 0
-    """Steps that the answer's tokens came from; as many as tokens where nothing was drafted."""
+    """Steps that the answer's tokens came from; as many as tokens if nothing was drafted."""
     drafted_tokens: int = 0
     """Draft tokens that were verified."""
     accepted_tokens: int = 0
@@ -317,7 +317,7 @@ class PastTurn(msgspec.Struct, kw_only=True):
     accepted_tokens: int
     """Output tokens that drafts spared a step."""
     previous_pin: str | None
-    """How the pin ended that the turn returned to."""
+    """How the pin of the turn that it continued ended."""
     tools: list[str] | None
     """Kinds of the calls that ran after the turn; None if unknown."""
     pinned_tokens: int
@@ -383,7 +383,7 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     engine_index: int = 0
     """Number of the core; set by the client of a group, never sent."""
     wanted_whole: list[str] = []
-    """Requests that continue a turn which the core does not know: they are to be sent as a whole."""
+    """Requests that continue a turn unknown to the core: the client must send them as a whole."""
 
 
 class EngineReady(msgspec.Struct, omit_defaults=True):
@@ -400,7 +400,7 @@ class EngineReady(msgspec.Struct, omit_defaults=True):
     kv_cache_groups: tuple[KVCacheGroup, ...] = ONE_FULL_GROUP
     """Layers that share a block table; a block of the pool is of one group."""
     pooling: PoolingModel | None = None
-    """What a model that pools has; None: it generates."""
+    """Properties of a pooling model; None: the model generates."""
     pictures: PictureModel | None = None
     """How the model reads pictures; None: it reads text only."""
     most_draft_bytes: int = 0

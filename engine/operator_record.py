@@ -1,4 +1,4 @@
-"""What operators have made of the engine cores of a server, as one record."""
+"""The record of operators' changes to the engine cores of a server."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import msgspec
 
 
 class OperatorRecord(msgspec.Struct, frozen=True):
-    """What operators have made of the engine cores of a server: a core that comes later becomes the same
-    before it serves. Adapters are not in it: each is loaded by the first request that names it; and which
-    cores take no new requests the load board knows."""
+    """Operators' changes to the engine cores of a server: a core that comes later applies them before it
+    serves. Adapters are not included: each is loaded by the first request that names it. The load board knows
+    which cores are draining."""
 
     version: int = 0
-    """How many changes there have been."""
+    """Number of changes so far."""
     weights: str | None = None
     """The folder of the weights; None: that of the start."""
     level: int = 0
     """How deep the engine sleeps; 0: awake."""
     paused: bool | None = None
-    """Whether what runs is paused, too; None: not paused."""
+    """Whether running requests are paused, too; None: not paused."""
     trace: tuple[bool, str | None] | None = None
     """Whether the scheduler's trace is on, and the name of its file; None: as configured."""

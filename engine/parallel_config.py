@@ -17,29 +17,29 @@ DATA_PARALLEL_BACKENDS = ("mp", "ray")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelConfig:
-    """Engine cores that serve the same model behind the same API servers."""
+    """Engine cores that serve the same model and share API servers."""
 
     data_parallel_size: int = 1
     """Number of engine cores, each with its own copy of the weights and its own KV cache."""
     data_parallel_size_local: int | None = None
     """How many of them run on this machine; None: all, or none of them where Ray places them."""
     data_parallel_size_min: int | None = None
-    """The head serves when so many cores are ready, the first ones; the others join as they come. None:
-    all."""
+    """Number of cores, the first ones, that must be ready before the head serves; the others join later.
+    None: all."""
     data_parallel_start_rank: int = 0
     """Number of the first core on this machine; those of the head begin with 0."""
     data_parallel_address: str = "127.0.0.1"
     """Address at which the group's head listens for nodes."""
     data_parallel_rpc_port: int = 29550
-    """Port at which it does."""
+    """Port at which the group's head listens for nodes."""
     data_parallel_backend: str = "mp"
-    """Who brings the cores that do not run here: ``mp``: nodes that join, ``ray``: actors of Ray."""
+    """Who starts the cores that do not run here: ``mp``: nodes that join, ``ray``: actors of Ray."""
     headless: bool = False
     """Run cores of a group whose API servers are on another machine."""
     data_parallel_rank: int = 0
     """The number of the core that has this configuration."""
     data_parallel_master_port: int = 0
-    """Port of the first core at which cores that share experts meet; 0: the one behind
+    """Port of the first core at which cores that share experts meet; 0: the one after
     data_parallel_rpc_port."""
 
     def __post_init__(self) -> None:
@@ -104,7 +104,7 @@ class ParallelConfig:
             raise ConfigError("data_parallel_backend ray needs data_parallel_size above 1.")
 
     def check_beside(self, config: EngineConfig) -> None:
-        """ConfigError if the other options do not go with these."""
+        """Raise ConfigError if other options conflict with these."""
         if self.data_parallel_backend == config.model.distributed_executor_backend == "ray":
             raise ConfigError(
                 "data_parallel_backend ray goes with distributed_executor_backend mp: a core and its ranks "
@@ -159,12 +159,12 @@ def ranks_per_core(config: EngineConfig) -> int:
 
 
 def cores_sharing_experts(config: EngineConfig) -> int:
-    """How many engine cores have a model's experts among them; 1: each has all of them."""
+    """How many engine cores share a model's experts; 1: each has all of them."""
     return config.parallel.data_parallel_size if config.model.enable_expert_parallel else 1
 
 
 def _not_beside_shared_experts(config: EngineConfig) -> dict[str, bool]:
-    """What cores that share experts do not do so far, and whether it is wanted."""
+    """Options that cores which share experts do not support yet, and whether each is set."""
     return {
         "pipeline_parallel_size > 1": config.model.pipeline_parallel_size > 1,
         "async_scheduling": bool(config.scheduler.async_scheduling),
@@ -178,7 +178,7 @@ def _not_beside_shared_experts(config: EngineConfig) -> dict[str, bool]:
 
 
 def _not_in_stages(config: EngineConfig) -> dict[str, bool]:
-    """What a pipeline does not do so far, and whether it is wanted."""
+    """Options that a pipeline does not support yet, and whether each is set."""
     return {
         "async_scheduling": bool(config.scheduler.async_scheduling),
         "speculative_config": config.speculative is not None,
@@ -190,7 +190,7 @@ def _not_in_stages(config: EngineConfig) -> dict[str, bool]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody else can reach this address."""
+    """Whether no other machine can reach this address."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

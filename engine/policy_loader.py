@@ -14,8 +14,8 @@ BUILT_IN: dict[str, PolicyFactory] = {"fcfs": fcfs, "priority": priority}
 
 def load_policy(name: str) -> PolicyFactory:
     """``fcfs``, ``priority``, or ``module:attribute``: a policy class that takes a PolicyContext, or a
-    function that makes a policy from one. The module may lie in the working directory. ConfigError if there
-    is no such policy."""
+    function that makes a policy from one. The module may be in the working directory. ConfigError if there is
+    no such policy."""
     if name in BUILT_IN:
         return BUILT_IN[name]
     module_name, colon, attribute = name.partition(":")

@@ -33,15 +33,15 @@ class SpecDecodingStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     """Counts of draft tokens since the last report."""
 
     num_drafts: int = 0
-    """Requests in steps that had drafts verified."""
+    """Number of times that a request's drafts were verified in a step."""
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    """Tokens that these steps brought beyond one for each request."""
+    """Tokens that these steps gained beyond one for each request."""
     num_accepted_tokens_per_pos: list[int] = []
     """Accepted tokens by their place in the draft."""
 
     def observe(self, num_drafts: int, num_accepted: int) -> None:
-        """Count what became of one request's drafts in one step."""
+        """Count the result of one request's drafts in one step."""
         self.num_drafts += 1
         self.num_draft_tokens += num_drafts
         self.num_accepted_tokens += num_accepted
@@ -51,7 +51,7 @@ class SpecDecodingStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=
             by_place[place] += 1
 
     def add(self, other: SpecDecodingStats) -> None:
-        """Count what another has counted."""
+        """Add the counts of another."""
         self.num_drafts += other.num_drafts
         self.num_draft_tokens += other.num_draft_tokens
         self.num_accepted_tokens += other.num_accepted_tokens
@@ -86,7 +86,7 @@ class ContinuedStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
 
     num_known: int = 0
     num_forgotten: int = 0
-    """Those whose turn the core did not have, so that it asked for all of their tokens."""
+    """Requests whose turn the core did not have, so that it requested all of their tokens."""
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
@@ -116,12 +116,12 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     """Slots of the host tier; 0 without one."""
     num_used_host_blocks: int = 0
     loaded_tokens: int = 0
-    """Tokens whose KV was loaded from the host tier, from disk or from another server."""
+    """Tokens whose KV was loaded: from the host tier, disk, another server or the shared folder."""
     failed_loads: int = 0
     remote_loaded_tokens: int = 0
-    """Loaded tokens that came from another server."""
+    """Loaded tokens that came from another server or the shared folder."""
     remote_failed_loads: int = 0
-    """Failed loads from another server."""
+    """Failed loads from another server or the shared folder."""
     num_disk_blocks: int = 0
     """Slots of the disk tier; 0 without one."""
     num_used_disk_blocks: int = 0
@@ -144,24 +144,24 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     """State slots; 0 for a model whose layers have none."""
     num_free_states: int = 0
     tokens_without_state: int = 0
-    """Tokens recomputed although their KV was cached: there was no state behind them."""
+    """Tokens recomputed although their KV was cached: there was no state after them."""
     spec_decoding: SpecDecodingStats | None = None
-    """What became of draft tokens; None if there were none."""
+    """Counts of draft tokens; None if there were none."""
     block_lives: BlockLives | None = None
     """None if no block is sampled, or none was evicted."""
     continued: ContinuedStats | None = None
-    """None if no request came so."""
+    """Counts of continued requests; None if there were none."""
     lora: LoRAStats | None = None
     """None if there are no adapters."""
     kv_events_dropped: int = 0
     """Batches of KV events or pin events that were lost, as they came faster than they could be sent."""
     num_pinned_alone_blocks: int = 0
-    """Blocks that nobody holds but pins, which can be taken: not in use."""
+    """Blocks that only pins hold; they can be taken, so they are not in use."""
 
     @property
     def kv_usage(self) -> float:
-        """The share of the KV blocks that running work holds, of a pool that has some. Not what pins hold
-        alone: an idle server uses none."""
+        """The share of the KV blocks that running work holds, for a pool that has some. Blocks that only pins
+        hold do not count: an idle server uses none."""
         in_use = self.num_total_blocks - self.num_free_blocks - self.num_pinned_alone_blocks
         return in_use / self.num_total_blocks
 

@@ -1,6 +1,6 @@
-"""The experts that a mixture of experts sent tokens to, as arrays and as they cross processes.
+"""The experts that a mixture of experts sent tokens to, as arrays and as messages between processes.
 
-Knows no model and no request.
+Independent of models and requests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ExpertArray: TypeAlias = "npt.NDArray[np.unsignedinteger]"
 
 @dataclass(frozen=True, slots=True)
 class RoutedExpertsSpec:
-    """The sizes of a model's choices."""
+    """The sizes of a model's routing."""
 
     num_layers: int
     """All layers of the model: those without experts are 0 throughout."""
@@ -35,13 +35,13 @@ class RoutedExpertsSpec:
         return self.num_layers * self.experts_per_token * self.dtype.itemsize
 
     def empty(self, num_tokens: int) -> ExpertArray:
-        """An array for so many tokens, all 0; memory is taken as it is written."""
+        """An array of zeros for ``num_tokens`` tokens; memory is taken as it is written."""
         return np.zeros((num_tokens, self.num_layers, self.experts_per_token), self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class StepRouting:
-    """The choices of one step."""
+    """The experts chosen in one step."""
 
     slots: npt.NDArray[np.int64]
     """[num_tokens] where the KV of each token is: block * block_size + offset."""
@@ -49,7 +49,7 @@ class StepRouting:
 
 
 class RoutedExperts(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The choices of a request's tokens as a message."""
+    """The experts of a request's tokens, as a message."""
 
     shape: tuple[int, int, int]
     dtype: str

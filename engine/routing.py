@@ -1,6 +1,6 @@
-"""Which of several engine cores runs a request: the contract of routers, and the plainest of them.
+"""Chooses which of several engine cores runs a request: the interface of routers, and the simplest one.
 
-A router is pure: it has no clock, no sockets and no processes, and decides by what it is told.
+A router is pure: it has no clock, no sockets and no processes, and decides by its arguments.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ class RoutedTurn:
     job_id: str | None = None
     """The job, as the client named it; None if it named none."""
     owner: str | None = None
-    """Name of the API key. What an owner has is found by no other owner."""
+    """Name of the API key. No other owner can hit what this owner has cached."""
     cache_salt: str | None = None
     """Requests with different salts share no cached prefix."""
 
 
 @dataclass(slots=True)
 class EngineLoad:
-    """What one core has to do, by its last report and the requests sent since."""
+    """The load of one core, by its last report and the requests sent since."""
 
     num_open: int = 0
-    """Requests that were sent to it and have not ended, those of this router only."""
+    """Requests that were sent to it, by any API server process, and have not ended."""
     num_running: int = 0
     num_waiting: int = 0
     num_blocks: int = 0
@@ -50,7 +50,7 @@ SHARED_WORDS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class RouterContext:
-    """What a router is made for."""
+    """What a router is made from."""
 
     num_engines: int
     block_size: int
@@ -71,14 +71,14 @@ class Router(Protocol):
         """
 
     def lost(self, engine: int) -> None:
-        """This core has lost its KV cache: nothing is at home there any more."""
+        """Note that this core has lost its KV cache: no job is at home there any more."""
 
     def job_ended(self, job_id: str) -> None:
-        """The job has no more turns."""
+        """Note that the job has no more turns."""
 
 
 class LeastLoadedRouter:
-    """V1's balancer: the core with the shortest queue; of several such, one after the other."""
+    """V1's balancer: chooses the core with the shortest queue; equal ones take turns."""
 
     def __init__(self, context: RouterContext) -> None:
         self._next = 0

@@ -1,4 +1,4 @@
-"""Why one request ends with an error of its own while the others go on: sentences for its client."""
+"""Reasons why one request ends with an error while the others go on: sentences for its client."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ PICTURE_LOST = (
     "process keeps in shared memory, are gone or are not what was announced."
 )
 KV_SPOILED = frozenset((NOT_NUMBERS, PICTURE_LOST))
-"""Reasons for which what was computed of the request may be wrong: no other may use it."""
+"""Reasons that make what was computed of the request suspect: no other request may use it."""
 
 
 def processing_failed(what: str, error: BaseException) -> str:
-    """Something raised that should not have."""
+    """The sentence for an exception that nothing expected."""
     return f"{what} of this request failed: {type(error).__name__}: {str(error)[:300]}"

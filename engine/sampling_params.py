@@ -17,13 +17,13 @@ from engine.structured_output.params import ReasoningSpan, StructuredOutputsPara
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1024
-"""Longest stop string: as much text as it may begin with is kept while the request runs."""
+"""Longest stop string; the search keeps that much text while the request runs."""
 MAX_BAD_WORDS = 1024
 MAX_N = 128
 MAX_PATTERN_SIZE = 512
-"""Longest pattern that is looked for: each token may take as many comparisons."""
+"""Longest pattern that is searched for: each token may take that many comparisons."""
 MAX_LOGIT_BIAS = 100.0
-"""As in V1, one beyond means this: in 32 bits a huge one is infinite, and no probability is left."""
+"""Larger biases are clamped, as in V1: in 32 bits a huge one is infinite, and no probability is left."""
 
 
 class RequestOutputKind(IntEnum):
@@ -35,15 +35,15 @@ class RequestOutputKind(IntEnum):
 
 
 class RepetitionDetection(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
-    """When an output that goes round in circles ends: a pattern of ``min_pattern_size`` to
-    ``max_pattern_size`` tokens has come ``min_count`` times in a row. V1's names."""
+    """Ends an output that repeats itself: a pattern of ``min_pattern_size`` to ``max_pattern_size`` tokens
+    has come ``min_count`` times in a row. V1's names."""
 
     max_pattern_size: int
     min_pattern_size: int = 1
     min_count: int = 2
 
     def verify(self) -> None:
-        """Raise RequestError for what can never be found, or would take long to look for."""
+        """Raise RequestError for a pattern that can never be found, or takes long to search for."""
         if not 1 <= self.max_pattern_size <= MAX_PATTERN_SIZE:
             self._refuse("max_pattern_size", f"in [1, {MAX_PATTERN_SIZE}]", self.max_pattern_size)
         if not 0 <= self.min_pattern_size <= self.max_pattern_size:
@@ -82,7 +82,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     logprobs: int | None = None
     """Number of alternatives to return per token; None returns none, 0 the chosen token's only."""
     prompt_logprobs: int | None = None
-    """The same per token of the prompt, which is then computed anew, and cached for nobody else."""
+    """Number of alternatives per token of the prompt, which is then recomputed, and not cached for others."""
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -92,17 +92,17 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The output begins with exactly these tokens (the forward pass is real), for deterministic benchmarks;
     if neither ``max_tokens`` nor the last of them ends it, sampling goes on from there."""
     routed_experts_prompt_start: int = 0
-    """Tokens of the prompt, the first ones, whose experts are not returned, where experts are."""
+    """Number of the prompt's first tokens whose experts are not returned, where experts are."""
     structured_outputs: StructuredOutputsParams | None = None
-    """What the output must look like. It ends where nothing can follow, also before ``min_tokens``; with
-    ``replay_token_ids`` it is as it was recorded, and this is only checked."""
+    """The form of the output, which ends where nothing can follow, even before ``min_tokens``. With
+    ``replay_token_ids`` it is as it was recorded, and this is only validated."""
     reasoning: ReasoningSpan | None = None
-    """Stop strings are not looked for in it: they end the answer, and the reasoning may mention them."""
+    """The reasoning, in which stop strings are ignored: they end the answer, and it may mention them."""
     thinking_token_budget: int | None = None
-    """The most tokens of ``reasoning``, which must then be set: behind them, its end follows."""
+    """The most tokens of ``reasoning``, which must then be set: after them, its end follows."""
     repetition_detection: RepetitionDetection | None = None
-    """What ends the output with the reason ``repetition``, not before ``min_tokens``; recorded tokens
-    (``replay_token_ids``) are never ended by it."""
+    """The repetition that ends the output with the reason ``repetition``, not before ``min_tokens``; it never
+    ends recorded tokens (``replay_token_ids``)."""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     # Filled in by the InputProcessor, which knows the tokenizer.
@@ -116,7 +116,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     @property
     def repetition_of_output(self) -> RepetitionDetection | None:
-        """What ends the output as a repetition; recorded tokens are never ended."""
+        """The repetition that ends the output; None for recorded tokens, which are never ended."""
         return None if self.replay_token_ids is not None else self.repetition_detection
 
     @property
@@ -134,14 +134,14 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
         return ids
 
     def verify(self) -> None:
-        """Raise RequestError for the first parameter that is of another type, or out of its range."""
+        """Raise RequestError for the first parameter that is of a wrong type, or out of its range."""
         self._read_mappings()
         self._verify_types()
         self._verify_numbers()
         self._verify_lists()
 
     def _read_mappings(self) -> None:
-        """Mappings become the records that they tell of, as they do in a body."""
+        """Convert mappings into the records that they describe, as for a body."""
         kinds: dict[str, type[Any]] = {
             "structured_outputs": StructuredOutputsParams,
             "repetition_detection": RepetitionDetection,
@@ -152,9 +152,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
                 setattr(self, field, _told(field, given, kind))
 
     def _verify_types(self) -> None:
-        """As the core will read them: a caller in Python may have given anything."""
+        """Decode the parameters as the core will: a caller in Python may have given anything."""
         try:
-            # Of a grammar, which has types of its own, there may be a megabyte.
+            # Without the grammar, which has separate types and may take a megabyte.
             _DECODER.decode(msgspec.msgpack.encode(msgspec.structs.replace(self, structured_outputs=None)))
         except (msgspec.MsgspecError, TypeError, OverflowError, RecursionError) as error:
             raise RequestError(f"The sampling parameters are wrong: {error}.", _field_of(error)) from error
@@ -261,7 +261,7 @@ _DECODER = msgspec.msgpack.Decoder(SamplingParams)
 
 
 def _told(field: str, mapping: dict[str, Any], kind: type[Any]) -> Any:
-    """The record of a mapping. RequestError for what is none, or for a name that it has not."""
+    """The record of a mapping; RequestError for an invalid one, or a name that the record does not have."""
     names = {each.name for each in msgspec.structs.fields(kind)}
     for name in mapping:
         if name not in names:
@@ -288,5 +288,5 @@ def check_vocabulary(name: str, token_ids: Iterable[int], vocab_size: int, field
 
 
 def _shown(token: int) -> str:
-    """A number may have thousands of digits."""
+    """The token id as text, if it is short: a number may have thousands of digits."""
     return str(token) if abs(token) < 2**64 else "a number of more than 64 bits"

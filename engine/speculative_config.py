@@ -19,7 +19,7 @@ OPTION = "speculative_config"
 EXAMPLE = '{"method": "suffix"}'
 LOOKUPS = ("prompt_lookup_min", "prompt_lookup_max")
 DRAFTS_OF_WEIGHTS = 3
-"""Most drafts in a step by default of a drafter with weights, to which each costs a pass."""
+"""Default of the most drafts in a step for a drafter with weights: each draft costs it a pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,16 +36,16 @@ class SpeculativeConfig:
     num_speculative_tokens: int = 16
     """Most drafts of a request in a step."""
     weigh_costs: bool = True
-    """Verify only drafts that bring more than they cost, by steps that are measured at start-up; False: all
+    """Verify only drafts that gain more than they cost, by steps that are measured at start-up; False: all
     that are likely enough."""
     prompt_lookup_min: int = 5
     """Fewest tokens of an n-gram that is looked up (``ngram``)."""
     prompt_lookup_max: int = 5
     """Most tokens of an n-gram that is looked up (``ngram``)."""
     suffix_decoding_max_tree_depth: int = 24
-    """Most tokens from which the next one is guessed, of 1, 2, 4 and 8 (``suffix``)."""
+    """Longest context, of 1, 2, 4 and 8 tokens, from which the next token is predicted (``suffix``)."""
     suffix_decoding_min_token_prob: float = 0.1
-    """A draft is verified if it is at least so likely to be accepted."""
+    """Lowest chance of acceptance at which a draft is verified (``suffix``)."""
     suffix_decoding_max_cached_requests: int = 10_000
     """Most jobs that are remembered (``suffix``)."""
 
@@ -72,12 +72,12 @@ class SpeculativeConfig:
 
     @property
     def has_weights(self) -> bool:
-        """Whether the drafter runs in the worker, beside the model."""
+        """Whether the drafter runs in the worker, together with the model."""
         return self.method in METHODS_WITH_WEIGHTS
 
     @property
     def num_lookahead_tokens(self) -> int:
-        """Places behind a request's tokens at which a drafter writes KV of its own."""
+        """Places after a request's tokens at which a drafter writes its KV."""
         return self.num_speculative_tokens if self.has_weights else 0
 
 

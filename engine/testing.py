@@ -1,6 +1,6 @@
 """A fake executor for tests, whose tokens are a function of request and position. Needs no torch.
 
-A test that runs both holds it to the real executor's contract. It can be made to die, to fail or to hang.
+A test of both executors checks that it keeps the real one's contract. It can die, fail or hang on request.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class FakeExecutor:
         return 2 if self._plans_ahead else 1
 
     def submit(self, plan: SchedulerOutput) -> PendingOutput:
-        """With async scheduling a step runs as late as possible: when its output is awaited."""
+        """Run a step; with async scheduling as late as possible, when its output is awaited."""
         return _LateStep(self, plan) if self._plans_ahead else FinishedOutput(self.run(plan))
 
     def run(self, plan: SchedulerOutput) -> ModelRunnerOutput:

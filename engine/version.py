@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def package_version() -> str:
-    """As pip knows it; a checkout that was never installed has none."""
+    """The version as pip knows it; ``unknown`` for a checkout that was never installed."""
     try:
         return version("continuum-engine")
     except PackageNotFoundError:

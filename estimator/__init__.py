@@ -1,1 +1,1 @@
-"""How long tool calls take: tool keys, survival curves, and a state that survives a restart."""
+"""Estimates how long tool calls take: tool keys, survival curves, and a state that survives a restart."""

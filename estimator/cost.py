@@ -1,4 +1,4 @@
-"""Learns what it costs to prefill tokens, from steps as they run. Knows nothing of models or hardware."""
+"""Learns the cost of prefilling tokens from steps as they run. It does not know models or hardware."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ DEFAULT_TOKENS_PER_S = 10_000.0
 SMOOTHING = 0.2
 """Weight of a new step against the earlier steps of its size."""
 REFIT_AFTER = 32
-"""A fit is stale after this many new steps; while little is known, after each one."""
+"""A fit is stale after this many new steps; while little is known, after a quarter of the steps seen."""
 COLLINEAR = 1e-9
-"""A column of which less than this is left, once the others have explained what they can, is left
-out."""
+"""A column is left out if less than this remains of it after subtracting what the other columns explain."""
 
 
 class _Steps(NamedTuple):
-    """Means over the steps of one size."""
+    """Means over the steps of one size class."""
 
     new_tokens: float
     pairs: float
@@ -33,8 +32,8 @@ class PrefillCost:
 
     ``n·(context + n/2)`` is the number of query-key pairs of attention: with no context the cost is quadratic
     in n, as in the profile of the Continuum paper (arXiv 2511.02230). Steps are averaged by size (factors of
-    two), and all sizes weigh the same relative to their time, so that many small steps do not drown the few
-    large ones and memory is bounded.
+    two), and all sizes weigh the same relative to their time, so that the few large steps count as much as
+    the many small ones, and memory is bounded.
     """
 
     def __init__(
@@ -45,14 +44,14 @@ class PrefillCost:
         self._default_s_per_token = 1.0 / default_tokens_per_s
         self._smoothing = smoothing
         self._means: dict[tuple[int, int], _Steps] = {}
-        """Steps by the base-2 logarithms of new tokens and context tokens."""
+        """Mean steps by the base-2 logarithms of new tokens and context tokens."""
         self._coefficients: Sequence[float] | None = None
         self._num_new = 0
         self.num_observations = 0
 
     def observe(self, new_tokens: int, context_tokens: int, seconds: float) -> None:
-        """Record a step that computed ``new_tokens`` on top of ``context_tokens`` in ``seconds``.
-        Values that make no sense are ignored."""
+        """Records a step that computed ``new_tokens`` on top of ``context_tokens`` in ``seconds``. Invalid
+        values are ignored."""
         if new_tokens <= 0 or context_tokens < 0 or not 0 < seconds < math.inf:
             return
         step = _Steps(new_tokens, _num_pairs(new_tokens, context_tokens), seconds)
@@ -85,10 +84,10 @@ def _num_pairs(new_tokens: int, context_tokens: int) -> float:
 
 
 def _fit(means: Sequence[_Steps]) -> Sequence[float]:
-    """Non-negative least squares of the relative error: a, b, c.
+    """Returns a, b, c by non-negative least squares of the relative error.
 
-    One size alone gives a rate, two a rate and a constant: more would be a guess. With so few
-    columns every set of them is tried, and the best without a negative coefficient is the optimum.
+    One size alone gives a rate, two a rate and a constant: more would be a guess. With so few columns all
+    subsets are tried, and the best one without a negative coefficient is the optimum.
     """
     relative = [[1 / m.seconds for m in means]]
     relative += [[m.new_tokens / m.seconds for m in means], [m.pairs / m.seconds for m in means]]
@@ -111,10 +110,10 @@ def _fit(means: Sequence[_Steps]) -> Sequence[float]:
 
 
 def _least_squares(columns: Sequence[list[float]]) -> tuple[list[float], float] | None:
-    """Coefficients that bring the weighted sum of ``columns`` closest to 1, and the squared error
-    left; None if the columns are too alike.
+    """Returns the coefficients that bring the weighted sum of ``columns`` closest to 1, and the remaining
+    squared error; None if the columns are too similar.
 
-    Gram-Schmidt in plain arithmetic, because a library's result differs between CPUs.
+    Uses Gram-Schmidt in plain arithmetic, because a library's result differs between CPUs.
     """
     left = [1.0] * len(columns[0])
     units: list[list[float]] = []

@@ -1,7 +1,7 @@
 """Learns how long tool calls take, per kind of call and per job; some durations are censored.
 
-Knows nothing of engine or policy: keys and seconds in, survival curves out. scikit-learn's conventions: the
-constructor only stores parameters, what was learned has a trailing underscore. One thread only.
+Maps keys and seconds to survival curves; does not know engine or policy. Follows scikit-learn's conventions:
+the constructor only stores parameters, learned attributes have a trailing underscore. One thread only.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ HALF_LIFE_S = 604800.0
 NUM_BINS = 120
 """See ``DurationEstimator``."""
 TINY = 1e-300
-"""Stands for a weight of zero where something is divided by it."""
+"""Replaces a zero weight in a denominator."""
 
 
 class Belief:
-    """What is believed of one key: the probability of each bin, and the number of observations."""
+    """The belief about one key: the probability of each bin, and the number of observations."""
 
     __slots__ = ("_curve", "masses", "tail", "weight")
 
     def __init__(self, masses: list[float], tail: float, weight: float) -> None:
         self.masses = masses
-        """Probabilities of the bins, shape [num_bins]; together with the tail they add up to 1."""
+        """Probabilities of the bins, shape [num_bins]; with the tail they sum to 1."""
         self.tail = tail
-        """Probability that a call takes longer than the longest that was seen to end."""
+        """Probability that a call takes longer than the longest call that was seen to end."""
         self.weight = weight
         self._curve: SurvivalCurve | None = None
 
     def curve(self, edges_s: Sequence[float]) -> SurvivalCurve:
         if self._curve is None:
             ended_by = [min(mass, 1.0) for mass in accumulate(self.masses, initial=0.0)]
-            if not self.tail:  # a rounding error is no reason to doubt that it ends
+            if not self.tail:  # a rounding error must not leave a chance that it never ends
                 ended_by = [mass / ended_by[-1] for mass in ended_by]
             self._curve = SurvivalCurve(edges_s, ended_by, self.weight)
         return self._curve
@@ -62,10 +62,10 @@ NO_BELIEF = Belief([], 1.0, 0.0)
 
 
 class Lender(Protocol):
-    """A source of beliefs about kinds of calls, for keys that have few observations of their own."""
+    """A source of beliefs about kinds of calls, for keys with few observations."""
 
     def of(self, parts: tuple[str, ...]) -> tuple[Belief, float]:
-        """The belief about one kind of call, and how many observations of it are lent; 0 for none."""
+        """Returns the belief about one kind of call, and how many observations of it are lent; 0 for none."""
 
 
 class DurationHistogram:
@@ -76,17 +76,17 @@ class DurationHistogram:
     def __init__(self, num_bins: int) -> None:
         self.ended = [0.0] * num_bins
         self.censored: list[float] | None = None
-        """None until something was censored, which is the common case and saves most of the work."""
+        """None until a call was censored: most keys have none, which saves most of the work."""
         self.seen_s = 0.0
-        """When it last learned something, on the estimator's clock."""
+        """The estimator's clock at its last observation."""
         self.of_jobs: Credibility | None = None
-        """The weight of a job's own calls of the key; None until a job repeated one."""
+        """The credibility of a job's own calls of the key; None until a job repeated one."""
         self._belief: Belief | None = None
         self._borrowed: tuple[Belief, Belief, float] | None = None
-        """What the belief rests on otherwise: the parent's belief, and what was lent."""
+        """The other inputs of the cached belief: the parent's belief, and what was lent."""
 
     def add(self, index: int, censored: bool, keep: float) -> None:
-        """Add one observation; all earlier ones count ``keep`` times as much as before."""
+        """Adds one observation; all earlier ones count ``keep`` times as much as before."""
         self.ended = [weight * keep for weight in self.ended]
         if self.censored is not None:
             self.censored = [weight * keep for weight in self.censored]
@@ -96,8 +96,8 @@ class DurationHistogram:
         self._belief = None
 
     def belief(self, parent: Belief, strength: float, lent: Belief = NO_BELIEF, num: float = 0.0) -> Belief:
-        """The belief from these observations, with up to ``strength`` borrowed from the parent, and
-        ``num`` that others lend."""
+        """The belief from these observations, with up to ``strength`` borrowed from the parent and ``num``
+        lent by others."""
         if self._belief is None or not self._rests_on(parent, lent, num):
             borrowed = min(strength, parent.weight)
             ended = self.ended
@@ -123,9 +123,8 @@ class DurationHistogram:
 def _product_limit(ended: list[float], censored: list[float], outlasting: float) -> Belief:
     """Kaplan and Meier's estimate (J. Am. Stat. Assoc. 53, 1958) over the bins, all in weights.
 
-    A call censored in a bin counts half there, as in a life table: neither as if it had outlasted
-    the bin nor as if it had never entered it. Beyond what anything entered the hazard is unknown,
-    that is 0.
+    A call censored in a bin counts half there, as in a life table: neither as if it had outlasted the bin nor
+    as if it had never entered it. Beyond the last observation the hazard is unknown and taken as 0.
     """
     both = [here + cut for here, cut in zip(ended, censored, strict=True)]
     entered = [*accumulate(reversed(both))][::-1]
@@ -138,22 +137,22 @@ def _product_limit(ended: list[float], censored: list[float], outlasting: float)
 
 
 class DurationEstimator:
-    """Survival curves of tool calls by key; a key with few observations leans on its parents.
+    """Survival curves of tool calls by key; a key with few observations borrows from its parents.
 
-    The calls of one job are one level more below the key: the same tests in the same repository
-    take about as long as they took last time. How well that predicts is learned too. What is known
-    of kinds of call survives a restart; what is known of jobs does not.
+    The calls of one job form one more level below the key: the same tests in the same repository take about
+    as long as they took last time. How well that predicts is learned too. Observations of kinds of calls
+    survive a restart; those of jobs do not.
 
     Parameters
     ----------
-    prior_strength: how many observations of its own make a key as credible as its parent; and a job as its
+    prior_strength: this many observations make a key as credible as its parent, and a job as credible as its
         key, before that is learned.
-    half_life: after this many later observations of its key an observation counts half.
-    half_life_s: the same in seconds between an observation of its key and the next.
-    max_keys: the keys not seen for longest are forgotten beyond this.
-    max_job_keys: the same for the keys of jobs.
-    min_s, max_s, num_bins: the number of bins of durations, evenly spaced in log(duration).
-    min_judged: this many scored predictions decide how credible a job's own calls of their kind are.
+    half_life: after this many later observations of its key, an observation counts half.
+    half_life_s: an observation counts half after this many seconds, measured between observations of its key.
+    max_keys: maximum number of keys; beyond it, the least recently seen are forgotten.
+    max_job_keys: the same maximum for the keys of jobs.
+    min_s, max_s, num_bins: range and number of the bins of durations, evenly spaced in log(duration).
+    min_judged: after this many scored predictions, the credibility of a job's own calls of a kind is learned.
     """
 
     edges_: tuple[float, ...]
@@ -164,9 +163,9 @@ class DurationEstimator:
     job_histograms_: OrderedDict[tuple[str, tuple[str, ...]], DurationHistogram]
     """Histograms by job and the parts of the whole key, the least recently seen first."""
     clock_s_: float
-    """Latest time seen, counted from the first one ever; it stands still while no estimator runs."""
+    """Latest time seen, counted from the first one ever; it does not advance while no estimator runs."""
     _clock_start_s: float | None
-    """The caller's time at which ``clock_s_`` was 0; None until a time has been given."""
+    """The caller's time at which ``clock_s_`` was 0; None until a time was given."""
 
     def __init__(
         self,
@@ -195,14 +194,14 @@ class DurationEstimator:
     def fit(
         self, keys: Sequence[ToolKey], durations_s: Iterable[float], censored: Iterable[bool] | None = None
     ) -> Self:
-        """Forget everything, then learn these, oldest first."""
+        """Forgets everything, then learns these durations, oldest first."""
         self.start()
         return self.partial_fit(keys, durations_s, censored)
 
     def partial_fit(
         self, keys: Sequence[ToolKey], durations_s: Iterable[float], censored: Iterable[bool] | None = None
     ) -> Self:
-        """Learn these too, oldest first. ``censored``: the call lasted at least this long."""
+        """Learns these durations too, oldest first. ``censored``: the call lasted at least this long."""
         cut_off = [False] * len(keys) if censored is None else censored
         for key, duration_s, was_cut_off in zip(keys, durations_s, cut_off, strict=True):
             self.observe(key, duration_s, was_cut_off)
@@ -217,10 +216,10 @@ class DurationEstimator:
         job: str | None = None,
         now: float | None = None,
     ) -> None:
-        """Learn one duration, for the key, all its parents and the job's own calls of the key.
+        """Learns one duration, for the key, all its parents and the job's own calls of the key.
 
-        A call that lasted until its own limit counts as stopped there: censored. ``now``: seconds
-        on any clock that does not run backwards; without it no time has passed.
+        A call that lasted until its own limit counts as censored there. ``now``: seconds on any clock that
+        does not run backwards; without it no time has passed.
         """
         if not duration_s >= 0:
             raise ValueError(f"a duration must be at least 0 s, not {duration_s}")
@@ -241,12 +240,12 @@ class DurationEstimator:
             _forget(self.job_histograms_, self.max_job_keys)
 
     def bin_of(self, duration_s: float) -> int:
-        """Bin i covers (edge i, edge i + 1]; a duration of 0 belongs to the first, one past max_s to the
-        last."""
+        """The bin of a duration. Bin i covers (edge i, edge i + 1]; a duration of 0 is in the first, one
+        above max_s in the last."""
         return min(max(bisect_left(self.edges_, duration_s) - 1, 0), self.num_bins - 1)
 
     def _score(self, parts: tuple[str, ...], job: str, index: int) -> None:
-        """Before a call is learned, score how well its job's own calls would have predicted it."""
+        """Scores how well the job's own calls predict a call, before the call is learned."""
         of_job = self.job_histograms_.get((job, parts))
         if of_job is None or of_job.censored is not None:
             return
@@ -276,7 +275,7 @@ class DurationEstimator:
         self.clock_s_ = max(self.clock_s_, now - self._clock_start_s)
 
     def start(self) -> None:
-        """Check the parameters and begin with nothing learned."""
+        """Checks the parameters and resets what was learned."""
         limits = {"prior_strength": 0.01, "half_life": 1.0, "half_life_s": 1.0, "max_keys": 8}
         limits |= {"max_job_keys": 0, "min_s": 1e-9, "num_bins": 2}
         for name, least in limits.items():
@@ -292,13 +291,13 @@ class DurationEstimator:
 
     @property
     def _is_started(self) -> bool:
-        """As in scikit-learn, what was learned has no attributes before the start."""
+        """As in scikit-learn, learned attributes do not exist before the start."""
         return hasattr(self, "histograms_")
 
-    # -- what was learned ------------------------------------------------------------------------------
+    # -- learned state ---------------------------------------------------------------------------------
 
     def items(self) -> ItemsView[tuple[str, ...], DurationHistogram]:
-        """All of ``histograms_``, in their order; none before the start."""
+        """The items of ``histograms_``, in their order; none before the start."""
         return (self.histograms_ if self._is_started else {}).items()
 
     @property
@@ -320,12 +319,12 @@ class DurationEstimator:
         """``clock_s_``, 0 before the start."""
         return self.clock_s_ if self._is_started else 0.0
 
-    # -- answers ---------------------------------------------------------------------------------------
+    # -- predictions -----------------------------------------------------------------------------------
 
     def survival(self, key: ToolKey, job: str | None = None, lender: Lender | None = None) -> SurvivalCurve:
-        """The curve of a key, for a job if one is named; for a key without observations, that of
-        its nearest known parent with fewer observations behind it. A call with a limit has ended by
-        then. ``lender`` may know more of the kind."""
+        """The curve of a key, for a job if one is named. A key without observations gets that of its nearest
+        known parent, with fewer observations. A call with a limit has ended by then. ``lender`` may add
+        beliefs about the kind."""
         if not self.items() and lender is None:
             return NOTHING_KNOWN
         if not self._is_started:
@@ -344,7 +343,7 @@ class DurationEstimator:
         return curve if is_own else curve.resting_on(min(self.prior_strength, belief.weight))
 
     def _of_kind(self, parts: tuple[str, ...], lender: Lender | None) -> tuple[Belief, bool]:
-        """The belief about a key or its nearest known parent, and whether it is the key's own."""
+        """Returns the belief about a key or its nearest known parent, and whether it is the key's own."""
         belief = NO_BELIEF
         for depth in range(len(parts) + 1):
             histogram = self.histograms_.get(parts[:depth])
@@ -357,7 +356,7 @@ class DurationEstimator:
         return belief, True
 
     def _job_strength(self, parts: tuple[str, ...]) -> float:
-        """The weight of the belief about all jobs, in observations of the job: of the key, or of a
+        """The weight of the belief about all jobs, in observations of the job, as learned for the key or a
         parent with enough scored predictions."""
         for depth in range(len(parts), -1, -1):
             histogram = self.histograms_.get(parts[:depth])
@@ -374,7 +373,7 @@ class DurationEstimator:
 
     def predict_quantile(self, keys: Sequence[ToolKey], q: float) -> NDArray[np.float64]:
         """The q-quantile of each key in seconds; inf where it is unknown."""
-        import numpy as np  # for the shape of the result: nothing is computed with it
+        import numpy as np  # for the shape of the result only; no computation
 
         return np.array([self.survival(key).quantile(q) for key in keys], dtype=np.float64)
 
@@ -384,7 +383,7 @@ class DurationEstimator:
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def set_params(self, **params: Any) -> Self:
-        """Change parameters; those of the bins take effect with the next ``fit``."""
+        """Changes parameters; those of the bins take effect with the next ``fit``."""
         known = self.get_params()
         for name, value in params.items():
             if name not in known:

@@ -1,9 +1,9 @@
-"""Learns how far to trust clients that say how long a tool call will still take. Knows nothing of
-jobs or signals.
+"""Learns how much to trust clients that state how long a tool call will still take. Does not know jobs or
+signals.
 
-A stated remaining time becomes a distribution: the ratios of actual to stated time, of this client
-and tool as far as known. It is mixed with what experience says of such calls; the weights follow
-from how far off each of the two has been.
+A stated remaining time becomes a distribution by the ratios of actual to stated time, of this client and tool
+if known. It is mixed with the distribution learned from past calls, with weights from the past errors of
+each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from estimator.plain_math import exp, geometric, halved, log
 from estimator.survival import SurvivalCurve
 
 SHORTEST_S = 0.05
-"""Shorter times are not told apart: no client predicts the end of a call to the millisecond."""
+"""Shorter times are not distinguished: no client predicts the end of a call to the millisecond."""
 MAX_RATIO = 64.0
 BINS_PER_OCTAVE = 4
 PRIOR_SPREAD = 0.35
@@ -26,15 +26,15 @@ PRIOR_SPREAD = 0.35
 1.4."""
 PRIOR_LOSS_SAID = 0.5
 PRIOR_LOSS_KNOWN = 2.0
-"""Expected error of each, in ln(seconds), before anything is learned: the one that runs the tool
-knows more."""
+"""Expected errors of the stated and the learned time, in ln(seconds), before anything is learned: the client,
+which runs the tool, knows more."""
 STRENGTH = 4.0
-"""A source with this many observations of its own is as credible as its parent, as with durations."""
+"""A source with this many observations is as credible as its parent, as for durations."""
 HALF_LIFE = 100.0
 MAX_SOURCES = 1024
 
 Source = tuple[str, ...]
-"""Who states the time, and of what, from the general to the specific: a client, a tool."""
+"""Who states the time, and for what, from the general to the specific: a client, a tool."""
 
 _NUM_BINS = 2 * round(log(MAX_RATIO) / log(2)) * BINS_PER_OCTAVE
 _EDGES = geometric(1 / MAX_RATIO, MAX_RATIO, _NUM_BINS + 1)
@@ -43,8 +43,8 @@ _KEEP = halved(1 / HALF_LIFE)
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """A stated remaining time: at ``said_s`` from the start of the call, the call will take this
-    much longer."""
+    """A stated remaining time: at ``said_s`` after the start of the call, it is expected to take this much
+    longer."""
 
     said_s: float
     remaining_s: float
@@ -63,7 +63,7 @@ _PRIOR_MASSES = _prior_masses()
 
 @dataclass(slots=True)
 class _Credit:
-    """What was seen of one source."""
+    """The observations of one source."""
 
     ratios: list[float] = field(default_factory=lambda: [0.0] * _NUM_BINS)
     """Decayed counts of the ratios of actual to stated remaining time."""
@@ -71,19 +71,19 @@ class _Credit:
     num_compared: float = 0.0
     loss_said: float = 0.0
     loss_known: float = 0.0
-    """Sums of |ln(actual / predicted)| over the calls for which both made a prediction."""
+    """Sums of |ln(actual / predicted)| over the calls for which both predictions exist."""
 
 
 class ExpectationMemory:
-    """How far stated times can be trusted, by source."""
+    """How much stated times can be trusted, by source."""
 
     def __init__(self) -> None:
         self._credits: OrderedDict[Source, _Credit] = OrderedDict()
-        """The least recently seen first, a parent always after its children."""
+        """Credits by source, the least recently seen first, a parent always after its children."""
 
     def remaining(self, source: Source, remaining_s: float, known: SurvivalCurve | None) -> SurvivalCurve:
-        """Distribution of the time left, from the moment at which ``remaining_s`` was stated.
-        ``known`` is the same from experience; None where there is none."""
+        """Distribution of the remaining time, from the moment at which ``remaining_s`` was stated. ``known``
+        is the one learned from past calls; None if there is none."""
         masses, num_judged = self._ratios(source)
         edges_s = [0.0, *(max(remaining_s, SHORTEST_S) * edge for edge in _EDGES)]
         ended_by = [min(mass, 1.0) for mass in accumulate(masses, initial=0.0)]
@@ -93,7 +93,7 @@ class ExpectationMemory:
         return _mixture(said, known, self.weight(source))
 
     def weight(self, source: Source) -> float:
-        """Weight of the stated time against experience, in [0, 1]."""
+        """Weight of the stated time against the learned one, in [0, 1]."""
         said, known = PRIOR_LOSS_SAID, PRIOR_LOSS_KNOWN
         for depth in range(len(source) + 1):
             credit = self._credits.get(source[:depth])
@@ -106,8 +106,8 @@ class ExpectationMemory:
     def observe(
         self, source: Source, said_remaining_s: float, actual_remaining_s: float, known_s: float | None
     ) -> None:
-        """Learn from a call that is over. ``known_s`` is what experience alone had predicted; None:
-        nothing."""
+        """Learns from a call that has ended. ``known_s`` is the prediction from past calls alone; None if
+        there was none."""
         ratio = max(actual_remaining_s, SHORTEST_S) / max(said_remaining_s, SHORTEST_S)
         index = min(max(bisect_left(_EDGES, ratio) - 1, 0), _NUM_BINS - 1)
         predicted_s = self._median(source) * max(said_remaining_s, SHORTEST_S)
@@ -119,7 +119,7 @@ class ExpectationMemory:
             self._credits.popitem(last=False)
 
     def _ratios(self, source: Source) -> tuple[list[float], float]:
-        """Probability of each ratio, leaning on the source's parents while little is known;
+        """Probability of each ratio, borrowing from the source's parents while little is known;
         [num_bins]."""
         masses, num_judged = _PRIOR_MASSES, 0.0
         for depth in range(len(source) + 1):
@@ -155,7 +155,7 @@ def _loss(actual_s: float, predicted_s: float) -> float:
 
 
 def _mixture(first: SurvivalCurve, second: SurvivalCurve, weight: float) -> SurvivalCurve:
-    """``said`` with probability ``weight``, else ``known``."""
+    """The distribution that is ``first`` with probability ``weight``, else ``second``."""
     edges_s = sorted({*first.edges_s, *second.edges_s})
     probabilities = [weight * first.cdf(edge) + (1 - weight) * second.cdf(edge) for edge in edges_s]
     return SurvivalCurve(edges_s, probabilities, max(first.num_observations, second.num_observations))

@@ -1,9 +1,9 @@
-"""Logarithms, powers and sums from ``+ - * /`` alone: the same bits on every machine.
+"""Logarithms, powers and sums that use only ``+ - * /``: the same bits on every machine.
 
-IEEE 754 defines the results of those four and of the square root, but not of ``exp`` or ``log``, of
-which a C library has several versions, chosen by CPU. Nor does it say in which order numpy or BLAS
-add, or whether ``sum`` compensates (Python 3.12 began to). So whatever a decision rests on is
-computed here or with ``math.fsum``: a trace written on one machine is replayed on another.
+IEEE 754 defines the results of these four and of the square root, but not of ``exp`` or ``log``, of which a C
+library has several versions, chosen by CPU. It also does not define in which order numpy or BLAS add, or
+whether ``sum`` compensates (Python 3.12 began to). So every value that a decision depends on is computed here
+or with ``math.fsum``: a trace written on one machine is replayed on another.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STIRLING = [1 / 156, -691 / 360360, 1 / 1188, -1 / 1680, 1 / 1260, -1 / 360, 1 
 
 
 def _polynomial(coefficients: list[float], x: float) -> float:
-    """By Horner's rule; the highest power's coefficient comes first."""
+    """Evaluates a polynomial by Horner's rule; the highest power's coefficient comes first."""
     value = 0.0
     for coefficient in coefficients:
         value = value * x + coefficient
@@ -44,7 +44,7 @@ def log(x: float) -> float:
 
 
 def log1p(x: float) -> float:
-    """ln(1 + x) for x > -1, also where 1 + x is 1 to a double."""
+    """ln(1 + x) for x > -1, also if 1 + x rounds to 1."""
     one_more = 1.0 + x
     if one_more == 1.0:
         return x
@@ -66,7 +66,7 @@ def halved(times: float) -> float:
 
 
 def lgamma(x: float) -> float:
-    """ln of the gamma function for x > 0: Stirling's series, from where it is exact to a double."""
+    """ln of the gamma function for x > 0, by Stirling's series where that is exact to a double."""
     product = 1.0
     while x < 16:
         product *= x
@@ -76,11 +76,11 @@ def lgamma(x: float) -> float:
 
 
 def geometric(first: float, last: float, count: int) -> list[float]:
-    """Geometric spacing: ``num`` values from ``first`` to ``last``, both > 0, at a constant ratio."""
+    """Geometric spacing: ``count`` values from ``first`` to ``last``, both > 0, at a constant ratio."""
     start, step = log(first), (log(last) - log(first)) / (count - 1)
     return [first, *(exp(start + step * place) for place in range(1, count - 1)), last]
 
 
 def dot(xs: Iterable[float], ys: Iterable[float]) -> float:
-    """The sum of the products, rounded once."""
+    """The sum of the products, rounded only once."""
     return math.fsum(map(mul, xs, ys))

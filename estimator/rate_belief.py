@@ -1,10 +1,9 @@
-"""Learns how far groups differ in the rate at which something ends, and mixes each group's rate
-with all. Knows nothing of jobs.
+"""Learns how much groups differ in the rate at which something ends, and mixes each group's rate with the
+overall one. It does not know jobs.
 
-Bühlmann's credibility (ASTIN Bulletin 4, 1967) of a rate: a group's own rate is mixed with the
-overall one, by a strength. Several strengths, and no difference at all, are weighed by the
-likelihood of what was seen: where groups are alike, or little was seen, each group gets the overall
-rate.
+This is Bühlmann's credibility (ASTIN Bulletin 4, 1967) of a rate: a group's own rate is mixed with the
+overall one, by a strength. Several strengths, and no difference at all, are weighted by the likelihood of the
+observations: if groups are alike, or little was observed, each group gets the overall rate.
 """
 
 from __future__ import annotations
@@ -19,24 +18,24 @@ STRENGTHS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 """Strengths that are tried: the number of ends that make a group's own rate as credible as the
 overall one."""
 MOST_EVIDENCE = 50.0
-"""Log-likelihood beyond which a larger one makes no difference."""
+"""Upper bound of a log-likelihood: larger ones would make no difference."""
 NOTHING = 1e-9
-"""An exposure below this counts as none."""
+"""An exposure below this counts as zero."""
 
 
 @dataclass(slots=True)
 class RateGroup:
-    """What was seen of one group."""
+    """The observations of one group."""
 
     exposure: float = 0.0
-    """Seconds, say, in which something could end."""
+    """Total exposure in which an end could occur, for example in seconds."""
     num_ends: float = 0.0
     ended: float = 0.0
-    """Exposure until they ended, summed over those that did."""
+    """Exposure until the end, summed over the members that ended."""
     ended_squared: float = 0.0
 
     def fade(self) -> None:
-        """Halve the weight of all that was seen so far."""
+        """Halves the weight of all observations so far."""
         self.exposure /= 2
         self.num_ends /= 2
         self.ended /= 2
@@ -44,7 +43,7 @@ class RateGroup:
 
 
 def exposures_per_end(groups: Sequence[RateGroup]) -> list[float] | None:
-    """Expected exposure until an end, for each group in order; None before any ended."""
+    """Expected exposure until an end, for each group in order; None before any member ended."""
     num_ends = math.fsum(group.num_ends for group in groups)
     exposure = math.fsum(group.exposure for group in groups)
     if num_ends <= 0 or exposure < NOTHING:
@@ -62,7 +61,7 @@ def exposures_per_end(groups: Sequence[RateGroup]) -> list[float] | None:
 
 
 def dispersion_of(groups: Sequence[RateGroup]) -> float:
-    """Overdispersion of the counts within a group against a Poisson process; at least 1. It is the
+    """Overdispersion of the counts within a group relative to a Poisson process; at least 1. It is the
     squared coefficient of variation of single exposures, which is 1 for a Poisson process."""
     squares = freedom = 0.0
     for group in groups:
@@ -74,7 +73,7 @@ def dispersion_of(groups: Sequence[RateGroup]) -> float:
 
 
 def _beliefs(groups: Sequence[RateGroup], usual: float, dispersion: float) -> list[tuple[float, float]]:
-    """The strengths with their probabilities; what is missing to 1 is the probability of no
+    """Returns the strengths with their probabilities; the remainder to 1 is the probability of no
     difference."""
     if len(groups) < 2:
         return []
@@ -88,8 +87,8 @@ def _beliefs(groups: Sequence[RateGroup], usual: float, dispersion: float) -> li
 
 
 def _evidence(counts: Sequence[tuple[float, float]], strength: float) -> float:
-    """Log-likelihood of ends that were seen and expected, of rates drawn from a gamma distribution of this
-    shape, beyond that of equal rates: negative binomial against Poisson."""
+    """Log-likelihood ratio of the observed to the expected ends: rates drawn from a gamma distribution of
+    this shape against equal rates, that is negative binomial against Poisson."""
     drawn = lgamma(strength)
     return math.fsum(
         lgamma(seen + strength)

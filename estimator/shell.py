@@ -1,6 +1,6 @@
-"""Finds in a shell text the command that takes the time: ``cd x && python -m pytest a.py`` is pytest, a file.
+"""Finds the slow command of a shell text: in ``cd x && python -m pytest a.py`` it is pytest on a file.
 
-A reading, not a parser: good for what agents write, and never raises on anything else.
+It guesses rather than parses: it handles what agents write, and never raises on anything else.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 MAX_NESTING = 3
-"""How deep ``bash -c "bash -c ..."`` is followed."""
+"""Maximum depth to which nested ``bash -c "bash -c ..."`` is followed."""
 
 MAX_WORDS = 32
-"""The number of words of one command that are looked at."""
+"""Maximum number of words of one command that are examined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,9 @@ class ShellCommand:
     """One command of a shell text."""
 
     what: tuple[str, ...] = ()
-    """Program and, where it matters, its subcommand or target; empty if there is none."""
+    """Program and, if it matters, its subcommand or target; empty if there is no command."""
     limit_s: float | None = None
-    """``timeout`` ends it after this many seconds; None if nothing does."""
+    """Seconds after which ``timeout`` ends it; None without a limit."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -36,7 +36,7 @@ def _words(text: str) -> frozenset[str]:
 _HEREDOC = re.compile(
     r"(?<!<)<<(?!<)-?[ \t]*(['\"]?)(\w+)\1([^\n]*)\n.*?(?:\n[ \t]*\2(?=\s|$)|\Z)", re.DOTALL
 )
-# Each alternative starts with characters of its own, so matching never backtracks.
+# Each alternative starts with different characters, so matching never backtracks.
 _TOKEN = re.compile(
     r"""(?P<comment>\#[^\n]*)
       | (?P<redirect>\d*(?:&>>?|[<>]+\|?)&?[ \t]*[^\s;|&<>()]*)
@@ -49,7 +49,7 @@ _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 
 def _commands(text: str) -> Iterator[list[str]]:
-    """The simple commands of a shell text as words: no operators, redirections, comments, here-documents."""
+    """Yields the simple commands of a shell text as words, without redirections, comments, here-documents."""
     text = _HEREDOC.sub(r"\3", text.replace("\\\n", " "))
     words: list[str] = []
     for token in _TOKEN.finditer(text):
@@ -93,8 +93,8 @@ _PREFIXES: dict[str, tuple[frozenset[str], int]] = {
 
 
 def _without_prefixes(words: list[str]) -> tuple[list[str], float | None]:
-    """The command itself, without the shell keyword, ``X=y``, ``sudo``, ``timeout 60`` or ``uv
-    run`` before it, and the seconds after which ``timeout`` ends it."""
+    """Returns the command without a shell keyword, ``X=y``, ``sudo``, ``timeout 60`` or ``uv run`` before it,
+    and the seconds after which ``timeout`` ends it."""
     limit_s = None
     while words:
         first = words[0]
@@ -118,7 +118,8 @@ _UNIT_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def _duration_s(word: str) -> float | None:
-    """As coreutils' ``timeout`` reads it: ``90``, ``1.5m``; 0 means no limit."""
+    """Parses a duration as coreutils' ``timeout`` does: ``90``, ``1.5m``; None for no limit, which includes
+    0."""
     found = _DURATION.fullmatch(word)
     return float(found[1]) * _UNIT_S[found[2]] or None if found else None
 
@@ -134,14 +135,14 @@ _VERSION = re.compile(r"(?<=[a-z])[0-9][0-9.]*$")
 
 
 def _program(word: str) -> str:
-    """``/usr/bin/python3.11`` is ``python``."""
+    """The name of a program: ``python`` for ``/usr/bin/python3.11``."""
     return _VERSION.sub("", word.rstrip("/").rsplit("/", 1)[-1])
 
 
 # -- from commands to what they do -----------------------------------------------------------------------
 
 _SILENT = _words("cd pushd popd export unset set source . : true umask trap alias shopt ulimit wait local")
-"""Take no time by themselves; count only if there is nothing else."""
+"""Commands that take no time; they count only if there is nothing else."""
 _LIGHT = _words("""
     ls cat head tail grep egrep fgrep sed awk wc sort uniq cut tr tee echo printf pwd mkdir touch rm cp mv
     ln chmod chown which type test [ [[ false date basename dirname realpath diff stat file xargs jq nl less
@@ -166,9 +167,9 @@ _PYTEST_VALUES = _words("-k -m -p -n -c -o -W -r --tb --maxfail --rootdir")
 
 
 def dominant_command(text: str, depth: int = 0) -> ShellCommand:
-    """Of all commands in a shell text the one that probably takes the time; the first among equals.
+    """Returns the command of a shell text that probably takes the time; the first among equals.
 
-    Its limit is that of the whole text: None if another command may take time too, or if it is in a loop.
+    Its limit applies to the whole text: None if another command may take time too, or if it is in a loop.
     """
     best = ShellCommand()
     best_weight = -1
@@ -197,7 +198,7 @@ def _weight(program: str) -> int:
 
 
 def _command(words: list[str], depth: int) -> ShellCommand:
-    """``bash -lc TEXT`` is read as the command in TEXT."""
+    """Returns one command; ``bash -lc TEXT`` is read as the command in TEXT."""
     if _program(words[0]) in _SHELLS and depth < MAX_NESTING:
         for option, text in pairwise(words[1:]):
             if option.startswith("-") and option.endswith("c"):
@@ -206,7 +207,7 @@ def _command(words: list[str], depth: int) -> ShellCommand:
 
 
 def _what(words: list[str]) -> tuple[str, ...]:
-    """Program and, where it matters, its subcommand or target."""
+    """Program and, if it matters, its subcommand or target."""
     program, arguments = _program(words[0]), words[1:]
     if program in _SHELLS:
         return ("sh", "script") if _without_options(arguments) else ("sh",)
@@ -226,7 +227,8 @@ def _what(words: list[str]) -> tuple[str, ...]:
 
 
 def _python(arguments: list[str]) -> tuple[str, ...]:
-    """``python -m pytest`` is ``pytest``; else a module, a one-liner, a script, or text on stdin."""
+    """What ``python`` runs: ``pytest`` for ``python -m pytest``; else a module, a one-liner, a script, or
+    stdin."""
     rest = _without_options(arguments, _words("-W -X"))
     options = arguments[: len(arguments) - len(rest)]
     if "-m" in options and rest:
@@ -244,7 +246,7 @@ def _python(arguments: list[str]) -> tuple[str, ...]:
 
 
 def _pytest(arguments: list[str]) -> tuple[str, ...]:
-    """One file or test, a directory, or the whole suite."""
+    """What pytest runs: one file or test, a directory, or the whole suite."""
     targets = _without_options(arguments, _PYTEST_VALUES)
     if not targets:
         return ("pytest", "all")

@@ -1,6 +1,6 @@
-"""Keeps what was learned of tool calls and turns across restarts, in one file that is always complete.
+"""Keeps what was learned about tool calls and turns across restarts, in one file that is always complete.
 
-It knows nothing of the engine; whether a bad file stops the program is the caller's choice.
+It does not know the engine; the caller decides whether a bad file stops the program.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from estimator.turn_outcomes import TurnOutcomes, TurnTally
 
 STATE_VERSION = 4
 VERSION_WITHOUT_TENANTS = 3
-"""Version that is written while no tenant has a name; it is read too."""
+"""Version that is written while no tenant has a name; it can be read too."""
 
 Index = Annotated[int, msgspec.Meta(ge=0)]
 Weight = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
@@ -30,7 +30,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
 class EstimatorStateError(Exception):
-    """The file holds no state that this version can read. Its text is one sentence for the user."""
+    """The file has no state that this version can read. The message is one sentence for the user."""
 
 
 class _Head(msgspec.Struct):
@@ -41,8 +41,7 @@ class _Head(msgspec.Struct):
 
 
 class _KeyState(msgspec.Struct, array_like=True):
-    """One key: the bins with observations and the weights there, then how well jobs' own calls
-    predicted."""
+    """One key: the bins with observations and their weights, then how well jobs' own calls predicted."""
 
     parts: tuple[str, ...]
     bins: list[Index]
@@ -55,7 +54,7 @@ class _KeyState(msgspec.Struct, array_like=True):
 
 
 class _TurnState(msgspec.Struct, array_like=True):
-    """One kind of end of a turn: the fields of its TurnTally."""
+    """One kind of end of a turn: the fields of its ``TurnTally``."""
 
     parts: tuple[str, ...]
     num_turns: Weight
@@ -65,7 +64,7 @@ class _TurnState(msgspec.Struct, array_like=True):
 
 
 class _TenantState(msgspec.Struct):
-    """What was learned of one tenant."""
+    """The learned state of one tenant."""
 
     name: str
     keys: list[_KeyState]
@@ -73,7 +72,7 @@ class _TenantState(msgspec.Struct):
 
 
 class _CreditState(msgspec.Struct, array_like=True):
-    """How well what tenants lend predicted the calls of a kind."""
+    """How well the beliefs lent by other tenants predicted the calls of a kind."""
 
     parts: tuple[str, ...]
     num_judged: Weight
@@ -101,15 +100,16 @@ class _State(msgspec.Struct):
     """Tenants, in the order of ``Tenants.own``."""
     credit: list[_CreditState] = []
     work_model: WorkModel | None = None
-    """What it has learned of jobs' remaining work; ``continuum learn`` and a server's own lessons."""
+    """The learned model of jobs' remaining work, from ``continuum learn`` or from the server's own
+    lessons."""
     duration_model: DurationModel | None = None
-    """Likewise, of how long calls take."""
+    """The learned model of how long calls take, from the same sources."""
     format: str = "tool-durations"
     version: int = STATE_VERSION
 
 
 def snapshot(learned: Learned | Tenants) -> bytes:
-    """Everything that ``restore`` needs, as JSON. Fast, so that an event loop takes it and leaves
+    """Returns everything that ``restore`` needs, as JSON. Fast enough for an event loop, which leaves
     ``write_state`` to a thread."""
     known = learned if isinstance(learned, Tenants) else Tenants(learned)
     names_tenants = bool(known.own or known.only)
@@ -140,8 +140,8 @@ def _turn_states(turns: TurnOutcomes) -> list[_TurnState]:
 
 
 def restore(data: bytes) -> Tenants:
-    """The learned state with the same answers as the saved one; EstimatorStateError if ``data`` is
-    not such a state."""
+    """Restores the learned state, which answers like the saved one; EstimatorStateError if ``data`` is not
+    such a state."""
     try:
         version = msgspec.json.decode(data, type=_Head).version
         if version not in (STATE_VERSION, VERSION_WITHOUT_TENANTS):
@@ -156,8 +156,8 @@ def restore(data: bytes) -> Tenants:
 
 
 def load_learned(path: str | Path) -> Tenants:
-    """The state saved at ``path``, or an empty one if there is no such file; EstimatorStateError if
-    it cannot be read."""
+    """Reads the state saved at ``path``; an empty one if there is no such file. EstimatorStateError if it
+    cannot be read."""
     try:
         data = Path(path).read_bytes()
     except FileNotFoundError:
@@ -171,7 +171,7 @@ def load_learned(path: str | Path) -> Tenants:
 
 
 def write_state(data: bytes, path: str | Path) -> None:
-    """Replace the file at ``path`` atomically; OSError if that fails.
+    """Replaces the file at ``path`` atomically; OSError if that fails.
 
     A reader, or a restart after a crash, sees the whole old file or the whole new one.
     """
@@ -286,7 +286,7 @@ def _weights(bins: list[int], values: list[float], num_bins: int) -> list[float]
 
 
 def _sync_directory(path: Path) -> None:
-    """Make the new name survive a power cut, where the system can."""
+    """Makes the new name survive a power failure, where the system supports that."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""The distribution of the time until something ends, as far as it is known. Knows nothing of tools."""
+"""The known distribution of the time until something ends. It does not know tools."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 class SurvivalCurve:
     """P(D <= t) for a duration D: linear between ``edges_s``, flat beyond the last.
 
-    Where it ends below 1 the rest is the unknown tail: durations longer than any that was seen to end. All
+    If it ends below 1, the rest is the unknown tail: durations longer than any that was seen to end. All
     times are from the start of the call. Immutable.
     """
 
@@ -23,13 +23,13 @@ class SurvivalCurve:
     probabilities: Sequence[float]
     """P(D <= edge), never decreasing, from 0 to at most 1."""
     num_observations: float
-    """Number of observations behind the curve (old and borrowed ones count in part); 0: nothing is
+    """Number of observations that the curve is based on (old and borrowed ones count in part); 0: nothing is
     known."""
 
     @cached_property
     def support(self) -> tuple[float, ...]:
-        """Times at which probability accumulates, increasing. A rule that weighs P(D <= t) against
-        a cost growing with t finds its best t among these, or at 0."""
+        """Increasing times at which probability accumulates. A rule that weighs P(D <= t) against a cost that
+        grows with t finds its best t among these, or at 0."""
         steps = zip(self.edges_s[1:], pairwise(self.probabilities), strict=True)
         return tuple(t for t, (p0, p1) in steps if p1 > p0)
 
@@ -50,7 +50,7 @@ class SurvivalCurve:
         return _between(t_s, self.edges_s, self.probabilities, right)
 
     def quantile(self, q: float) -> float:
-        """The least t with P(D <= t) >= q; inf if that lies in the unknown tail."""
+        """The smallest t with P(D <= t) >= q; inf if it is in the unknown tail."""
         if q <= 0:
             return 0.0
         right = bisect_left(self.probabilities, q)
@@ -60,26 +60,26 @@ class SurvivalCurve:
 
     @property
     def known_median_s(self) -> float | None:
-        """The median; None where nothing was seen, or where it lies in the unknown tail."""
+        """The median; None if nothing was seen, or if it is in the unknown tail."""
         return self._known(self.median_remaining(0.0))
 
     def known_quantile(self, q: float) -> float | None:
-        """Likewise."""
+        """The q-quantile; None if nothing was seen, or if it is in the unknown tail."""
         return self._known(self.quantile(q))
 
     def _known(self, seconds: float) -> float | None:
         return seconds if self.num_observations and math.isfinite(seconds) else None
 
     def median_remaining(self, elapsed_s: float) -> float:
-        """Median of D - e given D > e; inf if that lies in the unknown tail."""
+        """Median of D - e given D > e; inf if it is in the unknown tail."""
         gone = self.cdf(elapsed_s)
         if gone >= 1:
             return math.inf
         return max(0.0, self.quantile((1 + gone) / 2) - max(0.0, elapsed_s))
 
     def expected_min(self, t_s: float) -> float:
-        """E[min(D, t)]: the mean time held if it is held until the end but at most until t. For t =
-        inf the mean (inf where there is an unknown tail)."""
+        """E[min(D, t)]: the mean time of holding something until the end, but at most until t. For t = inf
+        the mean of D (inf with an unknown tail)."""
         if t_s <= 0:
             return 0.0
         right = bisect_right(self.edges_s, t_s)
@@ -91,15 +91,15 @@ class SurvivalCurve:
         return self._areas[left] + alive * (t_s - self.edges_s[left])
 
     def ended_by(self, limit_s: float) -> SurvivalCurve:
-        """The curve of the same thing when it is stopped at ``limit_s``, as exactly as the edges
-        allow; a limit beyond the last edge changes nothing."""
+        """The curve if the call is stopped at ``limit_s``, as exactly as the edges allow; a limit beyond the
+        last edge changes nothing."""
         first = bisect_left(self.edges_s, limit_s)
         ended = [1.0] * (len(self.edges_s) - first)
         return replace(self, probabilities=[*self.probabilities[:first], *ended])
 
     def after(self, elapsed_s: float) -> SurvivalCurve:
-        """The curve of the remaining time, given that it has not ended after ``elapsed_s``; nothing
-        is known beyond the last edge."""
+        """The curve of the remaining time, given that the call has not ended after ``elapsed_s``; nothing is
+        known beyond the last edge."""
         gone = self.cdf(elapsed_s)
         if elapsed_s <= 0:
             return self
@@ -111,10 +111,10 @@ class SurvivalCurve:
         return SurvivalCurve(edges_s, probabilities, self.num_observations)
 
     def moved(self, levels: Sequence[float], factors: Sequence[float], floor_s: float) -> SurvivalCurve:
-        """The curve with each time t at probability p made (t + floor) x factor - floor: the factors are
-        those of ``levels``, linear between them and constant beyond.
+        """The curve with each time t at probability p replaced by (t + floor) x factor - floor: the factors
+        are those of ``levels``, linear between them and constant beyond.
 
-        The quantiles at the levels are edges of the result, so that exactly they are moved.
+        The quantiles at the levels are edges of the result, so they move exactly by their factors.
         """
         known = self.probabilities[-1]
         quantiles = [(self.quantile(level), level) for level in levels if level <= known]
@@ -134,7 +134,7 @@ class SurvivalCurve:
         return SurvivalCurve(edges_s, probabilities, self.num_observations)
 
     def resting_on(self, num_observations: float) -> SurvivalCurve:
-        """The same curve with another number of observations behind it."""
+        """The same curve with another number of observations."""
         return replace(self, num_observations=num_observations)
 
 
@@ -142,7 +142,7 @@ NOTHING_KNOWN = SurvivalCurve((0.0,), (0.0,), 0.0)
 
 
 def max_of(curves: Sequence[SurvivalCurve]) -> SurvivalCurve:
-    """The time until the last of several independent things that started together."""
+    """The time until the last of several independent durations that started together."""
     assert curves, "the maximum of nothing has no distribution"
     first = curves[0]
     if all(curve.edges_s is first.edges_s for curve in curves):
@@ -156,7 +156,7 @@ def max_of(curves: Sequence[SurvivalCurve]) -> SurvivalCurve:
 
 
 def _between(x: float, xs: Sequence[float], ys: Sequence[float], right: int) -> float:
-    """y at x by the line from point ``right - 1`` to ``right``; ``right > 0``."""
+    """y at x, on the line from point ``right - 1`` to ``right``; ``right > 0``."""
     x0, x1 = xs[right - 1], xs[right]
     y0, y1 = ys[right - 1], ys[right]
     return y0 + (y1 - y0) * ((x - x0) / (x1 - x0))

@@ -1,11 +1,11 @@
-"""What each tenant's calls and turns teach of that tenant's next ones, and what tenants lend each other.
+"""Learns each tenant's calls and turns separately; tenants lend each other beliefs about kinds of calls.
 
-A level between kinds of calls and jobs. Each tenant learns by itself. Other tenants lend it what
-they know of a kind of call only once that improved the predictions of calls that tenants repeated,
-and then at most one observation for each other tenant that knows the kind, however many calls that
-tenant made: no tenant's calls alone decide for another. A tenant that has learned nothing yet is
-lent by several others or by none. Turns are not lent. With one tenant, or none with a name, this
-level is empty: everything learned is that tenant's own.
+This is a level between kinds of calls and jobs. Other tenants lend a tenant their beliefs about a kind of
+call only once that has improved the predictions of calls that tenants repeated. They lend at most one
+observation for each other tenant that knows the kind, however many calls that tenant made: no single tenant's
+calls decide for another. A tenant that has learned nothing yet borrows from several others or from none.
+Turns are not lent. With one tenant, or none with a name, this level is empty: everything learned is that
+tenant's own.
 """
 
 from __future__ import annotations
@@ -26,60 +26,60 @@ from estimator.tool_key import ToolKey
 from estimator.turn_outcomes import TurnOutcomes
 
 LENT = (0.0, 1.0, 2.0, 4.0)
-"""Choices for the largest number of observations that are lent; it is learned by kind of call."""
+"""Candidates for the largest number of observations that are lent; the choice is learned by kind of call."""
 NUM_LENDERS_AT_FIRST = 3
-"""The number of other tenants that must know a kind of call before a new tenant is lent it."""
+"""The number of other tenants that must know a kind of call before a new tenant may borrow it."""
 MAX_TENANTS = 32
 MAX_KEYS = 64
 MAX_JOB_KEYS = 128
-"""Maximum number of tenants, and of kinds of calls for each; the least recently seen are forgotten."""
+"""Maximum numbers of tenants, and of keys and jobs' keys for each; the least recently seen are forgotten."""
 
 Parts = tuple[str, ...]
 
 
 @dataclass(slots=True)
 class Learned:
-    """Everything learned, of all tenants or of one; what is known of jobs does not survive a restart."""
+    """Everything learned, from all tenants or from one; what is known about jobs does not survive a
+    restart."""
 
     durations: DurationEstimator = field(default_factory=DurationEstimator)
     turns: TurnOutcomes = field(default_factory=TurnOutcomes)
 
 
 class Tenants:
-    """Learns from every tenant and answers for each; '' is the tenant of requests without one."""
+    """Learns from every tenant and predicts for each; '' is the tenant of requests without one."""
 
     def __init__(self, of_all: Learned | None = None) -> None:
-        """``of_all`` is what was learned of requests without a tenant, or of the only tenant."""
+        """``of_all`` is what was learned from requests without a tenant, or from the only tenant."""
         self.of_all = of_all or Learned()
         self.only: str | None = None
-        """The only tenant that anything was learned of."""
+        """The only tenant with observations; None before any."""
         self.own: OrderedDict[str, Learned] = OrderedDict()
-        """Own observations by tenant, the least recently active first; empty while there is only
+        """Each tenant's own observations, the least recently active tenant first; empty while there is only
         one."""
         self.work_model: WorkModel | None = None
-        """What was learned of jobs' remaining work, from all tenants: numbers, and names of tools."""
+        """The model of jobs' remaining work, learned from all tenants: numbers, and names of tools."""
         self.duration_model: DurationModel | None = None
-        """Likewise, of how the durations of calls are corrected."""
+        """The model that corrects the durations of calls, learned from all tenants."""
         self.credit: dict[Parts, Credibility] = {}
-        """Credibility of what was lent, by kind of call: how well it predicted."""
+        """Credibility of lent beliefs, by kind of call: how well they predicted."""
         self._lent: dict[tuple[str, Parts], Belief] = {}
-        """Cache of what the others know of a kind now."""
+        """Cache of the other tenants' current belief about a kind."""
         self._stranger: Learned | None = None
-        """The answer for a tenant of which nothing is known."""
+        """The empty state used for every tenant without observations."""
 
     @property
     def durations(self) -> DurationEstimator:
-        """Of all."""
+        """The estimator of all tenants' durations."""
         return self.of_all.durations
 
     @property
     def turns(self) -> TurnOutcomes:
-        """Of all."""
+        """The outcomes of all tenants' turns."""
         return self.of_all.turns
 
     def add(self, tenant: str, own: Learned) -> None:
-        """Add a tenant with its restored state; the last one added counts as the most recently
-        active."""
+        """Adds a tenant with its restored state; the last one added counts as the most recently active."""
         self.own[tenant] = self._bounded(own)
 
     # ---- learning ----
@@ -87,7 +87,7 @@ class Tenants:
     def observe(
         self, tenant: str, key: ToolKey, duration_s: float, censored: bool, job: str | None, now: float
     ) -> None:
-        """Learn from a call that ended or was given up."""
+        """Learns from a call that ended or was given up."""
         own = self._learns(tenant)
         if own is not None:
             if not censored:
@@ -97,21 +97,21 @@ class Tenants:
         self.of_all.durations.observe(key, duration_s, censored, job=job, now=now)
 
     def observe_last(self, tenant: str, tools: Sequence[ToolKey]) -> None:
-        """Learn that a turn that ended so was the last of its job."""
+        """Learns that a turn that ended with these calls was the last of its job."""
         own = self._learns(tenant)
         if own is not None:
             own.turns.observe_last(tools)
         self.of_all.turns.observe_last(tools)
 
     def observe_next(self, tenant: str, tools: Sequence[ToolKey], growth_tokens: int) -> None:
-        """Learn that it was followed by a prompt that is longer by this many tokens."""
+        """Learns that such a turn was followed by a prompt that is longer by this many tokens."""
         own = self._learns(tenant)
         if own is not None:
             own.turns.observe_next(tools, growth_tokens)
         self.of_all.turns.observe_next(tools, growth_tokens)
 
     def _learns(self, tenant: str) -> Learned | None:
-        """Where the tenant's own observations go; None if it is the only one."""
+        """The state that receives the tenant's own observations; None if it is the only tenant."""
         if not self.own:
             if self.only in (None, tenant):
                 self.only = tenant
@@ -127,7 +127,7 @@ class Tenants:
         return own
 
     def _nothing(self) -> Learned:
-        """An empty state with the parameters of what all have learned."""
+        """Returns an empty state with the parameters of ``of_all``."""
         durations = DurationEstimator(**self.of_all.durations.get_params())
         durations.start()
         turns = TurnOutcomes()
@@ -140,8 +140,8 @@ class Tenants:
         return learned
 
     def _score(self, tenant: str, own: DurationEstimator, key: ToolKey, duration_s: float) -> None:
-        """Before a call is learned, score how well its tenant's own calls of its kind, with what
-        others would have lent, would have predicted it."""
+        """Scores how well the tenant's own calls of a kind, with what others would have lent, predict a call,
+        before the call is learned."""
         weights, others = own.ended(key.parts), self._others(tenant, key.parts)
         if weights is None or not others.weight:
             return
@@ -153,16 +153,16 @@ class Tenants:
             known = self.durations.kinds
             self.credit = {parts: credit for parts, credit in self.credit.items() if parts in known}
 
-    # ---- answers ----
+    # ---- predictions ----
 
     def survival(self, tenant: str, key: ToolKey, job: str | None) -> SurvivalCurve:
-        """How long such a call of this tenant takes."""
-        if not self.own and self.only in (None, tenant):  # the only tenant; asked for each pin of a search
+        """The curve of how long such a call of this tenant takes."""
+        if not self.own and self.only in (None, tenant):  # the only tenant; called for each pin of a search
             return self.of_all.durations.survival(key, job)
         return self._own(tenant).durations.survival(key, job, _Lent(self, tenant))
 
     def turns_of(self, tenant: str) -> TurnOutcomes:
-        """What follows this tenant's turns."""
+        """The outcomes of this tenant's turns."""
         return self.turns if self._is_alone(tenant) else self._own(tenant).turns
 
     def _own(self, tenant: str) -> Learned:
@@ -175,7 +175,7 @@ class Tenants:
         return not self.own and self.only in (None, tenant)
 
     def lent(self, tenant: str, parts: Parts) -> tuple[Belief, float]:
-        """What others lend a tenant of a kind of call: a belief, and the maximum number of
+        """Returns what other tenants lend this tenant for a kind of call: a belief, and the maximum number of
         observations."""
         strength = self._strength(parts)
         others = self._others(tenant, parts) if strength else NO_BELIEF
@@ -184,8 +184,8 @@ class Tenants:
         return others, min(strength, others.weight)
 
     def _others(self, tenant: str, parts: Parts) -> Belief:
-        """The other tenants' belief about a kind, each with equal weight, and the number of tenants
-        behind it."""
+        """The other tenants' belief about a kind, each with equal weight; its weight is the number of these
+        tenants."""
         found = self._lent.get((tenant, parts))
         if found is None:
             known = (each.durations for name, each in self.own.items() if name != tenant)
@@ -194,8 +194,8 @@ class Tenants:
         return found
 
     def _strength(self, parts: Parts) -> float:
-        """The weight of what is lent, learned for the kind or for a parent with enough scores; 0
-        before any."""
+        """The number of observations that may be lent, learned for the kind or for a parent with enough
+        scores; 0 before."""
         for depth in range(len(parts), -1, -1):
             credit = self.credit.get(parts[:depth])
             strength = credit.strength(self.of_all.durations.min_judged) if credit is not None else None

@@ -1,6 +1,6 @@
-"""Names what a tool call does, for learning how long such calls take: ``bash/pytest/file``.
+"""Names what a tool call does, to learn how long such calls take: ``bash/pytest/file``.
 
-Knows nothing of durations. Never raises: the arguments were written by a model and may be anything.
+It does not know durations. It never raises: a model wrote the arguments, which may be anything.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ MAX_PARTS = 3
 MAX_PART_CHARS = 32
 MAX_KEY_CHARS = MAX_PARTS * MAX_PART_CHARS + MAX_PARTS - 1
 MAX_SHELL_CHARS = 8192
-"""The number of characters of a shell text that are looked at."""
+"""Maximum number of characters of a shell text that are examined."""
 LEAST_MS = 10_000
-"""A timeout from this number on is in milliseconds: no shell gets as many seconds or so few
+"""A timeout of at least this number is in milliseconds: no shell gets that many seconds or that few
 milliseconds."""
 SHELL_TOOLS = frozenset(
     """bash sh zsh shell terminal bash_tool shell_tool execute_bash run_bash run_shell run_shell_command
@@ -32,19 +32,19 @@ SHELL_TOOLS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ToolKey:
-    """A kind of tool call, from the general to the specific; the empty key is any call at all."""
+    """A kind of tool call, from the general to the specific; the empty key stands for any call."""
 
     parts: tuple[str, ...] = ()
     limit_s: float | None = field(default=None, compare=False)
-    """The call says that it is stopped after this many seconds; its key does not depend on it."""
+    """Seconds after which the call is stopped, by its own arguments; not part of the key."""
 
     @classmethod
     def parse(cls, text: str) -> ToolKey:
-        """The inverse of ``str``; it also makes a legal key of any other text."""
+        """The inverse of ``str``; any other text becomes a valid key, too."""
         return cls(()) if text == "*" else key_of(text.split("/"))
 
     def chain(self) -> tuple[ToolKey, ...]:
-        """This key and what to fall back on, the most specific first, ending with the empty key."""
+        """This key and its fallbacks, the most specific first, ending with the empty key."""
         return tuple(ToolKey(self.parts[:depth]) for depth in range(len(self.parts), -1, -1))
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ _ODD_CHARACTERS = re.compile(r"[^a-z0-9._+:=@-]")
 
 @dataclass(frozen=True, slots=True)
 class _ShellCall:
-    """What a shell will run, empty if the text is, and how."""
+    """What a shell will run and how; the text is empty if it runs nothing."""
 
     text: str = ""
     limit_s: float | None = None
@@ -84,8 +84,8 @@ class _ShellCall:
 
 
 class _ShellArguments(msgspec.Struct):
-    """The names under which tools take a shell text and how to run it; all other arguments are
-    skipped undecoded."""
+    """The names under which tools take a shell text and its options; all other arguments are skipped
+    undecoded."""
 
     command: str | list[str] | None = None
     cmd: str | list[str] | None = None
@@ -113,8 +113,8 @@ def _shell_call(arguments: str, is_shell: bool) -> _ShellCall:
 
 
 def _limit_s(arguments: _ShellArguments) -> float | None:
-    """Some agents give a timeout in milliseconds, some in seconds: from ``LEAST_MS`` on it is read
-    as milliseconds. A limit that is too long does no harm."""
+    """The timeout in seconds. Some agents give milliseconds, some seconds: from ``LEAST_MS`` on it is read as
+    milliseconds. A limit that is too long does no harm."""
     limit_ms = _positive(arguments.timeout_ms)
     if limit_ms is not None:
         return limit_ms / 1000

@@ -1,7 +1,7 @@
-"""Learns what follows a turn, by what ended it: no further turn, or a prompt that is longer by so
-much. Knows nothing of engine or policy.
+"""Learns what follows a turn, by how it ended: no further turn, or by how many tokens the next prompt is
+longer. It does not know engine or policy.
 
-Means with back-off from a kind of call to its parents; one thread only.
+Means back off from a kind of call to its parents; one thread only.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from estimator.tool_key import ToolKey
 MAX_KEYS = 1024
 LAST_AFTER_CALL = 0.02
 LAST_AFTER_ANSWER = 0.5
-"""Prior probability that a turn is the last, worth ``PRIOR_STRENGTH`` observations: after a tool
-call a result is to be sent, an answer may be the end."""
+"""Prior probability that a turn is the last, worth ``PRIOR_STRENGTH`` observations: after a tool call the
+client has a result to send; an answer may be the end."""
 
 
 @dataclass(slots=True)
 class TurnTally:
-    """Decayed sums over the turns that ended in one way."""
+    """Decayed sums over the turns that ended in the same way."""
 
     num_turns: float = 0.0
     num_last: float = 0.0
     num_followed: float = 0.0
-    """The turns that were not last and whose next prompt was seen."""
+    """Number of turns that were not the last and whose next prompt was seen."""
     growth_tokens: float = 0.0
 
     def fade(self, keep: float) -> None:
@@ -39,9 +39,9 @@ class TurnTally:
 
 
 class TurnOutcomes:
-    """P(last turn) and expected growth of the prompt, by what ended the turn.
+    """P(last turn) and expected growth of the prompt, by how the turn ended.
 
-    Of parallel calls the first stands for all. Shrinkage of each mean to its parent's by the number of
+    Of parallel calls the first represents all. Each mean is shrunk towards its parent's by the number of
     observations: Bühlmann's credibility (ASTIN Bulletin 4, 1967) with a fixed strength.
     """
 
@@ -55,33 +55,33 @@ class TurnOutcomes:
         first, a parent always after its children."""
 
     def share_weights_with(self, other: TurnOutcomes) -> None:
-        """Give the other tally the same weights as this one."""
+        """Copies this object's weights to the other one."""
         other.prior_strength, other.half_life = self.prior_strength, self.half_life
         other.last_after_call, other.last_after_answer = self.last_after_call, self.last_after_answer
 
     def observe_last(self, tools: Sequence[ToolKey]) -> None:
-        """Learn that a turn that ended with these calls (none: an answer) was the last of its job."""
+        """Learns that a turn that ended with these calls (none: an answer) was the last of its job."""
         for tally in self._tallies_of(tools):
             tally.num_last += 1
 
     def observe_next(self, tools: Sequence[ToolKey], growth_tokens: int) -> None:
-        """Learn that it was followed by a prompt that is this many tokens longer than its own
-        prompt and answer; 0 if the prompt was cut."""
+        """Learns that such a turn was followed by a prompt that is this many tokens longer than its own
+        prompt and answer; negative values count as 0, since that prompt was cut."""
         for tally in self._tallies_of(tools):
             tally.num_followed += 1
             tally.growth_tokens += max(0, growth_tokens)
 
     def last_turn_probability(self, tools: Sequence[ToolKey] | None) -> float:
-        """P(no turn follows); None if it is not known what ended the turn."""
+        """P(no turn follows); ``tools`` is None if it is not known how the turn ended."""
         probability = self.last_after_call if tools is None or tools else self.last_after_answer
-        # Calls and answers say nothing about each other: what they have in common is left out.
+        # Calls and answers say nothing about each other, so the tally of all turns is left out.
         for tally in self._known(tools)[0 if tools is None else 1 :]:
             weight = tally.num_turns + self.prior_strength
             probability = (tally.num_last + self.prior_strength * probability) / weight
         return probability
 
     def prompt_growth(self, tools: Sequence[ToolKey] | None) -> float | None:
-        """Expected tokens that the next prompt adds to this one and its answer; None if nothing is
+        """Expected tokens that the next prompt adds to this prompt and its answer; None if nothing is
         learned."""
         growth: float | None = None
         for tally in self._known(tools):
@@ -93,7 +93,7 @@ class TurnOutcomes:
         return growth
 
     def _tallies_of(self, tools: Sequence[ToolKey]) -> list[TurnTally]:
-        """The tallies of the key and its parents, faded, with one turn added."""
+        """Returns the tallies of the key and its parents, faded, with one turn added."""
         whole = _parts(tools)
         tallies = []
         for depth in range(len(whole), -1, -1):
@@ -108,14 +108,15 @@ class TurnOutcomes:
         return tallies
 
     def _known(self, tools: Sequence[ToolKey] | None) -> list[TurnTally]:
-        """The tallies from that of all turns down to that of the key, as far as they exist."""
+        """The existing tallies, from that of all turns down to that of the key."""
         parts = _parts(tools)
         found = (self.tallies.get(parts[:depth]) for depth in range(len(parts) + 1))
         return [tally for tally in found if tally is not None]
 
 
 def _parts(tools: Sequence[ToolKey] | None) -> tuple[str, ...]:
-    """Where a turn is counted: ``call/bash/pytest``, ``answer``; at the root if it is not known."""
+    """The path under which a turn is counted: ``call/bash/pytest``, ``answer``; the root if it is not
+    known."""
     if tools is None:
         return ()
     return ("call", *tools[0].parts) if tools else ("answer",)

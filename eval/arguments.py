@@ -8,7 +8,7 @@ from argparse import ArgumentTypeError, Namespace, _ActionsContainer
 
 
 def add_processes(parser: _ActionsContainer) -> None:
-    """``--processes``, for commands that make many runs."""
+    """Adds ``--processes``, for commands that make many runs."""
     parser.add_argument(
         "--processes",
         type=count,
@@ -19,7 +19,7 @@ def add_processes(parser: _ActionsContainer) -> None:
 
 
 def given_flags(arguments: Namespace) -> set[str]:
-    """The flags that the command line has, whatever their values."""
+    """Returns the flags of the command line, without their values."""
     return {word.partition("=")[0] for word in arguments.given if word.startswith("--")}
 
 
@@ -41,7 +41,7 @@ def amount(text: str) -> float:
     value = float(text)
     if math.isinf(value):
         raise ArgumentTypeError(f"must be finite, got {text}")
-    if not value >= 0:  # NaN is refused too
+    if not value >= 0:  # also refuses NaN
         raise ArgumentTypeError(f"must be 0 or more, got {text}")
     return value
 

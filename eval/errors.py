@@ -1,17 +1,17 @@
-"""What can go wrong while measuring, each a sentence for the user (exit code 1; 2 where an option is wrong).
+"""The errors of the measuring tools, each a sentence for the user (exit code 1; 2 where an option is wrong).
 
 EngineError
 └── EvalError
     ├── UsageError      an option is wrong, has no effect, or contradicts another one; names it (exit code 2)
     ├── WorkloadError   a workload cannot be read; names file and line
     ├── ResultError     a result cannot be read, written or drawn; names the file
-    ├── PolicyError     a policy or its parameter is unknown or wrong; lists what there is (exit code 2)
+    ├── PolicyError     a policy or its parameter is unknown or wrong; lists the choices (exit code 2)
     ├── TraceFileError  a trace cannot be read; names file and line
     ├── PeersFileError  a description of other servers cannot be read; names file and field
     ├── CostModelError  a profile of step costs cannot be read or made; says why
-    │   └── HardwareError   a model or GPU to simulate is unknown or does not fit; lists what there is (2)
+    │   └── HardwareError   a model or GPU to simulate is unknown or does not fit; lists the choices (2)
     └── ServerError     the server cannot be reached, started or understood
-        └── ServerGoneError   it was there before, or nothing listens at its address
+        └── ServerGoneError   the server was reachable before, or nothing listens at its address
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 from engine.errors import ConfigError, EngineError
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding raises of content that is not what it should be; the last of brackets in brackets."""
+"""Exceptions of decoding malformed content; RecursionError comes from deeply nested brackets."""
 
 
 class EvalError(EngineError):
@@ -41,7 +41,7 @@ class ResultError(EvalError):
 
 
 class PolicyError(EvalError, ConfigError):
-    """No policy can be made of what was named."""
+    """The named policy cannot be made."""
 
 
 class TraceFileError(EvalError):
@@ -53,11 +53,11 @@ class PeersFileError(EvalError):
 
 
 class CostModelError(EvalError):
-    """No cost model can be made: of a profile, of a trace, or of what was named."""
+    """No cost model can be made from a profile, a trace or a name."""
 
 
 class HardwareError(CostModelError, UsageError):
-    """A model, a GPU, a type or a number of GPUs to simulate is unknown, or they do not fit each other."""
+    """A model, GPU, data type or number of GPUs to simulate is unknown, or they do not fit each other."""
 
 
 class ServerError(EvalError):
@@ -65,4 +65,4 @@ class ServerError(EvalError):
 
 
 class ServerGoneError(ServerError):
-    """Nothing answers at the server's address, or it says itself that its engine is dead."""
+    """Nothing answers at the server's address, or the server reports that its engine is dead."""

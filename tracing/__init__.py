@@ -1,1 +1,1 @@
-"""The scheduler's trace: events, writer and reader. Imports nothing else of this project."""
+"""The scheduler's trace: events, writer and reader. This package imports nothing else of this project."""

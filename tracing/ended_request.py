@@ -1,4 +1,4 @@
-"""A request of the core as its telemetry needs it once it has ended. Times are monotonic seconds."""
+"""Telemetry data of a request that has ended in the core. Times are monotonic seconds."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedRequest:
-    """A record for every request, also under policies without jobs."""
+    """One record for every request, also under policies without jobs."""
 
     request_id: str
     """Id of the request in the trace."""
     external_id: str
-    """Id by which its client knows it."""
+    """Id by which the client knows it."""
     traceparent: str | None
-    """Its client's span, in W3C's form, as it was sent."""
+    """The client's span, in W3C's form, as it was sent."""
     arrival_s: float
     first_scheduled_s: float | None
     first_token_s: float | None
     ended_s: float
     finish_reason: str
     error: str | None
-    """What went wrong, if its end was an error."""
+    """The error message, if it ended with an error."""
     num_prompt_tokens: int
     num_output_tokens: int
     num_cached_tokens: int
     num_loaded_tokens: int
-    """How many of the cached tokens were loaded from the host tier."""
+    """Number of the cached tokens that were loaded from the host tier."""
     num_preemptions: int
     is_chat: bool
     """Whether its prompt was a conversation."""

@@ -1,20 +1,20 @@
-"""Limits of the numbers in a trace's header: programs divide by them, and size an engine by them."""
+"""Limits of the numbers in a trace's header, which other modules divide by and size an engine by."""
 
 from __future__ import annotations
 
 from tracing.events import TraceHeader
 
 MAX_BLOCKS = 10_000_000
-"""Most blocks of a pool, as in a simulation: a replay keeps track of each."""
+"""Maximum number of blocks of a pool, as in a simulation: a replay tracks each."""
 MAX_COPIES = 100_000_000
-"""Most blocks of host memory or disk."""
+"""Maximum number of blocks of host memory or disk."""
 MAX_COUNT = 2**31 - 1
 MAX_GROUPS = 1000
-"""Most KV cache groups."""
+"""Maximum number of KV cache groups."""
 MIN_STATES = 3
-"""Fewest usable state slots of a model that has any."""
+"""Minimum number of usable state slots of a model with states."""
 MAX_SECONDS = 1e11
-"""More than the calendar has years for."""
+"""More seconds than any calendar date needs."""
 
 LIMITS: dict[str, tuple[float, float]] = {
     "wall_time_s": (0, MAX_SECONDS),
@@ -39,11 +39,11 @@ LIMITS: dict[str, tuple[float, float]] = {
     "part": (1, MAX_COUNT),
     "num_events_before": (0, 2**53),
 }
-"""Smallest and largest value by field; 0, where it is the default: not recorded."""
+"""Smallest and largest value by field; 0, where allowed, means not recorded."""
 
 
 def beyond_limits(header: TraceHeader) -> str | None:
-    """Which field is impossible and what it may be, or None."""
+    """A sentence that names an impossible field and its limits; None if all fields are possible."""
     for name, (least, most) in LIMITS.items():
         value = getattr(header, name)
         if not least <= value <= most:
@@ -72,7 +72,7 @@ def _groups_beyond_limits(header: TraceHeader) -> str | None:
 
 
 def not_told(header: TraceHeader, *names: str) -> str | None:
-    """Which of these is missing, or 0, in a sentence; None if none is."""
+    """A sentence that names the first of these fields that is missing or 0; None if there is none."""
     for name in names:
         if not getattr(header, name):
             return f"the header's {name} is 0, but must be at least 1"

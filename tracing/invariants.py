@@ -1,7 +1,7 @@
 """Rules that the records of any trace follow; docs/trace.md lists them, too.
 
-A check follows the events and reports what is wrong with one in a sentence. After a gap, or where a trace
-begins midway, it knows nothing of what was before, and starts over.
+A check follows the events and reports each fault in a sentence. After a gap, or if a trace begins midway, it
+does not know what came before, and starts over.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Check(Protocol):
     """One rule."""
 
     def faults(self, event: TraceEvent) -> Iterator[str]:
-        """What is wrong with this event, in sentences; called for every event, in order."""
+        """Yields a sentence for each fault of this event; called for every event, in order."""
 
     def forget(self) -> None:
-        """Events are missing here."""
+        """Resets the check, because events are missing here."""
 
 
 class Times:
-    """Times never run backwards."""
+    """Checks that times never run backwards."""
 
     def __init__(self) -> None:
         self._last_s: float | None = None
@@ -72,7 +72,7 @@ class Times:
 
 
 class Words:
-    """A kind or a state is one of those that exist; those of pins are checked with their pin."""
+    """Checks that a kind or a state has one of its known values; those of pins are checked with their pin."""
 
     def forget(self) -> None:
         pass
@@ -100,7 +100,7 @@ def _not_among(field: str, word: str, known: tuple[str, ...]) -> Iterator[str]:
 
 
 class Steps:
-    """Steps are numbered without gaps; each is a snapshot, what it brought about, and its decision."""
+    """Checks that steps are numbered without gaps; each is a snapshot, its events, and its decision."""
 
     def __init__(self) -> None:
         self._snapshot: StepSnapshot | None = None
@@ -152,7 +152,7 @@ class Steps:
 
 
 def _own_faults(decision: StepDecision) -> Iterator[str]:
-    """What a decision must be in itself."""
+    """Yields the faults of a decision that are visible without other records."""
     scheduled = [*decision.new, *decision.resumed, *decision.running]
     if len(set(scheduled)) != len(scheduled):
         yield "new, resumed and running name a request twice"
@@ -170,7 +170,7 @@ def _own_faults(decision: StepDecision) -> Iterator[str]:
 
 
 class Blocks:
-    """Blocks are free, or used by requests and pins; cached blocks may be either."""
+    """Checks counts: blocks are free, or used by requests and pins; cached blocks may be either."""
 
     def __init__(self) -> None:
         self._header: TraceHeader | None = None
@@ -205,7 +205,7 @@ class Blocks:
         if num_held < 0 or pool.free_blocks < 0:
             yield f"free_blocks is {pool.free_blocks} of {pool.total_blocks}"
         num_pinned = pool.pinned_blocks - (0 if self._header is None else self._header.state_blocks)
-        if pool.num_pins == 1 and num_pinned > num_held:  # a state counts as blocks, and is in none
+        if pool.num_pins == 1 and num_pinned > num_held:  # a state counts as blocks, but uses none
             yield f"pinned_blocks is {num_pinned}, but only {num_held} are not free"
         if not (pool.running or pool.num_loading or pool.num_pins or self._holds_for_the_gone) and num_held:
             yield f"{num_held} blocks are not free, but nothing runs, loads or is pinned"
@@ -219,18 +219,18 @@ class Blocks:
 
     @property
     def _holds_for_the_gone(self) -> bool:
-        """Blocks of a request that is gone may stay allocated for a while without a record: for a load, or
-        for a step in flight while the next is planned."""
+        """Whether blocks of a request that has ended may stay allocated for a while without a record: for a
+        load, or for a step in flight while the next is planned."""
         header = self._header
         return header is None or header.num_host_blocks > 0 or header.async_scheduling
 
 
 class Pins:
-    """A pin is created once, shrinks, and ends once; what steps see of pins is what events left of them."""
+    """Checks that a pin is created once, shrinks, and ends once, and that snapshots agree with the events."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, int] = {}
-        """Blocks of the pins that have not ended, by pin id."""
+        """Number of blocks by pin id, for pins that have not ended."""
         self._highest_id = 0
         self._knows_all = False
 
@@ -282,13 +282,13 @@ class Pins:
 
 
 class Turns:
-    """A turn arrives, may be admitted, and ends or is aborted; a pin is handed over to a turn."""
+    """Checks that a turn arrives, may be admitted, and ends or is aborted; and that pins go to turns."""
 
     def __init__(self) -> None:
         self._open: dict[str, str] = {}
         """Job of each open turn, by its request."""
         self._num_open: dict[str, int] = {}
-        """Open turns of each job."""
+        """Number of open turns of each job."""
         self._knows_all = False
 
     def forget(self) -> None:
@@ -327,7 +327,7 @@ class Turns:
 
 
 class Requests:
-    """Records name only requests that came in and have not ended, and each ends once."""
+    """Checks that records name only requests that arrived and have not ended, and that each ends once."""
 
     def __init__(self) -> None:
         self._open: set[str] = set()
@@ -364,7 +364,7 @@ class Requests:
 
 
 class Ending:
-    """The last record counts all that came before it, and nothing follows."""
+    """Checks that the last record counts all events before it, and that nothing follows it."""
 
     def __init__(self) -> None:
         self._num_events = 0
@@ -379,7 +379,7 @@ class Ending:
             yield "a record follows the end of the trace"
         match event:
             case TraceHeader():
-                self._num_events = event.num_events_before - (event.part > 1)  # a repeated one is not counted
+                self._num_events = event.num_events_before - (event.part > 1)  # repeated headers do not count
             case TraceGap():
                 self._num_gone += event.dropped
             case TraceEnd():

@@ -1,8 +1,8 @@
-"""Makes OpenTelemetry spans of the core's events: a job, its turns with their phases, its tool gaps.
+"""Makes OpenTelemetry spans from the core's events: a job, its turns with their phases, its tool gaps.
 
-Knows neither threads nor collectors. Spans are begun and ended late, with the times of the events: a turn's
-when it has ended, a gap's when its pin has too. Names of attributes are those of the GenAI conventions, then
-V1's, then ours under ``continuum.``; ``docs/observability.md`` lists them.
+It does not know threads or collectors. Spans are created late, with the times of the events: a turn's when it
+has ended, a gap's when its pin has ended, too. Attributes have the names of the GenAI conventions, then V1's,
+then ours under ``continuum.``; ``docs/observability.md`` lists them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tracing.ended_request import EndedRequest
 from tracing.events import JobEvent, PinEvent
 
 MAX_JOBS = 65536
-"""Open jobs; beyond, the oldest one's span ends, as if it had been forgotten."""
+"""Maximum number of open jobs; beyond it, the oldest job's span ends, as if the job had been forgotten."""
 MAX_GAPS = 256
-"""Open gaps of one job; beyond, the oldest one ends."""
+"""Maximum number of open gaps of one job; beyond it, the oldest one ends."""
 PHASES = ("queue", "prefill", "decode")
 """Phases of a turn: until it is first scheduled, until its first token, until its end."""
 
@@ -29,7 +29,7 @@ Attributes = dict[str, str | int | float | Sequence[str]]
 
 @dataclass(slots=True, eq=False)
 class _Note:
-    """Something that happened at one moment of a gap."""
+    """An event at one moment of a gap."""
 
     name: str
     at_s: float
@@ -38,7 +38,7 @@ class _Note:
 
 @dataclass(slots=True, eq=False)
 class _Gap:
-    """The time from the end of a turn to the next one, and what was pinned meanwhile."""
+    """The time from the end of a turn to the next one, and what was pinned in it."""
 
     request_id: str
     turn: int
@@ -55,13 +55,13 @@ class _Gap:
 
     @property
     def has_span(self) -> bool:
-        """Whether it is a gap: not at a job's end, where nothing ran and nothing was pinned."""
+        """Whether it gets a span: not at a job's end, if nothing ran and nothing was pinned."""
         return self.outcome == "returned" or bool(self.tools) or self.pin_id is not None
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A job whose span is open. It is begun with the first turn that ended, in that one's trace."""
+    """A job whose span is open. The span is created when the first turn has ended, in that turn's trace."""
 
     job_id: str
     began_s: float
@@ -72,7 +72,7 @@ class _Job:
     num_turns: int = 0
     num_open_turns: int = 0
     gaps: dict[str, _Gap] = field(default_factory=dict)
-    """Open gaps, by the request before them."""
+    """Open gaps, by the request that came before them."""
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
@@ -83,7 +83,7 @@ class _Job:
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """A turn in progress: what only the policy knows of it."""
+    """A turn in progress, with the data that only the policy has."""
 
     job: _Job
     number: int
@@ -91,10 +91,10 @@ class _Turn:
 
 
 class JobSpans:
-    """What is open now. Belongs to one thread."""
+    """The open jobs, turns and gaps. Used by one thread only."""
 
     def __init__(self, tracer: Tracer, *, model_name: str, epoch_ns: int) -> None:
-        """``epoch_ns``: what the wall clock showed when the events' clock was at 0."""
+        """``epoch_ns``: the wall clock's time when the events' clock was at 0."""
         self._tracer = tracer
         self._model_name = model_name
         self._epoch_ns = epoch_ns
@@ -102,7 +102,7 @@ class JobSpans:
         self._jobs: dict[str, _Job] = {}
         self._turns: dict[str, _Turn] = {}
         self._gaps: dict[str, _Gap] = {}
-        """Open, or ended with a pin that has not, by the request after which they came."""
+        """Gaps that are open, or whose pin has not ended, by the request that came before them."""
         self._handlers = {
             "turn_arrived": self._turn_arrived,
             "turn_admitted": self._turn_goes_on,
@@ -113,7 +113,7 @@ class JobSpans:
         }
 
     def take(self, item: JobEvent | PinEvent | EndedRequest) -> None:
-        """Handle the next event."""
+        """Handles the next event."""
         match item:
             case EndedRequest():
                 self._request_ended(item)
@@ -127,7 +127,7 @@ class JobSpans:
                     self._client_reported(item)
 
     def close(self, now_s: float) -> None:
-        """End all open spans, and mark them as unfinished."""
+        """Ends all open spans, and marks them as unfinished."""
         for gap in list(self._gaps.values()):
             gap.pin_open = False
             if gap.ended_s is not None:
@@ -149,7 +149,7 @@ class JobSpans:
             self._come_back(gap, event)
 
     def _come_back(self, gap: _Gap, event: JobEvent) -> None:
-        """The turn that continues it is there, or one that repeats the turn before it."""
+        """Ends the gap: the turn that continues it has arrived, or one that repeats the turn before it."""
         if event.gap_s is None:
             self._end_gap(gap, "repeated", event.now)
             return
@@ -158,7 +158,7 @@ class JobSpans:
         self._end_gap(gap, "returned", gap.began_s + event.gap_s)
 
     def _job_of(self, event: JobEvent, gap: _Gap | None) -> _Job:
-        """A job without a name may get one later: then the turn that this one continues identifies it."""
+        """The event's job, new if missing. The turn that this one continues identifies a renamed job."""
         job = self._jobs.get(event.job_id)
         if job is None and gap is not None and self._jobs.pop(gap.job.job_id, None) is not None:
             job = self._jobs[event.job_id] = gap.job
@@ -210,13 +210,13 @@ class JobSpans:
         job.queued_s += scheduled_s - request.arrival_s
 
     def _client_context(self, request: EndedRequest) -> Context | None:
-        """The client's own span; None if it sent none, or nothing that is one."""
+        """The client's own span; None if it sent none or an invalid one."""
         if request.traceparent is None:
             return None
         return self._w3c.extract({"traceparent": request.traceparent}, Context()) or None
 
     def _emit_turn(self, request: EndedRequest, turn: _Turn | None, client: Context | None) -> None:
-        """Child of the client's span where there is one, else of the job's; its phases are children of it."""
+        """Makes the spans of the turn and its phases, below the client's span if any, else the job's."""
         job_span = turn.job.span if turn is not None else None
         parent = client or (set_span_in_context(job_span, Context()) if job_span is not None else Context())
         operation = "chat" if request.is_chat else "text_completion"
@@ -235,7 +235,7 @@ class JobSpans:
         span.end(self._ns(request.ended_s))
 
     def _emit_phases(self, request: EndedRequest, turn: Context) -> None:
-        """Make a span for each phase that the request reached."""
+        """Makes a span for each phase that the request reached."""
         began = (request.arrival_s, request.first_scheduled_s, request.first_token_s)
         ended = (*began[1:], request.ended_s)
         for name, began_s, ended_s in zip(PHASES, began, ended, strict=True):
@@ -297,7 +297,7 @@ class JobSpans:
             self._emit_gap(gap)
 
     def _end_gap(self, gap: _Gap, outcome: str, ended_s: float) -> None:
-        """End the gap once its pin has ended, too, which may come a little later."""
+        """Ends the gap; its span is made once its pin has ended, too, which may be a little later."""
         gap.ended_s, gap.outcome = ended_s, outcome
         gap.job.gaps.pop(gap.request_id, None)
         gap.job.last_s = max(gap.job.last_s, ended_s)
@@ -333,7 +333,7 @@ class JobSpans:
             self._end_job(job, event.kind, event.now)
 
     def _end_job(self, job: _Job, outcome: str, now_s: float) -> None:
-        """Its span ends with its last turn, should one still be under way."""
+        """Ends a job; its span ends with its last turn if one is still running."""
         self._jobs.pop(job.job_id, None)
         job.outcome = outcome
         for gap in list(job.gaps.values()):

@@ -13,11 +13,11 @@ LONG = {"step", "pin_id", "priority", "written", "dropped", "num_events_before"}
 """Fields with higher limits than others."""
 
 _SUSPECT = re.compile(rb"[:,\[][ \t]*-?(?:[0-9]{10}|[0-9.]+[eE]\+?[0-9])")
-"""A number of ten digits before the point, or with an exponent; few lines have one."""
+"""Matches a number of ten digits before the point, or with an exponent; few lines have one."""
 
 
 def check_numbers(line: bytes) -> None:
-    """Raise msgspec.ValidationError, as for a wrong type, if a number is beyond its limit."""
+    """Raises msgspec.ValidationError, as for a wrong type, if a number is beyond its limit."""
     if _SUSPECT.search(line) is not None:
         _check(msgspec.json.decode(line), "")
 

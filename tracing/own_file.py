@@ -1,6 +1,6 @@
-"""Each option of a command names a file of its own: nothing is written over what is read, or over a result.
+"""Checks that the options of a command name different files, so that no input and no result is overwritten.
 
-Knows nothing of what is in the files.
+It does not know the contents of the files.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pathlib import Path
 from tracing.parts import split_part, traces_in
 
 Named = tuple[str, Path | None]
-"""An option as it is typed, and the path that was given with it."""
+"""An option as it is typed, and the path that was given for it."""
 
 
 def shared_file(read: Sequence[Named], written: Sequence[Named]) -> str | None:
-    """A sentence about two options that name one file of which something would be lost; None: there are none.
+    """A sentence about two options that name the same file, if something would be lost; else None.
 
-    What has no content to lose, such as a pipe or /dev/null, may be named as often as one likes.
+    A path without contents to lose, such as a pipe or /dev/null, may be named any number of times.
     """
     inputs = [(option, file) for option, path in read if path is not None for file in _files_of(path)]
     outputs = [(option, path) for option, path in written if path is not None and _has_content(path)]
@@ -41,12 +41,13 @@ def _files_of(path: Path) -> Iterator[Path]:
 
 
 def _has_content(path: Path) -> bool:
-    """Whether it is a file or a folder, or may become one."""
+    """Whether the path is a file or a folder, or may become one."""
     return os.path.isfile(path) or os.path.isdir(path) or not os.path.exists(path)
 
 
 def _is_same(a: Path, b: Path) -> bool:
-    """Under whatever names; parts of a trace are as one, since who writes the first removes the others."""
+    """Whether two paths lead to the same file. Parts of one trace count as the same, since writing the first
+    removes the others."""
     if _whole(a) == _whole(b):
         return True
     return os.path.exists(a) and os.path.exists(b) and os.path.samefile(a, b)

@@ -1,6 +1,6 @@
 """The files of one trace: a single one, or parts with numbers in their names; plain or compressed.
 
-Knows nothing of what their lines say.
+It does not know the meaning of their lines.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ FILE_MODE = 0o600
 FRAME_BYTES = 4 << 20
 """A compressed frame ends with the batch that reaches this size: until then other tools see it as cut."""
 MAX_BLOCK_BYTES = (128 << 10) + 32
-"""A compressed block is never longer (RFC 8878), its header and the frame's checksum included."""
+"""Maximum size of a compressed block (RFC 8878), with its header and the frame's checksum."""
 
 _PART_NAME = re.compile(r"(?P<stem>.+)\.part(?P<number>[0-9]{4,})(?P<ending>(\.[^.]+)?(\.zst)?)")
 _OPTIONS: dict[int, int] = {CompressionParameter.checksum_flag: 1}
 
 
 def part_path(base: Path, number: int) -> Path:
-    """``trace.jsonl.zst``, then ``trace.part0002.jsonl.zst``, and so on."""
+    """The path of a part: ``trace.jsonl.zst``, then ``trace.part0002.jsonl.zst``, and so on."""
     if number == 1:
         return base
     plain = Path(base.name.removesuffix(COMPRESSED))
@@ -45,7 +45,7 @@ def part_path(base: Path, number: int) -> Path:
 
 
 def split_part(path: Path) -> tuple[Path, int]:
-    """The name of the first part, and which one this is."""
+    """Returns the path of the first part, and the number of this one."""
     named = _PART_NAME.fullmatch(path.name)
     if named is None:
         return path, 1
@@ -53,7 +53,7 @@ def split_part(path: Path) -> tuple[Path, int]:
 
 
 def find_parts(base: Path) -> list[tuple[int, Path]]:
-    """The parts that are there, by number; ``base`` is the first one's name, and may be gone."""
+    """The existing parts with their numbers; ``base`` is the path of the first one, which may be missing."""
     if not base.parent.is_dir():
         return []
     found = [
@@ -66,29 +66,31 @@ def find_parts(base: Path) -> list[tuple[int, Path]]:
 
 
 def traces_in(folder: Path) -> list[Path]:
-    """Names of the first parts of all that is named like a trace in a folder."""
+    """Paths of the first parts of all traces in a folder, by their names."""
     endings = (".jsonl", ".jsonl" + COMPRESSED)
     return sorted({split_part(path)[0] for path in folder.iterdir() if path.name.endswith(endings)})
 
 
 def packed(text: bytes) -> bytes:
-    """In one frame, as ``PartReader`` reads it."""
+    """Compresses a text into one frame, as ``PartReader`` reads it."""
     return ZstdCompressor(options=_OPTIONS).compress(text, ZstdCompressor.FLUSH_FRAME)
 
 
 class TraceFiles:
-    """Writes a trace: into one file, or into parts of which the oldest go. Compressed if its name says so.
+    """Writes a trace, compressed if its name ends in ``.zst``: one file, or parts of which the oldest are
+    removed.
 
-    Its files are readable by their owner only: they contain agents' commands.
+    Only their owner can read its files, because they contain agents' commands.
     """
 
     def __init__(
         self, base: Path, *, max_bytes: int | None = None, max_files: int | None = None, replace: bool = True
     ) -> None:
-        """``max_bytes``: a part ends with the batch that reaches it. ``max_files``: how many parts are kept.
+        """``max_bytes``: a part ends with the batch that reaches this. ``max_files``: maximum number of parts
+        kept.
 
-        OSError if the first cannot be written; FileExistsError if it, or a part of it, is there and is not to
-        be replaced. What is no file, such as a pipe, is written to as it is.
+        OSError if the first cannot be written; FileExistsError if it or another part exists and must not be
+        replaced. A path that is not a file, such as a pipe, is written to directly.
         """
         self.base = base
         self.number = 1
@@ -101,7 +103,7 @@ class TraceFiles:
         self._raw: BinaryIO = _opened(base, replace=self._replace)
         self._file = self._encoder()
         if replace:
-            for number, path in find_parts(base):  # of the trace that was there before
+            for number, path in find_parts(base):  # of the previous trace
                 if number > 1:
                     path.unlink()
 
@@ -110,18 +112,18 @@ class TraceFiles:
         self._file.write(data)
 
     def flush(self) -> None:
-        """Make all that was written readable, even if the process is killed now."""
+        """Makes everything written so far readable, even if the process is killed now."""
         if isinstance(self._file, ZstdFile) and self._num_frame_bytes >= FRAME_BYTES:
             self._end_frame(self._file)
         self._file.flush()
 
     @property
     def full(self) -> bool:
-        """Whether what comes next belongs into another part."""
+        """Whether the next batch belongs into another part."""
         return self._max_bytes is not None and self._raw.tell() >= self._max_bytes
 
     def begin_part(self) -> int:
-        """End the present part and begin the next; its number."""
+        """Ends the current part and begins the next; returns its number."""
         self.close()
         self.number += 1
         self._raw = _opened(part_path(self.base, self.number), replace=self._replace)
@@ -156,7 +158,7 @@ def _opened(path: Path, *, replace: bool) -> BinaryIO:
     descriptor = os.open(path, flags, FILE_MODE)
     if path.is_file():
         with contextlib.suppress(OSError):
-            os.fchmod(descriptor, FILE_MODE)  # of one that is replaced
+            os.fchmod(descriptor, FILE_MODE)  # for a file that is replaced
     return os.fdopen(descriptor, "wb")
 
 
@@ -165,15 +167,15 @@ def _readable(path: Path) -> io.BufferedReader:
 
 
 class PartReader:
-    """The text of a part, line by line; it may end in the middle of a compressed frame."""
+    """Reads the text of a part line by line; it may end in the middle of a compressed frame."""
 
     def __init__(self, path: Path) -> None:
-        """OSError if it cannot be opened."""
+        """Raises OSError if the file cannot be opened."""
         self._raw = _readable(path)
         self.foreign = next(
             (name for magic, name in FOREIGN.items() if self._raw.peek(8).startswith(magic)), None
         )
-        """What compressed it, if that was not zstd."""
+        """The program that compressed it, if that was not zstd."""
         self._decoded: _Decoded | None = None
         self._lines: io.BufferedReader = self._raw
         if self._raw.peek(4)[:4] == ZSTD_MAGIC:
@@ -181,21 +183,21 @@ class PartReader:
             self._lines = io.BufferedReader(self._decoded, 1 << 16)
 
     def readline(self, max_bytes: int) -> bytes:
-        """The next line, without its end if it has none; empty at the end. ZstdError if it is no zstd."""
+        """The next line, with its line end if any; empty at the end. ZstdError if it is not valid zstd."""
         return self._lines.readline(max_bytes)
 
     @property
     def position(self) -> int:
-        """Bytes of the file that have been read; 0 if it is not a file."""
+        """Number of bytes of the file that have been read; 0 if it is not a file."""
         return self._raw.tell() if self._raw.seekable() else 0
 
     @property
     def cut(self) -> bool:
-        """Whether the last frame read was not whole."""
+        """Whether the last frame read was incomplete."""
         return self._decoded is not None and self._decoded.cut
 
     def num_lost_bytes(self) -> int:
-        """Bytes at the end of a cut part that belong to no whole block."""
+        """Number of bytes at the end of a cut part that belong to no whole block."""
         self._raw.seek(0)
         return _num_undecodable_bytes(self._raw)
 
@@ -204,7 +206,7 @@ class PartReader:
 
 
 class _Decoded(io.RawIOBase):
-    """Decompressed contents of a file, up to where it is cut."""
+    """Decompressed contents of a file, up to the point where it is cut."""
 
     def __init__(self, file: ZstdFile) -> None:
         self._file = file
@@ -226,7 +228,7 @@ class _Decoded(io.RawIOBase):
 def _num_undecodable_bytes(file: BinaryIO) -> int:
     """Number of undecodable bytes at the file's end.
 
-    Its last bytes are decoded one by one, as no block is longer than ``MAX_BLOCK_BYTES``.
+    The last bytes are decoded one by one, as no block is longer than ``MAX_BLOCK_BYTES``.
     """
     size = file.seek(0, io.SEEK_END)
     file.seek(0)
@@ -242,7 +244,7 @@ def _num_undecodable_bytes(file: BinaryIO) -> int:
 
 
 def _chunks(file: BinaryIO, size: int) -> Iterator[tuple[int, bytes]]:
-    """Large ones, then the last of the file by the byte, each with where it begins."""
+    """Yields large chunks, then single bytes at the end of the file, each with its offset."""
     offset = 0
     while offset < size:
         chunk = file.read(max(1, min(1 << 16, size - MAX_BLOCK_BYTES - offset)))

@@ -1,4 +1,4 @@
-"""Text from strangers, as it may stand in a terminal, a log or a table: names of jobs and tools come from
+"""Makes text from strangers safe for a terminal, a log or a table: names of jobs and tools come from
 requests, and may contain what a terminal or a spreadsheet takes for a command."""
 
 from __future__ import annotations
@@ -7,24 +7,24 @@ import re
 from typing import BinaryIO, TextIO
 
 _COMMANDS = (
-    "\x00-\x09\x0b-\x1f\x7f-\x9f"  # control characters, the 8-bit ones too, but for the end of a line
-    "\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff"  # what turns or parts lines
-    "\ud800-\udfff"  # halves of characters, which cannot be written at all
+    "\x00-\x09\x0b-\x1f\x7f-\x9f"  # control characters, also the 8-bit ones, except line ends
+    "\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff"  # change direction or end lines
+    "\ud800-\udfff"  # surrogates, which cannot be encoded
 )
 _IN_TEXT = re.compile(f"[{_COMMANDS}]")
 _IN_NAME = re.compile(f"[\n{_COMMANDS}]")
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 FORMULA = "^[=+\\-@\t\r\n]"
-"""First characters of a cell that a spreadsheet takes for a formula."""
+"""Matches the first character of a cell that a spreadsheet takes for a formula."""
 
 
 def plain_name(name: str) -> str:
-    """In one line, its control characters as JSON writes them."""
+    """The name in one line, with control characters as JSON writes them."""
     return _IN_NAME.sub(_escape, name)
 
 
 def plain_text(text: str) -> str:
-    """The same, but lines stay lines."""
+    """Like ``plain_name``, but keeps line ends."""
     return _IN_TEXT.sub(_escape, text)
 
 
@@ -33,7 +33,7 @@ def _escape(found: re.Match[str]) -> str:
 
 
 class PlainStream:
-    """A stream that no name can command; what is written in JSON stays JSON."""
+    """A stream that escapes control characters in all text; JSON stays JSON."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -49,7 +49,7 @@ class PlainStream:
 
     @property
     def buffer(self) -> BinaryIO:
-        """Below the text: for what is not."""
+        """The binary stream under the text, for binary output."""
         return self._stream.buffer
 
     @property

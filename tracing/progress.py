@@ -1,4 +1,4 @@
-"""How far a reading has come, on a terminal and only if it takes more than a moment."""
+"""Shows the progress of reading a file, on a terminal and only if it takes more than a moment."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ LINES_PER_LOOK = 1000
 
 class Progress(Protocol):
     def __call__(self, num_bytes: int) -> object:
-        """Add the number of bytes just read."""
+        """Adds the number of bytes just read."""
 
 
 def no_progress(num_bytes: int) -> None:
-    """For callers that show no progress."""
+    """Does nothing, for callers that show no progress."""
 
 
 @contextmanager
 def reading(path: Path, total_bytes: int, delay_s: float = DELAY_S) -> Iterator[Progress]:
-    """A bar on stderr, if that is a terminal."""
+    """Shows a bar on stderr, if that is a terminal."""
     with tqdm(
         desc=f"reading {plain_name(path.name)}",
         total=total_bytes,

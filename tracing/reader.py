@@ -1,4 +1,4 @@
-"""Reads a trace back as typed events, from one file or many. Knows nothing of their meaning."""
+"""Reads a trace as typed events, from one file or many. It does not know their meaning."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from tracing.progress import LINES_PER_LOOK, Progress, no_progress, reading
 from tracing.versions import READABLE_VERSIONS, Upgrade, upgrade_from
 
 MAX_LINE_BYTES = 256 << 20
-"""A longer line is an error, so memory stays bounded for any file."""
+"""A longer line is an error, which bounds the memory for any file."""
 UNTIMED = (TraceHeader, TraceGap, TraceEnd)
-"""Records without a time of their own."""
+"""Records without a time."""
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding raises for an invalid line; the last one for deep nesting."""
+"""Exceptions that decoding raises for an invalid line; the last one for deep nesting."""
 
 
 class TraceError(Exception):
-    """The file is not a trace that this version can read; names the line."""
+    """The file is not a trace that this version can read; the message names the line."""
 
 
 @dataclass(slots=True)
 class TraceReport:
-    """What ``read_trace`` found out about the trace, complete once the last event has been read."""
+    """The findings of ``read_trace`` about the trace, complete once the last event has been read."""
 
     num_events: int = 0
     num_parts: int = 0
     """Number of files it was read from."""
     num_events_before: int = 0
-    """Events in parts before the first one that is still there."""
+    """Number of events in parts before the first existing one."""
     cut_line: int | None = None
-    """Number of the line, in the last file, that was only half written and has been left out."""
+    """Number of the incomplete line at the end of the last file, which is omitted."""
     cut_bytes: int = 0
-    """How much of that file is lost with it; of a compressed file: what belongs to no whole block."""
+    """Number of bytes of that file that are lost with it; of a compressed file: those in no whole block."""
     end: TraceEnd | None = None
-    """None if the trace was not closed in order."""
+    """None if the trace was not closed normally."""
 
 
 class _AnyHeader(msgspec.Struct):
-    """The fields of a header that every version of the schema has."""
+    """The fields that the header has in every version of the schema."""
 
     type: Literal["header"]
     schema_version: int
@@ -56,16 +56,16 @@ class _AnyHeader(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class TraceLine:
-    """A line of a file, with the names of today's schema."""
+    """A line of a file, with the names of the current schema."""
 
     path: Path
     number: int
     """Number of the line, from 1 in each file."""
     content: bytes
     num_bytes: int
-    """Length in the file, which differs from that of ``content`` where names have changed."""
+    """Length in the file, which differs from that of ``content`` if names have changed."""
     may_be_cut: bool
-    """Whether it lacks a line end, and nothing follows."""
+    """Whether it has no line end, and nothing follows."""
 
     @property
     def place(self) -> str:
@@ -78,12 +78,12 @@ class TraceLine:
 def read_trace(
     path: str | Path, report: TraceReport | None = None, *, progress: bool = False
 ) -> Iterator[TraceEvent]:
-    """The events of a trace, header first, in the order in which they were written.
+    """Yields the events of a trace, header first, in the order in which they were written.
 
-    ``path``: its file, any of its parts, the name of the first even if that is gone, or a folder with one
-    trace. The headers of later parts are left out. A last line cut short (the process was killed) is left out
-    and noted in ``report``. TraceError if it is no trace, OSError if a file cannot be read. ``progress``: how
-    far it is stands on a terminal.
+    ``path``: its file, any of its parts, the path of the first part even if that is missing, or a folder with
+    one trace. The headers of later parts are omitted. An incomplete last line (the process was killed) is
+    omitted and noted in ``report``. TraceError if it is not a trace, OSError if a file cannot be read.
+    ``progress``: show progress on a terminal.
     """
     report = TraceReport() if report is None else report
     decoder = msgspec.json.Decoder(TraceEvent)
@@ -102,7 +102,7 @@ def read_trace(
 
 
 def in_order(path: Path, events: Iterable[TraceEvent]) -> Iterator[TraceEvent]:
-    """Yield the same events. TraceError where time runs backwards or is not finite."""
+    """Yields the same events. TraceError if time runs backwards or is not finite."""
     last_s = -MAX_SECONDS
     for number, event in enumerate(events, start=1):
         if not isinstance(event, UNTIMED):
@@ -116,14 +116,14 @@ def in_order(path: Path, events: Iterable[TraceEvent]) -> Iterator[TraceEvent]:
 
 
 def note_cut(line: TraceLine, report: TraceReport) -> None:
-    """Record that this last line is incomplete."""
+    """Records that this last line is incomplete."""
     report.cut_line = line.number
     report.cut_bytes = report.cut_bytes or line.num_bytes
 
 
 def trace_lines(path: str | Path, report: TraceReport, *, progress: bool = False) -> Iterator[TraceLine]:
-    """The lines of a trace, the first header's included, those of later parts checked and left out.
-    ``progress``: shown on a terminal."""
+    """Yields the lines of a trace, with the first header; those of later parts are checked and omitted.
+    ``progress``: show progress on a terminal."""
     parts = _parts_of(Path(path))
     if not progress:
         yield from _lines_of_parts(parts, report, no_progress)
@@ -164,7 +164,7 @@ def _lines_of_parts(
 
 
 def _watched(lines: Iterator[TraceLine], reader: PartReader, progress: Progress) -> Iterator[TraceLine]:
-    """Yield the lines, and report progress now and then."""
+    """Yields the lines, and reports progress now and then."""
     reported = 0
     for line in lines:
         yield line
@@ -197,7 +197,7 @@ def _lines_of(path: Path, reader: PartReader, is_last: bool, report: TraceReport
 
 
 def _parts_of(path: Path) -> list[tuple[int, Path]]:
-    """The parts with their numbers, none missing in between."""
+    """Returns the parts with their numbers; TraceError if one in between is missing."""
     if path.is_dir():
         path = _only_trace(path)
     parts = find_parts(split_part(path)[0]) or [(1, path)]
@@ -255,7 +255,7 @@ def _within_limits(line: TraceLine, header: TraceHeader) -> TraceHeader:
 
 
 def _check_continues(line: TraceLine, first: TraceHeader, number: int) -> bool:
-    """Whether a later part's header is whole; TraceError if it is another trace's."""
+    """Whether a later part's header is complete; TraceError if it belongs to another trace."""
     try:
         header = _header_of(line)
     except TraceError:

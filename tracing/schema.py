@@ -1,6 +1,7 @@
-"""``continuum trace schema``: what a line of a trace may be, as JSON Schema or as tables for docs/trace.md.
+"""``continuum trace schema``: prints what a line of a trace may be, as JSON Schema or as tables for
+docs/trace.md.
 
-Made of tracing/events.py itself, its docstrings included, so that neither goes stale.
+Both are generated from tracing/events.py and its docstrings, so neither becomes outdated.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ COMMON = {
     "req_id": "The request.",
     "job_id": "The job.",
 }
-"""Meaning of fields that many records have, where they have no docstring."""
+"""Meaning of fields that many records have, used where they have no docstring."""
 _TABLE = re.compile(r"(<!-- fields of (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -56,7 +57,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def record_names() -> list[str]:
-    """All structs that lines are made of: the records, then what is part of them."""
+    """Names of all structs that lines consist of: the records, then the structs inside them."""
     records = [kind.__name__ for kind in get_args(TraceEvent)]
     return [*records, *(name for name in _texts() if name not in (*records, BaseReceipt.__name__))]
 
@@ -68,7 +69,7 @@ def fields_of(name: str) -> tuple[FieldText, ...]:
 
 @cache
 def _texts() -> dict[str, tuple[FieldText, ...]]:
-    """Fields by struct; one that extends another has its own fields first, as msgspec writes them."""
+    """Fields by struct; a struct that extends another has its own fields first, as msgspec writes them."""
     tree = ast.parse(Path(events.__file__).read_text())
     texts: dict[str, tuple[FieldText, ...]] = {}
     for node in tree.body:
@@ -80,7 +81,7 @@ def _texts() -> dict[str, tuple[FieldText, ...]]:
 
 
 def _fields(struct: ast.ClassDef) -> Iterator[FieldText]:
-    """Each annotated name, with the string that follows it if one does."""
+    """Yields each annotated name, with the string that follows it, if any."""
     for index, node in enumerate(struct.body):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             following = struct.body[index + 1] if index + 1 < len(struct.body) else None
@@ -101,12 +102,12 @@ def _string_of(node: ast.stmt | None) -> str:
 
 
 def with_tables(document: str) -> str:
-    """The document with its tables of fields as they are now: between ``fields of NAME`` and ``end``."""
+    """The document with its tables of fields regenerated: between ``fields of NAME`` and ``end``."""
     return _TABLE.sub(lambda found: found[1] + table(found[2]) + found[3], document)
 
 
 def table(name: str) -> str:
-    """The fields of one struct, in Markdown."""
+    """The fields of one struct as a table in Markdown."""
     lines = ["| field | type | default | meaning |", "|---|---|---|---|"]
     for field in fields_of(name):
         default = "" if field.default is None else _code(field.default)

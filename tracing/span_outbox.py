@@ -1,7 +1,8 @@
-"""Carries ended spans to a collector in batches, on a thread of its own. What does not fit, or does not get
-through, is counted and forgotten.
+"""Sends ended spans to a collector in batches, on a separate thread. Spans that do not fit or cannot be sent
+are counted and dropped.
 
-OpenTelemetry's own batch processor drops too, but says so only to a log, and may take half a minute to stop.
+OpenTelemetry's own batch processor drops spans, too, but reports it only in a log, and may take half a minute
+to stop.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ class OutboxLimits:
     """Limits of the queue and of batches."""
 
     capacity: int = 8192
-    """Most spans in the queue."""
+    """Maximum number of spans in the queue."""
     batch: int = 512
-    """Most spans in a batch."""
+    """Maximum number of spans in a batch."""
     delay_s: float = 5.0
-    """Longest wait of a span before a batch that is not full is sent."""
+    """Maximum wait of a span before a batch that is not full is sent."""
 
     @classmethod
     def from_environment(cls) -> OutboxLimits:
-        """Read OpenTelemetry's variables; one that is not a positive number is ignored."""
+        """Reads OpenTelemetry's variables; a value that is not a positive number is ignored."""
         capacity = _positive("OTEL_BSP_MAX_QUEUE_SIZE", cls().capacity)
         return cls(
             capacity=capacity,
@@ -44,7 +45,7 @@ def _positive(variable: str, default: int) -> int:
 
 
 class SpanOutbox(SpanProcessor):
-    """One thread ends spans, another sends them."""
+    """A queue between the thread that ends spans and the thread that sends them."""
 
     def __init__(self, exporter: SpanExporter, limits: OutboxLimits) -> None:
         self._exporter = exporter
@@ -52,7 +53,7 @@ class SpanOutbox(SpanProcessor):
         self._pending: deque[ReadableSpan] = deque()
         self._wake = threading.Event()
         self._closing = self._closed = False
-        # One counter per thread that counts, so that neither needs a lock.
+        # Each thread has its own counter, so that neither needs a lock.
         self._num_refused = 0
         self._num_lost = 0
         self._thread = threading.Thread(target=self._run, name="telemetry-outbox", daemon=True)
@@ -60,11 +61,11 @@ class SpanOutbox(SpanProcessor):
 
     @property
     def dropped(self) -> int:
-        """Spans that were dropped: the queue was full, or the collector did not take them."""
+        """Number of dropped spans: the queue was full, or the collector did not accept them."""
         return self._num_refused + self._num_lost
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Hand a span over; never waits."""
+        """Queues a span; never waits."""
         if span.context is None or not span.context.trace_flags.sampled:
             return
         if len(self._pending) >= self._limits.capacity or self._closing:
@@ -75,7 +76,7 @@ class SpanOutbox(SpanProcessor):
             self._wake.set()
 
     def close(self, timeout_s: float) -> None:
-        """Send what is pending, for as long as that may take; the rest is counted and given up."""
+        """Sends pending spans for at most ``timeout_s``; counts and drops the rest."""
         self._closing = True
         self._wake.set()
         self._thread.join(timeout_s)
@@ -88,8 +89,8 @@ class SpanOutbox(SpanProcessor):
         is_last = False
         while not is_last:
             self._wake.wait(self._limits.delay_s)
-            # Both before the queue is read: what is handed over later sets the first again, and nothing is
-            # once the second is set.
+            # Both before reading the queue: a span added later sets the first again, and none is added once
+            # the second is set.
             self._wake.clear()
             is_last = self._closing
             while self._pending and not self._closed:
@@ -103,10 +104,10 @@ class SpanOutbox(SpanProcessor):
         return batch
 
     def _send(self, batch: list[ReadableSpan]) -> None:
-        """Returns when the collector has it, or when the exporter has given it up."""
+        """Sends a batch; returns when the collector has it, or when the exporter gave up."""
         try:
             sent = self._exporter.export(batch) is SpanExportResult.SUCCESS
-        except Exception:  # whatever it is: only telemetry is lost
+        except Exception:  # any error: only telemetry is lost
             sent = False
         if not sent:
             self._num_lost += len(batch)

@@ -1,7 +1,7 @@
-"""The trace of a running core as OpenTelemetry spans, sent to a collector over OTLP/HTTP.
+"""Converts the trace of a running core to OpenTelemetry spans and sends them to a collector over OTLP/HTTP.
 
-It takes events as any sink of a trace does. A thread makes spans of them, another sends these; a collector
-that is slow or down costs spans, which are counted, and never time.
+It receives events like any sink of a trace. One thread makes spans of them, another sends these. A collector
+that is slow or down loses spans, which are counted, but never delays the core.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from tracing.span_outbox import OutboxLimits, SpanOutbox
 logger = logging.getLogger(__name__)
 
 CAPACITY = 65536
-"""Most events that wait to become spans."""
+"""Maximum number of events that wait to become spans."""
 SERVICE = "continuum"
 """Service name, unless OTEL_SERVICE_NAME is set."""
 TRACES_PATH = "/v1/traces"
 
 _Item = JobEvent | PinEvent | EndedRequest | float
-"""The time at which nothing more comes is the last one."""
+"""The last item is the time at which the trace ends."""
 
 
 class Telemetry:
-    """One core emits; ``close`` ends what is open."""
+    """Makes and sends spans for one core; ``close`` ends those that are open."""
 
     def __init__(
         self, exporter: SpanExporter, *, model_name: str, epoch_ns: int, limits: OutboxLimits | None = None
     ) -> None:
-        """``epoch_ns``: what the wall clock showed when the events' clock was at 0."""
+        """``epoch_ns``: the wall clock's time when the events' clock was at 0."""
         self._outbox = SpanOutbox(exporter, limits or OutboxLimits.from_environment())
         provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
         provider.add_span_processor(self._outbox)
         self._spans = JobSpans(provider.get_tracer(SERVICE), model_name=model_name, epoch_ns=epoch_ns)
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
-        # One counter per thread that counts, so that neither needs a lock.
+        # Each thread has its own counter, so that neither needs a lock.
         self._num_refused = 0
         self._num_lost = 0
         self._num_told = 0
@@ -57,26 +57,26 @@ class Telemetry:
 
     @classmethod
     def open(cls, endpoint: str, *, model_name: str, epoch_ns: int) -> Self:
-        """Spans go to this URL; to its ``/v1/traces`` if it names no path."""
+        """Opens telemetry that sends spans to this URL; to its ``/v1/traces`` if it has no path."""
         return cls(_QuietExporter(traces_url(endpoint)), model_name=model_name, epoch_ns=epoch_ns)
 
     def emit(self, event: TraceEvent) -> None:
-        """Hand an event over; never waits, never raises. Steps are of no interest here."""
+        """Queues an event of a job or pin and ignores others; never waits, never raises."""
         if isinstance(event, JobEvent | PinEvent):
             self._put(event)
 
     def request_ended(self, request: EndedRequest) -> None:
-        """A request has left the engine, a job's or not; never waits, never raises."""
+        """Queues any request that has left the engine, with or without a job; never waits, never raises."""
         self._put(request)
 
     def take_dropped(self) -> int:
-        """Spans and events dropped since the last call."""
+        """Number of spans and events dropped since the last call."""
         dropped = self._num_refused + self._num_lost + self._outbox.dropped
         newly, self._num_told = dropped - self._num_told, dropped
         return newly
 
     def close(self, now_s: float, timeout_s: float) -> None:
-        """End what is open and send it, for as long as that may take."""
+        """Ends the open spans and sends them, for at most ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         self._items.put(now_s)
         self._thread.join(timeout_s)
@@ -99,13 +99,13 @@ class Telemetry:
 
 
 class _QuietExporter(OTLPSpanExporter):
-    """Logs once why the collector takes nothing, and again only after it has taken something."""
+    """Logs an error once, and again only after the collector has accepted something."""
 
     def __init__(self, url: str) -> None:
         super().__init__(endpoint=url)
         self._has_complained = False
         exporter_log = logging.getLogger(OTLPSpanExporter.__module__)
-        exporter_log.setLevel(logging.ERROR)  # below that it logs retries
+        exporter_log.setLevel(logging.ERROR)  # lower levels log retries
         exporter_log.addFilter(self._is_news)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -120,13 +120,13 @@ class _QuietExporter(OTLPSpanExporter):
 
 
 def traces_url(endpoint: str) -> str:
-    """URL for spans, given a full URL, as V1's flag takes it, or a collector's address."""
+    """The URL for spans, from a full URL, as V1's flag takes it, or a collector's address."""
     parts = urlsplit(endpoint)
     return endpoint if parts.path.strip("/") else parts._replace(path=TRACES_PATH).geturl()
 
 
 def _resource() -> Resource:
-    """Resource by OpenTelemetry's variables, else our name."""
+    """The resource from OpenTelemetry's variables, else with our service name."""
     resource = Resource.create()
     if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
         return resource.merge(Resource({SERVICE_NAME: SERVICE}))

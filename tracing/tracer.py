@@ -1,5 +1,5 @@
-"""Where the events of a trace go: to a file, to a viewer, to both, or nowhere. It may change at any
-step. Knows nothing of what the events mean.
+"""Sends the events of a trace to a file, a viewer, both, or nowhere; this may change at any step. It does not
+know the meaning of the events.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from tracing.events import TraceEvent
 
 
 class TraceSink(Protocol):
-    """Takes events, as a ``TraceWriter`` does: never waits, never raises, changes nothing in them."""
+    """Receives events, like a ``TraceWriter``: never waits, never raises, never changes them."""
 
     def emit(self, event: TraceEvent) -> None: ...
 
 
 class Tracer:
-    """What emits asks ``on`` first: while there is no sink, no events are made.
+    """Sends events to sinks. An emitter checks ``on`` first: without a sink, no events are made.
 
-    Not thread safe: sinks come and go between steps, under the lock that steps take.
+    Not thread safe: sinks are added and removed between steps, under the lock that steps take.
     """
 
     def __init__(self, *sinks: TraceSink) -> None:
@@ -31,11 +31,11 @@ class Tracer:
         self.on = True
 
     def remove(self, sink: TraceSink) -> None:
-        """Remove a sink; a missing one was removed before, which is no error."""
+        """Removes a sink; it is no error if the sink was removed before."""
         self._sinks = tuple(each for each in self._sinks if each is not sink)
         self.on = bool(self._sinks)
 
     def emit(self, event: TraceEvent) -> None:
-        """Hand an event to all sinks; nothing in it may be changed afterwards."""
+        """Sends an event to all sinks; it must not be changed afterwards."""
         for sink in self._sinks:
             sink.emit(event)

@@ -1,4 +1,5 @@
-"""``continuum trace validate``: checks a file against docs/trace.md, line by line. Knows no engine."""
+"""``continuum trace validate``: checks a file against docs/trace.md, line by line. It does not know the
+engine."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ from tracing.plain_text import plain_name
 from tracing.reader import UNREADABLE, TraceError, TraceLine, TraceReport, note_cut, trace_lines
 
 MAX_SHOWN = 20
-"""Most faults that are shown; the rest is counted."""
+"""Maximum number of faults that are shown; the rest is counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong with a line."""
+    """A fault of a line."""
 
     place: str
     """File and line."""
@@ -36,12 +37,12 @@ class Validation:
     num_records: dict[str, int] = field(default_factory=dict)
     """Number of records by type."""
     faults: list[Fault] = field(default_factory=list)
-    """The first ``MAX_SHOWN``."""
+    """The first ``MAX_SHOWN`` faults."""
     num_faults: int = 0
 
 
 def validate(path: Path) -> Validation:
-    """Read all of a trace and look for what breaks the rules; TraceError if it cannot be read at all."""
+    """Reads a whole trace and checks the rules; TraceError if it cannot be read at all."""
     validation = Validation()
     for fault in _faults(path, validation):
         validation.num_faults += 1
@@ -72,7 +73,7 @@ def _faults(path: Path, validation: Validation) -> Iterator[Fault]:
 def _decoded(
     decoder: msgspec.json.Decoder[TraceEvent], line: TraceLine, report: TraceReport
 ) -> TraceEvent | Fault | None:
-    """Decode a line; None if it is incomplete."""
+    """Decodes a line; returns None if it is incomplete."""
     try:
         event = decoder.decode(line.content)
         check_numbers(line.content)
@@ -101,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what was found; 1 if a rule is broken."""
+    """Prints the findings; returns 1 if a rule is broken."""
     try:
         validation = validate(arguments.trace)
     except OSError as error:
@@ -130,7 +131,7 @@ def report_lines(path: Path, validation: Validation) -> Iterator[str]:
 
 
 def _remarks(report: TraceReport, num_gaps: int) -> Iterator[str]:
-    """Notes on the trace that are not faults."""
+    """Yields notes on the trace that are not faults."""
     if report.num_events_before:
         yield f"Its first {report.num_events_before:,} events are in files that are no longer there."
     if report.cut_line is not None:

@@ -1,7 +1,7 @@
-"""Traces of older schema versions: their lines are renamed, as bytes, before they are decoded.
+"""Upgrades traces of older schema versions by renaming in the bytes of a line, before it is decoded.
 
 Version 3 renamed fields and values and changed nothing else, so a trace of version 2 is read, analyzed and
-replayed like one of today.
+replayed like a current one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _VALUES_OF_2 = {
     b"told_finished": b"reported_finished",
     b"told_cancelled": b"reported_cancelled",
 }
-"""The same for values of ``cause``, ``previous_pin`` and ``kind``."""
+"""Old and current values of ``cause``, ``previous_pin`` and ``kind``."""
 _VERSION_2 = re.compile(rb'("schema_version"\s*:\s*)2\b')
 _FIELD_2 = re.compile(rb'"(%s)"(?=\s*:)' % b"|".join(_FIELDS_OF_2))
 _VALUE_2 = re.compile(rb'("(?:cause|previous_pin|kind)"\s*:\s*)"(%s)"' % b"|".join(_VALUES_OF_2))
@@ -41,12 +41,12 @@ _MARKS = (b'"broken"', b'"told_', b'"room_blocks"', b'"schema_version"')
 
 
 def upgrade_from(version: int) -> Upgrade | None:
-    """The function that upgrades a line of this version to the current one; None: it is current."""
+    """The function that upgrades a line of this version to the current one; None if it is current."""
     return _upgrade_2 if version == 2 else None
 
 
 def _upgrade_2(line: bytes) -> bytes:
-    """Quotes within JSON strings are escaped, so no text of a client looks like a field."""
+    """Upgrades a line. Quotes within JSON strings are escaped, so no text of a client looks like a field."""
     if not any(mark in line for mark in _MARKS):
         return line
     line = _FIELD_2.sub(lambda found: b'"%s"' % _FIELDS_OF_2[found[1]], line)

@@ -1,6 +1,7 @@
-"""Writes a trace without ever blocking a step: a bounded queue to a thread; what does not fit is counted.
+"""Writes a trace without ever blocking a step: a bounded queue to a thread; events that do not fit are
+counted.
 
-Knows nothing of what the events mean. A slow or failing disk costs events, never time.
+It does not know the meaning of the events. A slow or failing disk loses events, but never delays a step.
 """
 
 from __future__ import annotations
@@ -21,37 +22,37 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_CAPACITY = 65536
 BATCH_EVENTS = 1024
-"""Events written at once; also the most in memory beyond ``capacity``."""
+"""Number of events written at once; also the maximum in memory beyond ``capacity``."""
 GATHER_S = 0.2
-"""How long events are gathered before they are written: what a killed process loses of its trace, and why the
-thread that emits seldom has to wake the one that writes."""
+"""Seconds for which events are gathered before they are written. A killed process loses these; in return the
+emitting thread seldom has to wake the writing one."""
 
 
 class TraceWriter:
-    """One thread emits; a daemon thread encodes and writes JSON lines.
+    """Writes the events of one emitting thread; a daemon thread encodes and writes JSON lines.
 
-    The caller gives an event away: neither it nor the lists and dicts in it may be changed after ``emit``.
-    Floats must be finite (JSON has no infinity). The first event should be the ``TraceHeader``, which each
-    later part of the trace repeats.
+    After ``emit`` neither the event nor the lists and dicts in it may be changed. Floats must be finite (JSON
+    has no infinity). The first event should be the ``TraceHeader``, which each later part of the trace
+    repeats.
     """
 
     def __init__(self, file: BinaryIO | TraceFiles, *, capacity: int = DEFAULT_CAPACITY) -> None:
         self.error: Exception | None = None
-        """Why the file took no more, if it did not: all later events count as dropped."""
+        """The error after which nothing more is written: all later events count as dropped."""
         self._file = file
         self._capacity = capacity
         self._hurry_at = capacity // 4
         self._pending: deque[TraceEvent | threading.Event] = deque()
         self._wake = threading.Event()
         self._hurry = threading.Event()
-        self._hurry.set()  # what comes first is written at once: a reader may wait for the header
+        self._hurry.set()  # the first events are written at once: a reader may wait for the header
         self._closing = False
-        # One counter per thread that counts, so that neither needs a lock.
+        # Each thread has its own counter, so that neither needs a lock.
         self._num_refused = 0
         self._num_lost = 0
         self._num_written = 0
         self._gap = 0
-        """Events refused since the last accepted one."""
+        """Number of events refused since the last accepted one."""
         self._header: TraceHeader | None = None
         self._encoder = msgspec.json.Encoder()
         self._thread = threading.Thread(target=self._run, name="trace-writer", daemon=True)
@@ -67,17 +68,17 @@ class TraceWriter:
         max_files: int | None = None,
         replace: bool = True,
     ) -> Self:
-        """Start a new trace at ``path``, compressed if its name ends in ``.zst``.
+        """Starts a new trace at ``path``, compressed if its name ends in ``.zst``.
 
-        A file of about ``max_bytes`` is followed by a next part; of all only the last ``max_files`` are kept.
-        What is there is replaced or, if it must not be, a FileExistsError; OSError if it cannot be written.
+        A new part begins after about ``max_bytes``; only the last ``max_files`` parts are kept. An existing
+        trace is replaced, or with ``replace`` false raises FileExistsError; OSError if it cannot be written.
         """
         files = TraceFiles(Path(path), max_bytes=max_bytes, max_files=max_files, replace=replace)
         return cls(files, capacity=capacity)
 
     @property
     def dropped(self) -> int:
-        """Events missing from the file: the queue was full, they were not encodable, or the file failed."""
+        """Number of events missing from the file: the queue was full, encoding failed, or the file failed."""
         return self._num_refused + self._num_lost
 
     @property
@@ -86,7 +87,7 @@ class TraceWriter:
 
     @property
     def part(self) -> int:
-        """Which file of the trace is being written."""
+        """Number of the file of the trace that is being written."""
         return self._file.number if isinstance(self._file, TraceFiles) else 1
 
     @property
@@ -95,13 +96,13 @@ class TraceWriter:
         return not self._thread.is_alive()
 
     def emit(self, event: TraceEvent) -> None:
-        """Hand an event over; never waits, never raises."""
+        """Queues an event; never waits, never raises."""
         num_pending = len(self._pending)
         if num_pending >= self._capacity:
             self._refuse()
             return
         if num_pending >= self._hurry_at:
-            self._hurry.set()  # a simulator makes more in that time than fit in the queue
+            self._hurry.set()  # a simulator emits more in that time than fits in the queue
         if self._gap:
             self._pending.append(TraceGap(dropped=self._gap))
             self._gap = 0
@@ -110,7 +111,7 @@ class TraceWriter:
             self._wake.set()
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until all that was emitted before is in the file; False if that took too long."""
+        """Waits until all events emitted before are in the file; False if that took too long."""
         if self._closing:
             return True
         done = threading.Event()
@@ -120,7 +121,7 @@ class TraceWriter:
         return done.wait(timeout_s)
 
     def finish(self) -> None:
-        """Take no more events; the thread writes what is pending and the closing ``TraceEnd``, see
+        """Accepts no more events; the thread writes those pending and the closing ``TraceEnd``, see
         ``finished``. Does not wait."""
         self._capacity = 0  # from now on emit only counts
         self._closing = True
@@ -128,7 +129,7 @@ class TraceWriter:
         self._wake.set()
 
     def close(self, timeout_s: float | None = 10.0) -> None:
-        """Finish and wait for it. Given up, and what is pending counted, if the disk hangs."""
+        """Finishes and waits for it; if the disk hangs, gives up and counts the pending events as dropped."""
         self.finish()
         self._thread.join(timeout_s)
         while self._pending:
@@ -136,13 +137,13 @@ class TraceWriter:
 
     def _refuse(self) -> None:
         if not self._num_refused and not self._closing:
-            # On a thread of its own: this one must not wait, and the one that writes may be stuck.
+            # On a separate thread: this one must not wait, and the writing one may be stuck.
             threading.Thread(target=_warn_of_drops, daemon=True).start()
         self._num_refused += 1
         self._gap += 1
 
     def _drop_first(self) -> int:
-        """Events dropped: 0 where the thread was quicker or a waiting ``flush`` was released."""
+        """Returns the number of events dropped: 0 if the thread was faster or a ``flush`` was released."""
         with contextlib.suppress(IndexError):
             item = self._pending.popleft()
             if isinstance(item, threading.Event):
@@ -157,7 +158,7 @@ class TraceWriter:
         while True:
             self._wake.wait()
             self._hurry.wait(GATHER_S)
-            # Cleared before the queue is read: an event appended later sets it again, so none is forgotten.
+            # Cleared before reading the queue: an event appended later sets it again, so none is missed.
             self._wake.clear()
             self._hurry.clear()
             closing = self._closing
@@ -182,7 +183,7 @@ class TraceWriter:
             flush.set()
 
     def _encode(self, event: TraceEvent, lines: list[bytes]) -> int:
-        """Events that became a line: 0 of what cannot be encoded, and of a gap, which is none."""
+        """Encodes an event; returns the number of events written: 0 for a gap or if it cannot be encoded."""
         try:
             lines.append(self._encoder.encode(event))
         except Exception:  # one bad event must not end the trace
@@ -194,7 +195,7 @@ class TraceWriter:
         return not isinstance(event, TraceGap)
 
     def _write(self, lines: list[bytes], num_events: int) -> None:
-        """After a failed write nothing more is written: the file may end in half a line."""
+        """Writes lines, but none after a failed write, since the file may end in half a line."""
         if self.error is None:
             try:
                 self._put(lines, num_events)

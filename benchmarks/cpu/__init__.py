@@ -1,2 +1,2 @@
-"""The engine on CPUs: what it does with models made for it, in tokens per second and milliseconds, over HTTP,
-alone or beside servers of other makes on the same work in the same run."""
+"""Measures the engine on CPUs over HTTP, with models made for it, in tokens per second and milliseconds:
+alone, or compared with other servers that do the same work in the same run."""

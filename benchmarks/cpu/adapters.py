@@ -1,9 +1,9 @@
-"""What adapters cost in decode: one interleaved run with and without them.
+"""Measures the cost of LoRA adapters in decode: one interleaved run with and without them.
 
     python -m benchmarks.cpu.adapters [--model small] [--batch 32] [--adapters 16] [--rank 16] [--rounds 3]
 
-Every request of a batch has an adapter, each as many as another, on all linears. Prints decoded tokens per
-second of each way, and their ratio in each round.
+Every request of a batch uses an adapter on all linears; each adapter serves equally many requests. Prints
+decoded tokens per second with and without adapters, and their ratio in each round.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> None:
     given = [adapters[index % len(adapters)] for index in range(arguments.batch)]
     options = {"max_loras": arguments.adapters, "max_lora_rank": arguments.rank}
     with LLM(folder, multiprocess=False, enable_lora=True, max_model_len=512, **options) as llm:
-        _rate(llm, given)  # loads them
+        _rate(llm, given)  # loads the adapters
         rounds = [(_rate(llm, [None] * arguments.batch), _rate(llm, given)) for _ in range(arguments.rounds)]
     for base, adapted in rounds:
         say(f"base {base:.1f}, with adapters {adapted:.1f} decoded tokens/s: {adapted / base:.3f}x")
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def _rate(llm: LLM, adapters: list[LoRARequest] | list[None]) -> float:
-    """Decoded tokens per second of a batch, its prefill left out."""
+    """Returns decoded tokens per second of a batch, without its prefill."""
     random = np.random.default_rng(0)
     prompts = [random.integers(0, 1000, PROMPT_TOKENS).tolist() for _ in adapters]
     seconds = []
@@ -66,7 +66,7 @@ def _rate(llm: LLM, adapters: list[LoRARequest] | list[None]) -> float:
 
 
 def _made(folder: Path, model: Path, rank: int, seed: int) -> LoRARequest:
-    """An adapter of random weights for all linears of a model of Llama's or Qwen's kind."""
+    """Makes an adapter of random weights for all linears of a Llama-like or Qwen-like model."""
     config = json.loads((model / "config.json").read_text())
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     head = config.get("head_dim") or hidden // config["num_attention_heads"]

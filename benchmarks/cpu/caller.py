@@ -1,4 +1,4 @@
-"""Asks one server for completions of token ids and times the answers. Knows no cases and no other server."""
+"""Requests completions of token ids from one server and times the answers. Knows neither cases nor others."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class _Event(msgspec.Struct):
 
 
 class Caller:
-    """A client with as many connections as it needs; each is kept."""
+    """A client that opens as many connections as it needs and keeps them."""
 
     def __init__(self, base_url: str, model_name: str) -> None:
-        """``base_url`` ends where ``/completions`` begins; ``model_name`` is what requests call the model."""
+        """``base_url`` ends where ``/completions`` begins; ``model_name`` is the model's name in requests."""
         self._base_url = base_url
         self._path = urlsplit(base_url).path.rstrip("/")
         self._model_name = model_name
@@ -45,12 +45,12 @@ class Caller:
         self._connections.clear()
 
     async def get(self, path: str) -> None:
-        """Raises ServerError unless the server answers with 200, OSError or EOFError if it does not."""
+        """Raises ServerError if the status is not 200, OSError or EOFError if no answer arrives."""
         connection = self._connected(1)[0]
         await connection.ask(connection.request("GET", path))
 
     async def all_at_once(self, prompts: Sequence[Prompt], num_tokens: int) -> float:
-        """Seconds until each of these prompts has been answered with ``num_tokens`` tokens."""
+        """Returns the seconds until each of these prompts has been answered with ``num_tokens`` tokens."""
         connections = self._connected(len(prompts))
         requests = [self._request(prompt, num_tokens) for prompt in prompts]
         began = time.perf_counter()
@@ -65,7 +65,7 @@ class Caller:
     async def one_after_another(
         self, prompts: Sequence[Prompt], num_callers: int
     ) -> tuple[float, list[float]]:
-        """One token for each prompt, by several callers at a time: seconds of all, and of each."""
+        """Generates one token per prompt with several callers; returns total seconds and each latency."""
         connections = self._connected(num_callers)
         requests = [self._request(prompt, 1) for prompt in prompts]
         latencies_s: list[float] = []
@@ -87,7 +87,7 @@ class Caller:
         return took_s, latencies_s
 
     async def first_token_s(self, prompt: Prompt, num_tokens: int) -> float:
-        """Seconds until the first event that holds a choice; the answer is read to its end."""
+        """Returns the seconds until the first event that holds a choice; reads the answer to its end."""
         connection = self._connected(1)[0]
         request = self._request(prompt, num_tokens, stream=True)
         began = time.monotonic()
@@ -115,7 +115,7 @@ class Caller:
 
 
 def _check_length(answer: Answer, num_tokens: int) -> None:
-    """A server that ends early has done less: its time does not count."""
+    """Raises ServerError for an answer of another length: a server that ends early did less work."""
     given = _decoded(answer.body, _Completion).usage.completion_tokens
     if given != num_tokens:
         raise ServerError(f"asked for {num_tokens} tokens, it gave {given}")

@@ -1,4 +1,4 @@
-"""What is measured: each case asks a server for a kind of work and gives the figures that come of it."""
+"""The cases of the benchmark: each sends a server one kind of work and returns the resulting figures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.cpu.caller import Caller
 from eval.errors import ServerError
 
 TOKEN_IDS = range(300, 4000)
-"""Prompts are made of these: ordinary tokens in each of the models."""
+"""Prompts consist of these: ordinary tokens in each of the models."""
 WARM_UP_TOKENS = 4
 HTTP_PROMPT_TOKENS = 16
 TURN_TOKENS = 16
@@ -21,37 +21,37 @@ TURN_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number of a case."""
+    """One number that a case measures."""
 
     key: str
     label: str
-    """Name with its unit. Leading spaces set it under the figure above."""
+    """Name with its unit. Leading spaces indent it under the figure above."""
     less_is_better: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A figure, measured once."""
+    """One measurement of a figure."""
 
     figure: Figure
     value: float
 
 
 class Case(Protocol):
-    """A kind of work. Equal ``chance`` gives equal prompts: so each server has the same to do."""
+    """A kind of work. Equal ``chance`` gives equal prompts, so every server gets the same work."""
 
     @property
     def group(self) -> str:
-        """What the command calls it, with others of its kind."""
+        """The name of its group of cases on the command line."""
 
     @property
     def title(self) -> str: ...
 
     async def warm_up(self, caller: Caller, chance: Random) -> None:
-        """Once, before anything is timed."""
+        """Runs once, before anything is timed."""
 
     async def measure(self, caller: Caller, chance: Random) -> list[Reading]:
-        """One round. Raises ServerError, OSError or EOFError where the server does not do its work."""
+        """Measures one round. Raises ServerError, OSError or EOFError if the server does not do its work."""
 
 
 def _prompts(chance: Random, count: int, num_tokens: int) -> list[list[int]]:
@@ -60,7 +60,7 @@ def _prompts(chance: Random, count: int, num_tokens: int) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Requests side by side. What one token takes is left out: that is the prompts' time."""
+    """Concurrent requests. The time of a run with one token each is subtracted, as prefill takes it."""
 
     batch: int
     prompt_tokens: int
@@ -93,7 +93,7 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """Long prompts side by side, and one alone; a token each."""
+    """Concurrent long prompts, and one alone; each generates one token."""
 
     num_prompts: int
     prompt_tokens: int
@@ -119,7 +119,7 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """A turn, the next turn with some tokens more, and a prompt of that length that was never seen."""
+    """A turn, the next turn with some added tokens, and an unseen prompt of that length."""
 
     history_tokens: int
     added_tokens: int
@@ -152,7 +152,7 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Http:
-    """Completions of one token: what the way to the model costs."""
+    """Completions of one token, which measure the overhead around the model."""
 
     num_callers: int
     num_requests: int
@@ -183,7 +183,7 @@ START = Figure("start_s", "start to first answer: s", less_is_better=True)
 MEMORY = Figure("memory_mb", "memory of all its processes (RSS): MB", less_is_better=True)
 MEMORY_PEAK = Figure("memory_peak_mb", "  at its highest, MB", less_is_better=True)
 GROUPS = ("decode", "prefill", "prefix", "http", "start", "memory")
-"""What ``--cases`` chooses from; the last two need no requests of their own."""
+"""The choices of ``--cases``; the last two need no requests of their own cases."""
 
 FULL: Sequence[Case] = (
     *(Decode(batch, prompt_tokens=128, new_tokens=128) for batch in (1, 8, 32)),
@@ -199,4 +199,4 @@ QUICK: Sequence[Case] = (
     Http(num_callers=1, num_requests=4),
     Http(num_callers=4, num_requests=8),
 )
-"""Sizes too small to measure anything: a check that everything works."""
+"""Sizes too small to measure anything; they check that everything works."""

@@ -1,8 +1,9 @@
-"""``make bench-cpu``: our server on CPUs, over HTTP, on models of random weights that are made when needed:
-`tiny` (14 million parameters: the engine's own work) and `small` (the dimensions of Qwen3-0.6B: arithmetic).
+"""``make bench-cpu``: measures our server on CPUs, over HTTP, with models of random weights, made when
+needed: `tiny` (14 million parameters: the engine's own work) and `small` (the dimensions of Qwen3-0.6B:
+arithmetic).
 
-All requests are greedy, their prompts random token ids, their lengths exact. With --peers the same is asked
-of other servers, in turns within each round, and ours / theirs stands beside theirs.
+All requests are greedy, their prompts random token ids, their lengths exact. With --peers other servers get
+the same requests, in turns within each round, and the table shows ours / theirs next to their figures.
 """
 
 from __future__ import annotations
@@ -64,13 +65,13 @@ A server with another configuration of our own is a peer like any other:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What was asked for."""
+    """The options of a run."""
 
     plan: Plan
     models: Sequence[BenchModel]
     peers: Sequence[Peer]
     folder: Path
-    """Holds the models and the logs."""
+    """Folder of the models and the logs."""
     show_goals: bool
 
     def match(self, model: BenchModel) -> Measured:
@@ -98,7 +99,7 @@ class Bench:
 
 
 def run(bench: Bench, command: str, out: Path | None) -> bool:
-    """Print a table per model as soon as it is done; whether all of our own was measured."""
+    """Prints a table per model as soon as it is done; returns whether all our own figures were measured."""
     record = begin_record(bench.plan, command)
     ours_failed = False
     for model in bench.models:
@@ -123,7 +124,7 @@ def _title(model: BenchModel, size: int, num_rounds: int) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command. Exit code 1 if something of our own cannot be measured."""
+    """Runs the command. Returns exit code 1 if one of our own figures cannot be measured."""
     given = _parser().parse_args(argv)
     command = shlex.join(["python", "-m", "benchmarks.cpu", *(sys.argv[1:] if argv is None else argv)])
     try:
@@ -171,7 +172,7 @@ def _bench(given: argparse.Namespace) -> Bench:
         cases=QUICK if given.quick else FULL,
         groups=frozenset(given.cases),
         num_rounds=given.repeats or (1 if given.quick else NUM_ROUNDS),
-        # A new one each time: a server with a cache on disk has met none of its prompts.
+        # A new seed each time: a server with a cache on disk has met none of its prompts.
         seed=secrets.randbits(32),
     )
     peers = read_peers(given.peers) if given.peers is not None else []

@@ -1,4 +1,4 @@
-"""Who is measured: our server, and those that a file describes. Says how each is started, and starts none."""
+"""The servers that are measured: ours, and those that a file describes. Starts none of them."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ FILE_NAME = "peers.toml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """A server for one model; ``{port}`` stands where its port will."""
+    """A server for one model; ``{port}`` is replaced by its port."""
 
     name: str
     command: list[str]
     base_url: str
     model_name: str
-    """What requests call the model."""
+    """The model's name in requests."""
     ready_path: str | None = None
     start_timeout_s: float = 300.0
     environment: Mapping[str, str] = field(default_factory=dict)
     groups: frozenset[str] = frozenset(GROUPS)
-    """The cases that it takes part in."""
+    """The groups of cases that it takes part in."""
 
 
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A server of another make, as the file has it."""
+    """A server of another make, as the file describes it."""
 
     name: Name
     command: Name
@@ -51,7 +51,7 @@ class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     start_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 300.0
     environment: dict[str, str] = {}
     models: dict[str, str] = {}
-    """What it is given for {model}, by our name of it, where that is not our folder."""
+    """Values that replace {model}, by our name of the model; our folder replaces it otherwise."""
     cases: tuple[str, ...] = GROUPS
 
     def contender(self, model: str, folder: Path) -> Contender:
@@ -73,7 +73,7 @@ class _PeersFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def ours(model: BenchModel, folder: Path) -> Contender:
-    """``continuum serve`` with its defaults, but for the size of its KV pool."""
+    """Returns ``continuum serve`` with its defaults, except for names, lengths and KV pool size."""
     command = [sys.executable, "-m", "eval.cli", "serve", str(folder), "--host", "127.0.0.1"]
     command += ["--port", PORT, "--served-model-name", model.name, "--max-model-len", str(MAX_MODEL_LEN)]
     command += ["--kv-cache-memory-bytes", str(model.kv_bytes)]
@@ -83,7 +83,7 @@ def ours(model: BenchModel, folder: Path) -> Contender:
 
 
 def read_peers(path: Path) -> list[Peer]:
-    """The servers of a TOML or JSON file, or of a folder's peers.toml.
+    """Returns the servers of a TOML or JSON file, or of a folder's peers.toml.
 
     Raises PeersFileError, which names the file and the field.
     """
@@ -103,7 +103,7 @@ def read_peers(path: Path) -> list[Peer]:
 
 
 def _complaint(peer: Peer, names_before: list[str]) -> str | None:
-    """The field that cannot be, a backtick and what is wrong with it."""
+    """Returns the name of an invalid field, a backtick and what is wrong with it; None if all are valid."""
     if peer.name == OURS or peer.name in names_before:
         return f"name` is {peer.name!r}, which is taken"
     for place in (MODEL, PORT):

@@ -1,10 +1,10 @@
-"""Embeddings per second here and with sentence-transformers, in turns on the same folders.
+"""Measures embeddings per second here and with sentence-transformers, in turns on the same folders.
 
     python -m benchmarks.cpu.embeddings [--models out/models] [--texts 64] [--rounds 3]
 
-A decoder in bf16 that pools its last token, and an encoder of BERT's base size in fp32 that pools the mean;
-texts of 4 to 48 words. Prints both rates and their ratio in each round, and how far apart the embeddings
-are. Needs sentence-transformers, of the development extra.
+The models are a decoder in bf16 that pools its last token, and an encoder of BERT's base size in fp32 that
+pools the mean; the texts have 4 to 48 words. Prints both rates and their ratio in each round, and how far
+apart the embeddings are. Needs sentence-transformers, from the development extra.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _encoder(folder: Path, _: Path) -> None:
     kind = {"tokenizer_class": PreTrainedTokenizerFast.__name__, "model_max_length": 512, **names}
     (plain / "tokenizer_config.json").write_text(json.dumps(kind))
     set_seed(0)
-    kind_of_model: Any = AutoModel  # which has no types
+    kind_of_model: Any = AutoModel  # AutoModel has no types
     kind_of_model.from_config(BertConfig(vocab_size=len(ids))).save_pretrained(plain)
     _save(folder, plain, "mean")
 

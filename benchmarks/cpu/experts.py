@@ -1,11 +1,11 @@
-"""What a mixture of experts costs in compiled code, beside torch's loop over experts: one interleaved run, on
-one thread.
+"""Compares a mixture of experts in compiled code with torch's loop over experts: one interleaved run, on one
+thread.
 
     python -m benchmarks.cpu.experts [--seconds 60]
 
 The model has the shape of Qwen3-30B-A3B cut to 1.6 billion parameters, 0.3 billion of them active, in bf16
-with random weights: half its width and nine of its layers, with all 128 experts, 8 for each token. All
-layers have the first one's experts, which no cache holds, so that the model is made in seconds.
+with random weights: half its width and nine of its layers, with all 128 experts, 8 for each token. All layers
+share the first one's experts, which no cache holds, so that making the model takes seconds.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ CONFIG: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 CASES = {"decode at 1": (1, 1), "decode at 8": (8, 1), "prefill of 256": (1, 256)}
-"""Sequences, and new tokens of each."""
+"""Number of sequences, and new tokens of each."""
 CONTEXT = 512
-"""Tokens before those of a decode."""
+"""Context tokens before the new tokens of a decode."""
 BLOCK_SIZE = 16
 NUM_BLOCKS = 600
 
@@ -60,9 +60,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60, help="how long to measure")
     arguments = parser.parse_args()
     ways = _ways()
-    # On one thread, in seconds of its own: what else the machine does takes cores, but is not counted.
+    # On one thread, in its own CPU seconds: other work on the machine takes cores, but is not counted.
     seconds: dict[tuple[str, str], list[float]] = {}
-    for case in CASES:  # once without counting: pages are touched, buffers grown
+    for case in CASES:  # once untimed: touches pages, grows buffers
         for step in ways.values():
             step(case)
     end = time.perf_counter() + arguments.seconds
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def _ways() -> dict[str, Callable[[str], None]]:
-    """Each way to compute a step of a case."""
+    """Returns each implementation as a function that computes a step of a case."""
     import torch
 
     from engine.kv_cache_groups import one_group
@@ -122,7 +122,7 @@ def _ways() -> dict[str, Callable[[str], None]]:
 
 
 def _model() -> Any:
-    """The decoder, with weights that are the same noise again and again: drawing them all takes minutes."""
+    """Returns the decoder; its weights repeat the same noise, as drawing all of them takes minutes."""
     import torch
 
     from engine.worker.loading.model_folder import read_config
@@ -151,7 +151,7 @@ def _model() -> Any:
 
 
 def _batch(num_seqs: int, num_tokens: int) -> tuple[Any, Any]:
-    """The attention batch of a step, and the positions of its tokens."""
+    """Returns the attention batch of a step and the positions of its tokens."""
     import numpy as np
 
     from engine.worker.attention.backend import AttentionBatch

@@ -1,4 +1,4 @@
-"""What the engine is to reach on two cores, beside the best of the others or by itself."""
+"""Goals for the engine on two cores: relative to the best other server, or absolute."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.cpu.cases import Figure
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A bound of a figure: of its ratio to the best other server's, or of itself."""
+    """A bound of a figure, or of its ratio to the figure of the best other server."""
 
     bound: float
     of_ratio: bool = True
@@ -19,7 +19,7 @@ class Goal:
         return f"{sign} {self.bound:.2f}x best" if self.of_ratio else f"{sign} {self.bound:,.0f}"
 
     def met_by(self, value: float, figure: Figure) -> bool:
-        """``value``: the ratio ours / best, or our figure."""
+        """``value`` is the ratio ours / best, or our figure."""
         return value <= self.bound if figure.less_is_better else value >= self.bound
 
 
@@ -49,7 +49,7 @@ GOALS = {
 }
 """Goals by model and figure."""
 OVERHEAD_MB = 300
-"""What a server may hold beside its weights and its KV pool."""
+"""Memory that a server may use in addition to its weights and its KV pool."""
 
 
 def memory_goal(weight_bytes: int, kv_bytes: int) -> Goal:

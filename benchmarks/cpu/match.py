@@ -1,5 +1,6 @@
-"""All contenders on one model: started, warmed, then measured in turns, so that what else the machine does
-meets all of them. Whose turn it is not stands still. Who fails is left out from there on."""
+"""Measures all contenders on one model: starts them, warms them up, then measures them in turns, so that
+other work on the machine affects all of them. Pauses servers outside their turn; drops one from a case it
+fails."""
 
 from __future__ import annotations
 
@@ -25,11 +26,11 @@ MB = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is measured, how often."""
+    """What is measured, and how often."""
 
     cases: Sequence[Case]
     groups: frozenset[str]
-    """The cases that were asked for, starts and memory among them."""
+    """Groups of the cases that were requested, including "start" and "memory"."""
     num_rounds: int
     seed: int
 
@@ -37,18 +38,18 @@ class Plan:
         return [case for case in self.cases if case.group in self.groups & contender.groups]
 
     def chance(self, case: Case, number: int) -> Random:
-        """The same for all contenders, another one in each round."""
+        """Returns the same generator for all contenders, a different one in each round."""
         return Random(f"{self.seed}/{case.title}/{number}")
 
 
 @dataclass(slots=True)
 class Measured:
-    """What a match brought."""
+    """The results of a match."""
 
     readings: dict[str, dict[Figure, list[float]]] = field(default_factory=dict)
     """Readings by contender, figures in the order of the cases; a value for each round."""
     failures: list[str] = field(default_factory=list)
-    """Sentences that say what failed."""
+    """One sentence per failure."""
     ours_failed: bool = False
 
     def add(self, contender: str, reading: Reading) -> None:
@@ -63,7 +64,7 @@ class Measured:
 
 
 class Match:
-    """One model."""
+    """Runs the contenders on one model."""
 
     def __init__(self, model: str, plan: Plan, contenders: Sequence[Contender], log_folder: Path) -> None:
         self._model = model
@@ -75,7 +76,7 @@ class Match:
         self.measured = Measured()
 
     async def play(self) -> Measured:
-        """All rounds. Who does not start is told of and missing, even if it is our own."""
+        """Runs all rounds. Reports a server that does not start, even ours, and goes on without it."""
         try:
             if "start" in self._plan.groups:
                 await self._time_starts()
@@ -92,7 +93,7 @@ class Match:
         return self.measured
 
     async def _time_starts(self) -> None:
-        """All but the last; that one is measured on."""
+        """Times all starts but the last; the server of the last start is the one that is measured."""
         for number in range(1, self._plan.num_rounds):
             for contender in _rotated(self._contenders, number):
                 if "start" in contender.groups:
@@ -105,7 +106,7 @@ class Match:
             self._running.append((server, self._plan.cases_of(contender)))
 
     async def _start(self, server: Server, *, stay: bool) -> bool:
-        """Whether it runs now. It is stopped whatever else happens unless it stays."""
+        """Returns whether the server runs now. Stops it in any case unless ``stay``."""
         name, runs = server.contender.name, False
         try:
             took_s = await server.start()
@@ -133,7 +134,7 @@ class Match:
                 server.rest()
 
     async def _tried(self, case: Case, server: Server, number: int) -> bool:
-        """Whether it could be done."""
+        """Returns whether the case could be done."""
         name, chance = server.contender.name, self._plan.chance(case, number)
         try:
             async with asyncio.timeout(CASE_TIMEOUT_S):
@@ -159,6 +160,6 @@ class Match:
 
 
 def _rotated(items: Sequence[T], number: int) -> list[T]:
-    """All, another one first each time."""
+    """Returns all items, beginning with a different one for each number."""
     first = number % len(items) if items else 0
     return [*items[first:], *items[:first]]

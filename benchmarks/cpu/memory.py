@@ -1,4 +1,4 @@
-"""What the processes of a server hold, as the kernel counts it."""
+"""Measures the memory of a server's processes, as the kernel counts it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _FIELD = re.compile(r"^(PPid|VmRSS|VmHWM):\s+(\d+)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """Bytes of a process and all its descendants. What several of them share counts for each."""
+    """Bytes of a process and all its descendants. Memory that several of them share counts for each."""
 
     now: int
     peak: int
 
 
 def resident(pid: int) -> Resident | None:
-    """None where the kernel does not tell."""
+    """Returns None if the kernel does not report it."""
     fields = dict(_processes())
     if pid not in fields:
         return None
     family = {pid}
-    # A child's number is mostly higher than its parent's, but numbers wrap around at some time.
+    # A child's pid is mostly higher than its parent's, but pids wrap around at some time.
     while grown := {each for each, of in fields.items() if of["PPid"] in family} - family:
         family |= grown
     of_family = [fields[each] for each in family]
@@ -38,6 +38,6 @@ def resident(pid: int) -> Resident | None:
 
 def _processes() -> Iterator[tuple[int, dict[str, int]]]:
     for folder in PROC.glob("[0-9]*"):
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # the process has ended meanwhile
             status = (folder / "status").read_text(errors="replace")
             yield int(folder.name), {name: int(value) for name, value in _FIELD.findall(status)}

@@ -1,4 +1,4 @@
-"""The models that are measured: folders of random weights, made when they are first needed and kept."""
+"""The models that are measured: folders of random weights, made when first needed and kept."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ MAX_MODEL_LEN = 8192
 
 @dataclass(frozen=True, slots=True)
 class BenchModel:
-    """One model, and what our server gives its KV."""
+    """A model, and the size of our server's KV pool for it."""
 
     name: str
     family: str
     shape: dict[str, Any]
-    """What ``make_model_folder`` is told beyond the family."""
+    """Arguments of ``make_model_folder`` in addition to the family."""
     kv_bytes: int
 
     def folder(self, within: Path) -> Path:
-        """The model's folder, made unless it is there whole."""
+        """Returns the model's folder; makes it unless it is complete."""
         folder = within / self.name
         if not folder.exists():
             say(f"making the model {self.name} in {folder}")
@@ -31,7 +31,7 @@ class BenchModel:
         return folder
 
     def _make(self, folder: Path) -> None:
-        # Later than at the top: reading a command's --help needs no torch.
+        # Imported here: reading a command's --help needs no torch.
         from engine.worker.loading.tiny_models import make_model_folder
 
         half_made = folder.with_name(f"{folder.name}.part")
@@ -41,7 +41,7 @@ class BenchModel:
 
 
 def weight_bytes(folder: Path) -> int:
-    """Of a model's weights as they are stored."""
+    """Returns the bytes of a model's weights as they are stored."""
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
@@ -99,7 +99,7 @@ MOE = BenchModel(
     },
     kv_bytes=2**30,
 )
-"""1.6 billion parameters, 0.3 billion of a token: Qwen3-30B-A3B at half its width and with nine layers."""
+"""1.6 billion parameters, 0.3 billion active: Qwen3-30B-A3B at half its width and with nine layers."""
 GPT_OSS = BenchModel(
     "gpt-oss-1b",
     "gpt_oss",
@@ -137,4 +137,4 @@ GEMMA = BenchModel(
 """The dimensions of Gemma-3-270m: 170 of 268 million parameters are the embedding."""
 MODELS = {model.name: model for model in (TINY, SMALL, MOE, GPT_OSS, GEMMA)}
 USUAL = (TINY, SMALL)
-"""What is measured unless models are named."""
+"""The models that are measured unless some are named."""

@@ -1,12 +1,12 @@
-"""OpenVINO GenAI behind HTTP, as a peer of ``make bench-cpu``: it brings no server of completions itself.
+"""Serves OpenVINO GenAI over HTTP, as a peer of ``make bench-cpu``: the library has no completions server.
 
     python openvino_server.py IR_FOLDER --port PORT
 
-Run by the interpreter of an environment that has openvino-genai, so it imports nothing of ours; written for
-2026.4. POST /v1/completions takes one prompt of token ids, max_tokens, ignore_eos and stream, and is greedy.
+Run it with an interpreter that has openvino-genai (written for 2026.4); it imports none of our modules. POST
+/v1/completions takes one prompt of token ids, max_tokens, ignore_eos and stream, and is greedy.
 
-One thread does all. ``ContinuousBatchingPipeline.step`` keeps the interpreter's lock, so a second one could
-read and write only between the steps, and there the event loop does.
+One thread does all. ``ContinuousBatchingPipeline.step`` holds the GIL, so a second thread could only read and
+write between the steps, where the event loop already does.
 """
 
 # mypy: disable-error-code="import-not-found"
@@ -41,7 +41,7 @@ class Refused(Exception):
 
 
 class Engine:
-    """The pipeline, stepped by the event loop for as long as it has work."""
+    """The pipeline; the event loop steps it for as long as it has work."""
 
     def __init__(self, folder: str, num_threads: int, cache_gb: int) -> None:
         scheduler = genai.SchedulerConfig()
@@ -50,7 +50,7 @@ class Engine:
         scheduler.max_num_seqs = 64
         scheduler.dynamic_split_fuse = True
         scheduler.enable_prefix_caching = True
-        # Like for like: left to itself it keeps its KV in 8 bits.
+        # For equal precision: by default it keeps its KV in 8 bits.
         properties = {
             "INFERENCE_NUM_THREADS": num_threads,
             "KV_CACHE_PRECISION": ov.Type.bf16,
@@ -62,7 +62,7 @@ class Engine:
         self._running: list[Answer] = []
 
     def add(self, body: Any, connection: Connection) -> Answer:
-        """Begin to answer the connection. Raises Refused, TypeError or OverflowError if a field cannot be."""
+        """Begins to answer. Raises Refused, TypeError or OverflowError if a field is invalid."""
         if not isinstance(body, dict):
             raise Refused("the body must be an object")
         prompt = body.get("prompt")
@@ -86,7 +86,7 @@ class Engine:
         return answer
 
     def _step_soon(self) -> None:
-        # A timer is due after what the sockets have brought, so that those requests join the step.
+        # A timer is due after the event loop has read the sockets, so those requests join the step.
         asyncio.get_running_loop().call_later(0, self._step)
 
     def _step(self) -> None:
@@ -95,7 +95,7 @@ class Engine:
         except RuntimeError as error:
             sys.exit(f"the pipeline failed: {error}")
         told = [answer for answer in self._running if answer.read()]
-        # One call for all takes hardly longer than one for one of them.
+        # Decoding all in one call takes hardly longer than decoding one.
         texts = self._tokenizer.decode([answer.tokens for answer in told]) if told else []
         for answer, text in zip(told, texts, strict=True):
             answer.tell(text)
@@ -105,7 +105,7 @@ class Engine:
 
 
 class Answer:
-    """What one request generates: told when it is complete, or after each step."""
+    """What one request generates: sent when it is complete, or after each step."""
 
     def __init__(self, handle: Any, connection: Connection, num_prompt_tokens: int, streamed: bool) -> None:
         self._handle = handle
@@ -120,7 +120,7 @@ class Answer:
             connection.begin_stream()
 
     def read(self) -> bool:
-        """After a step: whether there is something to tell of it."""
+        """Reads new tokens after a step; returns whether there is something to send."""
         self.is_running = self._handle.get_status() == RUNNING
         if self.is_running and not self._streamed:
             return False
@@ -129,15 +129,15 @@ class Answer:
             output = self._handle.read()[0]
             self.tokens += output.generated_ids
             self._reason = REASONS.get(output.finish_reason)
-        # A step that computed a part of a long prompt brought no token.
+        # A step that computed a part of a long prompt generated no token.
         return len(self.tokens) > num_before or not self.is_running
 
     def tell(self, text: str) -> None:
-        """``text`` is that of all tokens so far."""
+        """Sends what is new; ``text`` is the text of all tokens so far."""
         if not self._streamed:
             self._connection.reply(HTTPStatus.OK, {**self._choices(text), "usage": self._usage()})
             return
-        # The bytes of a character may be spread over several tokens.
+        # The bytes of a character may span several tokens.
         until = len(self._told) if self.is_running and text.endswith(UNDECODED) else len(text)
         self._connection.send_event(self._choices(text[len(self._told) : until]))
         self._told = text[:until]
@@ -161,7 +161,7 @@ class Answer:
 
 
 class Connection(asyncio.Protocol):
-    """A client's, kept for its next request. No request is looked at before the one ahead is answered."""
+    """A client's connection, kept alive. A request is read only after the one before it has been answered."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -211,7 +211,7 @@ class Connection(asyncio.Protocol):
             self._begin(*request)
 
     def _next_request(self) -> tuple[bytes, bytes] | None:
-        """Its first line and its body, once both are there."""
+        """Returns the first line and the body of the next request; None until both have arrived."""
         head_end = self._received.find(HEAD_END)
         if head_end < 0:
             return None

@@ -1,4 +1,4 @@
-"""The file of ``--json``: every value of every round, and what it was measured on."""
+"""The file of ``--json``: every value of every round, and the machine and versions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ContenderRecord(msgspec.Struct, kw_only=True):
 
 
 class ModelRecord(msgspec.Struct, kw_only=True):
-    """A match."""
+    """The results of one model."""
 
     model: str
     weight_bytes: int
@@ -83,7 +83,7 @@ def begin_record(plan: Plan, command: str) -> BenchRecord:
 
 
 def write_record(path: Path, record: BenchRecord) -> None:
-    """Raises ResultError if the file cannot be written."""
+    """Writes the file; raises ResultError if that fails."""
     try:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
     except OSError as error:

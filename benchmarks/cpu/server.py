@@ -1,4 +1,4 @@
-"""One server in processes of its own: started, timed until it answers, and ended."""
+"""Starts one server in separate processes, times it until it answers, and stops it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIRST_PROMPT = tuple(range(300, 308))
 
 
 class Server:
-    """Of one contender, from ``start`` to ``stop``."""
+    """The server of one contender, from ``start`` to ``stop``."""
 
     def __init__(self, contender: Contender, log_folder: Path) -> None:
         self.contender = contender
@@ -34,7 +34,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     async def start(self) -> float:
-        """Seconds from its command to its first answer of a token. Raises ServerError."""
+        """Returns the seconds from its command to its first answer of a token. Raises ServerError."""
         began = time.perf_counter()
         self._process = self._launch()
         await self._wait_until_ready(self._process, began + self.contender.start_timeout_s)
@@ -74,7 +74,7 @@ class Server:
         raise ServerError(f"it gave no answer within {limit_s:g} s ({complaint}); see {self._log}")
 
     def _last_words(self) -> str:
-        """The end of its log, and where that is."""
+        """Returns the last line of the server's log, and the log's path."""
         lines = self._log.read_text(errors="replace").split("\n")
         said = next((line.strip() for line in reversed(lines) if line.strip()), None)
         return f"; see {self._log}" if said is None else f" ({said}); see {self._log}"
@@ -83,7 +83,7 @@ class Server:
         return resident(self._process.pid) if self._process is not None else None
 
     def rest(self) -> None:
-        """Stand still until ``wake``: some servers spin for seconds after their last answer."""
+        """Pauses its processes until ``wake``: some servers spin for seconds after their last answer."""
         self._signal(signal.SIGSTOP)
 
     def wake(self) -> None:
@@ -95,7 +95,7 @@ class Server:
                 os.killpg(self._process.pid, number)
 
     def stop(self) -> None:
-        """All its processes: politely, then firmly."""
+        """Ends all its processes: SIGTERM first, then SIGKILL."""
         self.caller.close()
         process = self._process
         if process is None:

@@ -1,11 +1,11 @@
-"""What layers with states cost in compiled code, beside torch: one interleaved run, on one thread.
+"""Compares layers with states in compiled code with torch: one interleaved run, on one thread.
 
     python -m benchmarks.cpu.states [--seconds 60]
 
 The layers are those of Qwen3-Next-80B-A3B (gated delta rule: 16 key heads, 32 value heads, states of 128 x
 128) and of Granite 4.0 Small (selective scan: 128 heads of 64, states of 128), and their convolutions, in
-bf16 with random inputs. Each step takes the next of several layers' states, which no cache holds. Compiled
-code takes a prompt token by token, torch in chunks of 64.
+bf16 with random inputs. Each step uses the next of several layers' states, which no cache holds. Compiled
+code computes a prompt token by token, torch in chunks of 64.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from engine.worker.states.state_batch import StateBatch
 from eval.say import say
 
 CASES = {"decode at 1": (1, 1), "decode at 8": (8, 1), "prefill of 512": (1, 512)}
-"""Sequences, and new tokens of each."""
+"""Number of sequences, and new tokens of each."""
 NUM_LAYERS = 16
-"""Of which each has a pool of its own."""
+"""Layers, each with a separate pool of states."""
 WIDTH = 4
-"""Inputs that a convolution sees."""
+"""Inputs of a convolution's window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def main() -> None:
     layers = {
         (case, kind): make(*CASES[case]) for case, (kind, make) in itertools.product(CASES, KINDS.items())
     }
-    # On one thread, in seconds of its own: what else the machine does takes cores, but is not counted.
+    # On one thread, in its own CPU seconds: other work on the machine takes cores, but is not counted.
     seconds: dict[tuple[str, str, str], list[float]] = {}
     end = time.perf_counter() + arguments.seconds
     for step in itertools.count():
@@ -66,7 +66,7 @@ def main() -> None:
             for way, ops in ways.items():
                 begin = time.thread_time()
                 layer.run(ops, step)
-                if step:  # in the first pages are touched
+                if step:  # the first step touches pages
                     seconds.setdefault((case, kind, way), []).append(time.thread_time() - begin)
     _show(layers, seconds)
 

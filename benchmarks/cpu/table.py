@@ -1,4 +1,4 @@
-"""What was measured on one model, as a table for a terminal or a page. Pure functions to text."""
+"""Formats the results of one model as a table for a terminal or a page. Pure functions to text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Row:
     goal: Goal | None
 
     def ratio(self, other: str) -> float | None:
-        """Ours / theirs: the median over the rounds, where both have each; what slows a round slows both."""
+        """Returns ours / theirs: the median of the rounds' ratios if both ran equally many, else of
+        medians."""
         ours, theirs = self.values.get(OURS), self.values.get(other)
         if not ours or not theirs:
             return None
@@ -32,7 +33,7 @@ class Row:
         return statistics.median(ours) / statistics.median(theirs)
 
     def best(self) -> str | None:
-        """The best of the others by its median."""
+        """Returns the name of the best other contender by its median."""
         medians = {name: statistics.median(each) for name, each in self.values.items() if name != OURS}
         if not medians:
             return None
@@ -40,7 +41,7 @@ class Row:
         return pick(medians, key=lambda name: medians[name])
 
     def verdict(self) -> str:
-        """Whether the goal is met; nothing where that cannot be said."""
+        """Returns whether the goal is met; "" if that is unknown."""
         if self.goal is None or OURS not in self.values:
             return ""
         value: float | None = statistics.median(self.values[OURS])
@@ -53,7 +54,7 @@ class Row:
 
 
 def table(rows: Sequence[Row], others: Sequence[str]) -> str:
-    """A line per figure: each contender's median (lowest to highest), and ours / theirs beside theirs."""
+    """Returns a line per figure: each contender's median (lowest to highest), and ours / theirs."""
     head = ["", OURS, *[cell for name in others for cell in (name, "ratio")], "goal", ""]
     lines = [head, *[_cells(row, others) for row in rows]]
     columns = [column for column in zip(*lines, strict=True) if any(column[1:])]
@@ -82,5 +83,5 @@ def _spread(values: Values | None) -> str:
 
 
 def _number(value: float, like: float) -> str:
-    """Three digits or so; a value beside another has as many decimals."""
+    """Returns about three digits; ``like`` sets the number of decimals."""
     return format(value, ",.2f" if like < 9.995 else ",.1f" if like < 99.95 else ",.0f")

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.drafts``: what drafts bring on recorded texts, without a model.
+"""``python -m benchmarks.drafts``: measures the gain of drafts on recorded texts, without a model.
 
-Replays the turns of recorded jobs so that the model says what was said, and counts how many tokens each step
-would have brought. Prints a table per drafter and kind of turn, and how long drafting takes. With ``--model``
-a model says the turns that write or edit files, and tokens per second are compared.
+Replays the turns of recorded jobs with the recorded text as the model's output, and counts how many tokens
+each step would have generated. Prints a table per drafter and kind of turn, and the time of drafting. With
+``--model`` a model generates the turns that write or edit files, and tokens per second are compared.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _read(args: argparse.Namespace) -> list[SpokenJob]:
-    """The jobs that have texts, all or evenly chosen. WorkloadError if there are none, or no tokenizer."""
+    """Returns jobs that have texts, all or an even sample. WorkloadError without jobs or tokenizer."""
     encode, vocab_size = load_encode(args.tokenizer)
     jobs, _ = read_recorded(args.recording)
     jobs = [job for job in jobs if job.has_text]

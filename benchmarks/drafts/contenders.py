@@ -1,4 +1,4 @@
-"""Who drafts: the suffix drafter with and without its memories, V1's look-up of n-grams, and nobody."""
+"""The drafters compared: the suffix drafter with and without its memories, V1's n-gram look-up, and none."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ class _NoDrafter:
         return NOTHING
 
     def ended(self, request: Request) -> None:
-        """Nothing is kept of it."""
+        """Keeps nothing of the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A drafter and what it is told of jobs."""
+    """A drafter, and what it knows of jobs."""
 
     name: str
     config: SpeculativeConfig | None
     knows_jobs: bool = True
     knows_kinds: bool = True
-    """False: each turn is another tenant's."""
+    """False: each job is a separate tenant, or each turn if ``knows_jobs`` is false too."""
 
     def make(self, job_of: Callable[[Request], str | None]) -> Drafter:
-        """A new drafter, that has seen nothing."""
+        """Makes a new drafter, which has seen nothing."""
         if self.config is None:
             return _NoDrafter()
         return make_drafter(self.config, job_of if self.knows_jobs else lambda request: None)
 
 
 def contenders(max_drafts: int) -> list[Contender]:
-    """All that are compared, each with at most so many drafts in a step."""
+    """Returns all drafters that are compared, each with at most ``max_drafts`` drafts in a step."""
     suffix = SpeculativeConfig(num_speculative_tokens=max_drafts)
     ngram = SpeculativeConfig(method="ngram", num_speculative_tokens=max_drafts)
     short = SpeculativeConfig(

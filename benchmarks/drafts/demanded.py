@@ -1,8 +1,8 @@
-"""``python -m benchmarks.drafts.demanded``: how many steps demanded tool calls take, by drafter.
+"""``python -m benchmarks.drafts.demanded``: counts the steps that demanded tool calls take, by drafter.
 
-Ten calls of three tools by the bundled model, greedy, over HTTP. The call's frame is forced by its grammar;
-the arguments are the model's own text. Nothing is timed: drafts are verified whatever they cost, so steps are
-the same on every machine that rounds alike.
+The bundled model makes ten calls of three tools, greedy, over HTTP. The grammar forces the call's frame; the
+arguments are the model's own text. Nothing is timed: drafts are verified whatever they cost, so step counts
+are the same on every machine that rounds alike.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ ASKED = (
     ("search", "Where is load_config called?"),
     ("write_file", "Write hello into a.txt."),
 )
-"""The tool that is demanded, and the user's words."""
+"""Pairs of the tool that is demanded and the user's words."""
 MAX_TOKENS = 120
 TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Demanded:
-    """What one drafter made of all calls."""
+    """One drafter's results over all calls."""
 
     method: str
     calls: list[dict[str, Any]]
-    """The functions that were called: the same whoever drafts."""
+    """The functions that were called: the same for every drafter."""
     tokens: int
     steps: int
     drafted: int
@@ -55,7 +55,7 @@ class Demanded:
 
 
 def measure(method: str) -> Demanded:
-    """Ask a server that drafts so for all calls, one after the other.
+    """Requests all calls, one after the other, from a server with this drafter.
 
     Raises ServerError if it does not start, httpx.HTTPError if it does not answer.
     """
@@ -85,7 +85,7 @@ def _arguments(method: str) -> list[str]:
     arguments += ["--num-gpu-blocks-override", "400"]
     if method == NO_DRAFTS:
         return arguments
-    # All that are likely enough, whatever rows cost here; an n-gram of 2, as arguments are short.
+    # Verify all drafts that are likely enough, whatever rows cost; an n-gram of 2, as arguments are short.
     config: dict[str, Any] = {"method": method, "weigh_costs": False}
     if method == "ngram":
         config["prompt_lookup_min"] = 2

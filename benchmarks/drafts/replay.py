@@ -1,7 +1,7 @@
-"""Lets a drafter guess what was said: the model of this replay says what the recording says.
+"""Lets a drafter guess recorded text: the model of this replay generates what the recording says.
 
-A step verifies the drafts and samples one token more. The first token of a turn is the prefill's and counts
-for nobody.
+A step verifies the drafts and samples one more token. The first token of a turn comes from the prefill and is
+not counted.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from engine.sampling_params import SamplingParams
 BLOCK_SIZE = 16
 
 StepsByDrafts = dict[tuple[int, int], int]
-"""How many steps had so many drafts, of which so many were accepted."""
+"""Number of steps by (drafts in the step, drafts accepted)."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What a drafter did for turns of one kind."""
+    """Counts of one drafter over turns of one kind."""
 
     turns: int = 0
     steps: int = 0
@@ -35,10 +35,10 @@ class Tally:
     drafted: int = 0
     accepted: int = 0
     seconds: float = 0.0
-    """Time of the drafter, indexing included."""
+    """Time of the drafter, including indexing."""
 
     def add(self, other: Tally) -> None:
-        """Count in what another one has."""
+        """Adds another tally's counts."""
         self.turns += other.turns
         self.steps += other.steps
         self.tokens += other.tokens
@@ -52,7 +52,7 @@ class Tally:
 
     @property
     def acceptance(self) -> float | None:
-        """Share of the drafts that were accepted; None if there were none."""
+        """Returns the share of the drafts that were accepted; None if there were none."""
         return self.accepted / self.drafted if self.drafted else None
 
     @property
@@ -72,7 +72,7 @@ class Replayed:
 
     @property
     def total(self) -> Tally:
-        """Over all kinds."""
+        """Returns the sum over all kinds."""
         total = Tally()
         for tally in self.by_kind.values():
             total.add(tally)
@@ -80,7 +80,7 @@ class Replayed:
 
 
 def replay(jobs: Sequence[SpokenJob], contender: Contender, max_drafts: int, at_once: int) -> Replayed:
-    """Play all turns, ``at_once`` jobs in turns with each other, with a new drafter."""
+    """Replays all turns with a new drafter; ``at_once`` jobs alternate turn by turn."""
     replayed = Replayed(contender.name)
     drafter = contender.make(lambda request: request.job.job_id if request.job is not None else None)
     for number, (job_id, prompt, turn) in enumerate(_turns(jobs, at_once)):
@@ -92,7 +92,7 @@ def replay(jobs: Sequence[SpokenJob], contender: Contender, max_drafts: int, at_
 
 
 def _turns(jobs: Sequence[SpokenJob], at_once: int) -> Iterator[tuple[str, list[int], SpokenTurn]]:
-    """Job, whole prompt and turn, one of each job that runs after the other."""
+    """Yields job id, whole prompt and turn; the jobs that run at once alternate turn by turn."""
     for first in range(0, len(jobs), at_once):
         running = [(job, list[int]()) for job in jobs[first : first + at_once]]
         for index in range(max(len(job.turns) for job, _ in running)):
@@ -105,7 +105,7 @@ def _turns(jobs: Sequence[SpokenJob], at_once: int) -> Iterator[tuple[str, list[
 
 
 def _request(request_id: str, prompt: list[int], job: JobRef) -> Request:
-    """A request of which only the first block is hashed: more the drafter does not look at."""
+    """Makes a request and hashes only its first block: the drafter needs no more."""
     request = Request(request_id, prompt, SamplingParams(max_tokens=1 << 30), 0.0, job=job)
     BlockHasher(BLOCK_SIZE).extend(request.block_hashes, prompt[:BLOCK_SIZE], NO_CONTEXT)
     return request
@@ -114,7 +114,7 @@ def _request(request_id: str, prompt: list[int], job: JobRef) -> Request:
 def _say(
     request: Request, turn: SpokenTurn, drafter: Drafter, max_drafts: int, steps_by_drafts: StepsByDrafts
 ) -> Tally:
-    """One turn: each step takes the drafts that are what was said, and one token more."""
+    """Replays one turn: each step accepts the drafts that match the recording, and adds one token."""
     tally, said, tokens = Tally(turns=1), turn.said, request.all_token_ids
     proposals = DraftProposals(drafter, max_drafts)
     tokens.append(said[0])

@@ -1,7 +1,7 @@
-"""Decode speed of a model that says what was said, with drafts and without, in turns in one process.
+"""Measures decode speed on recorded text, with drafts and without, in turns in one process.
 
 A batch of turns is computed once, so that the prefix cache has the prompts and the drafter has indexed them
-as it has those of earlier turns. Then the turns are said again, timed.
+like earlier turns. Then the turns are generated again, timed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from engine.messages import JobRef
 from engine.sampling_params import SamplingParams
 
 SAID_TOKENS = 192
-"""Tokens of a turn that are said, at most; shorter turns than half of it are left out."""
+"""The most tokens of a turn that are generated; turns shorter than half of it are left out."""
 WARM_UP_TOKENS = 12
 PLAIN, SUFFIX, NGRAM = "no drafts", "suffix", "V1's n-gram of 5"
 CONTENDERS: dict[str, dict[str, Any] | None] = {
@@ -35,12 +35,12 @@ CONTENDERS: dict[str, dict[str, Any] | None] = {
 REPEATING, RANDOM = "write or edit", "nothing repeats"
 GOALS = {(REPEATING, 1): 1.8, (REPEATING, 8): 1.4}
 LEAST = 0.98
-"""Of the speed without drafts, whatever is said."""
+"""The least share of the speed without drafts, on any text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A turn to say: ids below the model's vocabulary."""
+    """A turn to generate; its ids are below the model's vocabulary size."""
 
     job_id: str
     prompt: list[int]
@@ -56,14 +56,14 @@ class Speeds:
     tok_s: dict[str, list[float]] = field(default_factory=dict)
 
     def ratio(self, name: str) -> float:
-        """Of a contender to no drafts: the median of the rounds."""
+        """Returns a contender's speed over that without drafts: the median of the rounds."""
         return median(own / plain for own, plain in zip(self.tok_s[name], self.tok_s[PLAIN], strict=True))
 
 
 def measure(
     folder: Path, jobs: Sequence[SpokenJob], batches: Sequence[int], rounds: int, context: int
 ) -> Iterator[Speeds]:
-    """Yield what was measured, text by text and batch by batch."""
+    """Yields the speeds, text by text and batch by batch."""
     turns = writing_turns(jobs, context)
     length = context + SAID_TOKENS + WARM_UP_TOKENS
     with ExitStack() as stack:
@@ -99,7 +99,7 @@ def _measure_round(models: dict[str, LLM], turns: Sequence[Turn], speeds: Speeds
 
 
 def _say(llm: LLM, turns: Sequence[Turn], said: Sequence[list[int]], tag: str) -> float:
-    """Tokens per second."""
+    """Returns tokens per second."""
     jobs = [JobRef(f"{tag} {index} {turn.job_id}") for index, turn in enumerate(turns)]
     prompts = [turn.prompt for turn in turns]
     llm.generate(prompts, [_params([0] * WARM_UP_TOKENS)] * len(turns), jobs=jobs, use_tqdm=False)
@@ -113,16 +113,16 @@ def _params(said: list[int]) -> SamplingParams:
 
 
 def _random_like(turn: Turn) -> list[int]:
-    """As many tokens, of which none says anything about the next one."""
+    """Returns equally many tokens, none of which predicts the next one."""
     draw = random.Random(len(turn.prompt))
     known = sorted({*turn.prompt, *turn.said})
     return draw.choices(known, k=len(turn.said))
 
 
 def writing_turns(jobs: Sequence[SpokenJob], context: int) -> list[Turn]:
-    """Turns that write or edit files, one of each job before the next of any, with renumbered tokens.
+    """Returns turns that write or edit files, one of each job before the next of any, with renumbered tokens.
 
-    Numbers are given as tokens are met, so that those of any tokenizer fit into the model's vocabulary.
+    Tokens are numbered as they first occur, so that those of any tokenizer fit into the model's vocabulary.
     """
     numbers: dict[int, int] = {}
     by_job = [_turns_of(job, context) for job in jobs]
@@ -149,7 +149,7 @@ def _turns_of(job: SpokenJob, context: int) -> Iterator[Turn]:
 
 
 def table(measured: Sequence[Speeds]) -> str:
-    """One row per text and batch size, in Markdown."""
+    """Returns one row per text and batch size, in Markdown."""
     lines = ["| text | batch | " + " | ".join(CONTENDERS) + " | ratio | goal |", "|---|--:|" + "--:|" * 5]
     for speeds in measured:
         goal = GOALS.get((speeds.text, speeds.batch), LEAST)

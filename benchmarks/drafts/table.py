@@ -1,4 +1,4 @@
-"""The tallies of a replay as a table and as JSON."""
+"""Formats the tallies of a replay as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HEAD = ("drafter", "turns", "tokens per step", "drafted per token", "accepted",
 
 
 def table(replayed: Sequence[Replayed]) -> str:
-    """One row per contender and kind of turn, in Markdown."""
+    """Returns one row per contender and kind of turn, in Markdown."""
     lines = ["| " + " | ".join(_HEAD) + " |", "|---|---|--:|--:|--:|--:|"]
     for one in replayed:
         for kind, tally in _rows(one):
@@ -26,7 +26,7 @@ def table(replayed: Sequence[Replayed]) -> str:
 
 
 def goals(replayed: Sequence[Replayed]) -> str:
-    """Whether the suffix drafter brings what it should."""
+    """Returns a line per goal: whether the suffix drafter meets it."""
     subject = next(one for one in replayed if one.name == SUFFIX)
     lines = []
     for kind, goal in GOALS:
@@ -37,7 +37,7 @@ def goals(replayed: Sequence[Replayed]) -> str:
 
 
 def as_json(replayed: Sequence[Replayed]) -> list[dict[str, Any]]:
-    """Counts only: times are not the same twice."""
+    """Returns counts only: times differ from run to run."""
     return [
         {
             "drafter": one.name,
@@ -59,7 +59,7 @@ def _rows(one: Replayed) -> list[tuple[str, Tally]]:
 
 
 def _by_drafts(one: Replayed, kind: str) -> list[tuple[int, int, int]]:
-    """Drafts, how many of them were accepted, and how many steps had so many."""
+    """Returns (drafts, accepted drafts, number of such steps), sorted."""
     counts: Counter[tuple[int, int]] = Counter()
     for own, of_kind in one.steps_by_drafts.items():
         if kind in ("all", own.value):

@@ -1,4 +1,4 @@
-"""Recorded jobs as tokens: what each turn was told, what the model said, and what kind of turn it was."""
+"""Recorded jobs as tokens: what each turn adds to the prompt, what the model says, and the kind of turn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Encode = Callable[[str], list[int]]
 
 _COMMAND = re.compile(r"```(?:bash|sh)\n(.*?)(?:```|\Z)", re.DOTALL)
 _WRITES = re.compile(r"<<|\bsed -i|\btee\b|\bgit apply\b|\bpatch\b|\.write\(|\bcat >")
-"""A here document, an edit in place, or a script that writes."""
+"""Matches a here document, an edit in place, or a script that writes."""
 
 
 class TurnKind(StrEnum):
@@ -33,9 +33,9 @@ class SpokenTurn:
     """One turn of a job, as tokens."""
 
     told: list[int]
-    """What the prompt has behind the output of the turn before."""
+    """Tokens of the prompt after the output of the turn before."""
     said: list[int]
-    """What the model says, with the token that ends it."""
+    """Tokens that the model says, including the one that ends it."""
     kind: TurnKind
 
 
@@ -48,7 +48,7 @@ class SpokenJob:
 
 
 def kind_of(output_text: str) -> TurnKind:
-    """The kind of a turn, by the shell command in what the model said."""
+    """Returns the kind of a turn, by the shell command in the model's output."""
     command = _COMMAND.search(output_text)
     if command is None:
         return TurnKind.TEXT
@@ -56,9 +56,9 @@ def kind_of(output_text: str) -> TurnKind:
 
 
 def load_encode(name: str) -> tuple[Encode, int]:
-    """Text to tokens, and the size of the vocabulary: of a folder, a tokenizer.json or one of tiktoken's.
+    """Returns tokenizer and vocabulary size of a folder, a tokenizer.json or a tiktoken encoding.
 
-    WorkloadError if there is no such tokenizer.
+    Raises WorkloadError if there is no such tokenizer.
     """
     path = Path(name)
     file = path / "tokenizer.json" if path.is_dir() else path
@@ -75,7 +75,7 @@ def load_encode(name: str) -> tuple[Encode, int]:
 
 
 def spoken(jobs: Iterable[Job], encode: Encode, end_token: int) -> list[SpokenJob]:
-    """Jobs with texts as tokens. ``end_token`` ends each output; it is not in the vocabulary."""
+    """Returns jobs with texts as tokens. ``end_token``, outside the vocabulary, ends each output."""
     return [
         SpokenJob(job.job_id, [_spoken_turn(job, i, encode, end_token) for i in range(len(job.turns))])
         for job in jobs

@@ -1,2 +1,2 @@
-"""The GPU path in one call: is every kernel right, is every token that of transformers, and how far is each
-step from what the device's own copy and matmul rates allow."""
+"""Checks the GPU path in one call: whether every kernel is right, whether every token is that of
+transformers, and how close each step is to the limit set by the device's own copy and matmul rates."""

@@ -1,9 +1,9 @@
-"""``make gpu-check``: proves and times the whole GPU path, on a machine that has one, in nine minutes.
+"""``make gpu-check``: proves and times the whole GPU path, on a machine with a GPU, in nine minutes.
 
-Every kernel is compared with a reference in fp32 or fp64, whole models of random weights in real shapes with
-transformers; then steps, requests and the host tier are timed, each beside the floor that follows from the
-copy and matmul rates of the same run. Without a GPU, --device cpu goes the same way at toy sizes in Triton's
-interpreter, which checks the command itself and says nothing of speed.
+Compares every kernel with a reference in fp32 or fp64, and whole models of random weights in real shapes with
+transformers; then times steps, requests and the host tier, each next to the floor that follows from the copy
+and matmul rates of the same run. Without a GPU, --device cpu does the same at toy sizes in Triton's
+interpreter, which checks the command itself and says nothing about speed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from eval.report.results import require_writable
 
 BUDGET_S = 540.0
 NO_GPU = 3
-"""Exit code where there is none."""
+"""Exit code without a GPU."""
 TOY_NOTE = "cpu, toy sizes, says nothing of speed"
 EPILOG = "sections:\n" + "\n".join(f"  {each.name:<12}{each.shows}" for each in SECTIONS)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command. Exit code 0 if all correctness was shown, goals met or not; 1 if not; 3 without a GPU."""
+    """Runs the command. Exit code 0 if correctness was shown, goals met or not; 1 if not; 3 without a GPU."""
     given = _parser().parse_args(argv)
     arguments = sys.argv[1:] if argv is None else argv
     try:
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(given: argparse.Namespace, command: str) -> int:
-    # Later than at the top: reading the command's --help needs no torch.
+    # Imported here: reading the command's --help needs no torch.
     from benchmarks.gpu.measures.device import describe, has_gpu, select_device
 
     toy = given.device == "cpu"
@@ -69,7 +69,7 @@ def _run(given: argparse.Namespace, command: str) -> int:
 
 
 def _chosen(names: Sequence[str]) -> list[Section]:
-    """In their order; the rates are always among them, as floors need them."""
+    """Returns the named sections in run order; always includes the rates, which floors need."""
     return [section for section in SECTIONS if section is RATES or section.name in names]
 
 
@@ -79,7 +79,7 @@ def _save(path: Path | None, report: Report) -> None:
 
 
 def _proved(report: Report, sections: Sequence[Section]) -> bool:
-    """No section broke or found a fault, and none of those that show correctness was left out or cut off."""
+    """Returns whether no section found a fault and each that shows correctness is complete."""
     missing_ones_matter = {section.name: section.must_be_done for section in sections}
     return all(
         record.all_right and (record.status == DONE or not missing_ones_matter[record.name])

@@ -1,4 +1,4 @@
-"""What the GPU path is to reach: a share of a floor, or a value."""
+"""Goals for the GPU path: a share of a floor, or a value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Goal:
         return f"{sign} {self.bound:.0%} of the floor" if self.of_share else f"{sign} {self.bound:,g} {unit}"
 
     def met_by(self, median: float, share: float | None) -> bool | None:
-        """None where there is no share to compare."""
+        """Returns None if there is no share to compare."""
         value = share if self.of_share else median
         if value is None:
             return None
@@ -26,7 +26,7 @@ class Goal:
 
 
 def share(bound: float) -> Goal:
-    """The floor is to be so much of the time."""
+    """Makes a goal: the floor is at least this share of the measured time."""
     return Goal(bound, of_share=True)
 
 

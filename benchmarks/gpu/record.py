@@ -1,4 +1,4 @@
-"""What a run found, as its JSON file has it: checks, figures, and what was left out and why."""
+"""The JSON file of a run: checks, figures, and what was left out and why."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from eval.errors import UNREADABLE, ResultError
 SCHEMA_VERSION = 1
 
 DONE, RUNNING, SKIPPED, FAILED, CUT = "done", "running", "skipped", "failed", "cut off"
-"""How a section ended, or that it has not."""
+"""How a section ended, or RUNNING."""
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +24,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     error: float | None
-    """The largest that was found; None if it is no number, or nothing could be found."""
+    """The largest error; None if it is not a number, or the check broke."""
     limit: float
     passed: bool
     note: str = ""
@@ -67,7 +67,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
         goal: Goal | None = None,
         note: str = "",
     ) -> Figure:
-        """``floor``: a time is at least, a rate ("/s") at most so much."""
+        """Makes a figure. ``floor`` is the least time, or for a rate ("/s") the highest."""
         median = statistics.median(values)
         share = None
         if floor is not None:
@@ -88,12 +88,12 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SectionRecord(msgspec.Struct, kw_only=True):
-    """One section, as far as it came."""
+    """One section, possibly unfinished."""
 
     name: str
     status: str = RUNNING
     reason: str = ""
-    """Reason for which it is not done."""
+    """Why the section is not done."""
     seconds: float = 0.0
     checks: list[Check] = []
     figures: list[Figure] = []
@@ -104,12 +104,12 @@ class SectionRecord(msgspec.Struct, kw_only=True):
 
     @property
     def all_right(self) -> bool:
-        """Nothing broke and no check failed, of those that were made."""
+        """Returns whether nothing broke and no check failed so far."""
         return self.status != FAILED and all(check.passed for check in self.checks)
 
 
 class Machine(msgspec.Struct, kw_only=True):
-    """What it was run on."""
+    """The machine and libraries of the run."""
 
     device: str
     toy_sizes: bool
@@ -132,17 +132,17 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 def write_report(path: Path, report: Report) -> None:
-    """Raises ResultError if the file cannot be written."""
+    """Writes the file; raises ResultError if that fails."""
     _write(path, report)
 
 
 def write_section(path: Path, section: SectionRecord) -> None:
-    """Write it atomically: a reader finds a whole file, whenever the writer is killed."""
+    """Writes the file atomically: a reader finds a whole file even if the writer is killed."""
     _write(path, section)
 
 
 def read_section(path: Path) -> SectionRecord | None:
-    """What a section wrote; None if it wrote nothing."""
+    """Returns what a section wrote; None if it wrote nothing readable."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=SectionRecord)
     except (OSError, *UNREADABLE):

@@ -1,4 +1,4 @@
-"""Runs the sections one after the other, each as a process that is stopped when its time is over."""
+"""Runs the sections one after the other, each in a process that is stopped at its time limit."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from benchmarks.gpu.sections import RATES, Section
 from eval.say import say
 
 _LEAST_S = 10.0
-"""Least time for a section: with less left, none is begun."""
+"""A section does not start with less time left than this."""
 
 
 @dataclass(slots=True)
 class Run:
-    """A report that grows; ``saved`` is called whenever it did."""
+    """A report that grows; calls ``saved`` after every change."""
 
     report: Report
     device: str
     folder: Path
-    """Folder for what the processes leave, and for models."""
+    """Folder of the processes' record files and of models."""
     saved: Callable[[Report], None]
 
     def play(self, sections: Sequence[Section]) -> None:
@@ -91,14 +91,14 @@ def _skipped(section: Section, reason: str) -> SectionRecord:
 
 
 def _ending(code: int | None, limit_s: float) -> tuple[str, str]:
-    """Of a section that did not say itself how it ended; code None: its time was over."""
+    """Returns status and reason of a section that recorded none; ``code`` None: it was stopped."""
     if code is None:
         return CUT, f"It was stopped after {limit_s:.0f} s."
     return FAILED, f"Its process ended with exit code {code}."
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """It, and what it started."""
+    """Kills the process and all that it started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

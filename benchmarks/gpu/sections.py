@@ -1,4 +1,4 @@
-"""The sections of a run, in their order: what each shows, and how long it may take."""
+"""The sections of a run, in order: what each shows, and its time limit."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One process."""
+    """A part of the run, in a separate process."""
 
     name: str
     shows: str
     limit_s: float
     must_be_done: bool = False
-    """It is correctness that it shows: a run without it proved nothing."""
+    """The section shows correctness: a run without it proves nothing."""
 
 
 SECTIONS = (

@@ -1,4 +1,4 @@
-"""The models whose steps are timed: the simulator's arithmetic of sizes, and how a folder of each is made."""
+"""The models whose steps are timed: sizes for the simulator's arithmetic, and how to make their folders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from eval.sim.models import ModelShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedModel(ModelShape):
-    """A decoder's sizes, and what ``make_model_folder`` is told beside them."""
+    """A decoder's sizes, and the other arguments of ``make_model_folder``."""
 
     family: str
     tied: bool

@@ -1,4 +1,4 @@
-"""How large each section's work is: for a GPU, or small enough for Triton's interpreter."""
+"""The size of each section's work: for a GPU, or small enough for Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from benchmarks.gpu.shapes import LLAMA_8B, QWEN_06B, TOY_LLAMA, TOY_QWEN, Timed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Of everything that is checked and timed."""
+    """Sizes of everything that is checked and timed."""
 
     toy: bool
     slack: float
-    """Times the limits of errors: where a GPU rounds to fewer bits, Triton's interpreter cuts off."""
+    """Factor on the limits of errors: where a GPU rounds to fewer bits, Triton's interpreter truncates."""
     large: TimedModel
     small: TimedModel
     block_size: int = 16
@@ -26,7 +26,7 @@ class Sizes:
 
     decode_batches: tuple[int, ...]
     decode_context: int
-    """Tokens of the longest sequence; the others are as long or, in checks, of any length below."""
+    """Tokens of the longest sequence; the others have as many or, in checks, fewer."""
     num_warm_up_steps: int
     steps_per_repeat: int
     prompt_lengths: tuple[tuple[int, int], ...]
@@ -35,23 +35,23 @@ class Sizes:
     fused_tokens: int
     """Rows of the element-wise kernels."""
     num_draws: int
-    """Tokens drawn of one distribution."""
+    """Tokens drawn from one distribution."""
     num_copied_blocks: int
 
     prefill: int
     turn: tuple[int, int]
     """The pair (new, cached) of the tokens of an agent's turn."""
     history: int
-    """Tokens that are loaded back, or recomputed."""
+    """Tokens that are loaded back or recomputed."""
 
     equality_prompts: tuple[int, ...]
     """Lengths of the prompts whose output is compared."""
     equality_tokens: int
-    """Tokens generated of each prompt."""
+    """Tokens generated for each prompt."""
     verified_tokens: int
-    """Tokens generated of each prompt with drafts."""
+    """Tokens generated with drafts for each prompt."""
     chunk: int
-    """Token budget of a step while tokens are compared: long prompts come in several."""
+    """Token budget of a step in ``equality``: splits long prompts into several chunks."""
 
     idle_sequences: int
     idle_prompt: int
@@ -60,7 +60,7 @@ class Sizes:
     num_requests: int
     shortest: int
     longest: int
-    """Tokens in, and tokens out, of the requests for throughput."""
+    """Most tokens in, and most tokens out, of the requests for throughput."""
     num_peer_requests: int
     step_tokens: int
     """Token budget of a step where throughput is measured."""

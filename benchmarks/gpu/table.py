@@ -1,4 +1,4 @@
-"""What a run found, as text for a terminal or a page."""
+"""Formats the results of a run as text for a terminal or a page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MARKS = {True: "met", False: "NOT MET", None: ""}
 
 
 def report_text(report: Report) -> str:
-    """First what is wrong or missing, then the tables."""
+    """Returns the report: first what is wrong or missing, then the tables."""
     machine = report.machine
     libraries = f"torch {machine.torch}, triton {machine.triton}, transformers {machine.transformers}"
     head = f"{machine.device}; {libraries}; {report.seconds:.0f} s of {report.budget_s:.0f}"
@@ -35,7 +35,7 @@ def _why(check: Check) -> str:
 
 
 def _section_parts(section: SectionRecord) -> Iterator[str]:
-    """Its tables, and what is to be said of their lines."""
+    """Yields a section's tables and the notes on their lines."""
     if section.checks:
         head = (f"{section.name}: checks", "largest error", "limit", "")
         yield _aligned([head, *map(_check_cells, section.checks)])
@@ -62,7 +62,7 @@ def _figure_cells(figure: Figure) -> tuple[str, ...]:
 
 
 def _aligned(lines: Sequence[tuple[str, ...]]) -> str:
-    """A Markdown table."""
+    """Returns a Markdown table."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     written = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |"
@@ -73,7 +73,7 @@ def _aligned(lines: Sequence[tuple[str, ...]]) -> str:
 
 
 def _number(value: float, like: float) -> str:
-    """Three digits or so; a value beside another has as many decimals."""
+    """Returns about three digits; ``like`` sets the number of decimals."""
     size = abs(like)
     decimals = 4 if size < 0.0995 else 3 if size < 0.995 else 2 if size < 9.95 else 1 if size < 99.5 else 0
     return format(value, f",.{decimals}f")

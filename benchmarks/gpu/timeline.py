@@ -1,4 +1,4 @@
-"""How long a device stood still, from a profiler's trace of what ran on it. Arithmetic alone."""
+"""Computes how long a device was idle, from a profiler's trace of what ran on it. Arithmetic only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEVICE_WORK = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 HOST_WORK = frozenset({"cpu_op"})
 """Kinds of events in a trace, as torch's profiler names them."""
 LAUNCH_GAP_S = 10e-6
-"""Gaps up to this are between the kernels of one graph or stream; longer ones wait for the host."""
+"""Gaps up to this separate kernels of one graph or stream; in longer ones the device waits for the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,14 @@ class _Trace(msgspec.Struct):
 
 
 def read_spans(path: Path, kinds: frozenset[str]) -> list[Span]:
-    """The spans of a Chrome trace (microseconds) of some kinds of events."""
+    """Returns the spans of a Chrome trace (microseconds) of these kinds of events."""
     trace = msgspec.json.decode(path.read_bytes(), type=_Trace, strict=False)
     return [Span(each.ts / 1e6, (each.ts + each.dur) / 1e6) for each in trace.events if each.cat in kinds]
 
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Shares of the time from the first work's start to the last's end."""
+    """Idle shares of the time from the first work's start to the last's end."""
 
     waiting: float
     """Share in gaps that only the host can cause."""
@@ -48,7 +48,7 @@ class Idle:
 
 
 def idle_of(spans: Iterable[Span]) -> Idle:
-    """Of a device, whose work may overlap."""
+    """Returns the idle shares of a device whose work may overlap."""
     ordered = sorted(spans, key=lambda span: span.start_s)
     elapsed_s = max(span.end_s for span in ordered) - ordered[0].start_s
     gaps_s = list(_gaps(ordered))

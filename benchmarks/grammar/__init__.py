@@ -1,1 +1,1 @@
-"""What grammars cost per token."""
+"""Measures the cost of grammars per token."""

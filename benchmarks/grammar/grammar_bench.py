@@ -1,6 +1,6 @@
-"""``make bench-grammar``: tokens per second of the same batch without grammars and with them, in turns.
+"""``make bench-grammar``: compares tokens per second of a batch without grammars and with them, in turns.
 
-A model of random weights in this process; what is compared is the time of the same number of steps.
+Runs a model of random weights in this process, and compares the time of the same number of steps.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SCHEMA: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Number of requests in the batch that follow the schema."""
+    """A name, and how many requests of the batch follow the schema."""
 
     name: str
     num_constrained: int

@@ -1,1 +1,1 @@
-"""What HTTP, the API server and busy cores cost."""
+"""Measures the cost of HTTP, the API server and busy cores."""

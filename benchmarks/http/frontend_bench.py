@@ -1,6 +1,6 @@
-"""``make bench-front``: API server time for a turn of a long chat before the core is called, by part.
+"""``make bench-front``: measures API server time for a turn of a long chat before it calls the core, by part.
 
-One thread, neither sockets nor core. The chat goes on from turn to turn, as an agent's does.
+One thread, no sockets, no core. The chat grows from turn to turn, as an agent's does.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from engine.worker.loading.tiny_models import make_model_folder
 
 VOCAB_SIZE = 2048
 CHARACTERS_PER_TOKEN = 3.46
-"""Characters per token of the tokenizer made here and these texts; usual ones, with more words,
-have about 4."""
+"""Characters per token of the tokenizer made here on these texts; usual ones, with more words, have about
+4."""
 READ_MESSAGE = "the body is read and checked"
 PLAIN = "its messages are made plain"
 TEMPLATE = "the chat template writes the text"
@@ -68,7 +68,7 @@ class Times:
 
 
 class Chat:
-    """An agent's chat: calls of a tool and what they printed, which is Python's own source."""
+    """An agent's chat: calls of a tool and their output, which is Python's own source."""
 
     def __init__(self, num_messages: int, characters_per_message: int) -> None:
         self._source = Path(subprocess.__file__).read_text() + Path(argparse.__file__).read_text()
@@ -82,7 +82,7 @@ class Chat:
             self.go_on()
 
     def go_on(self) -> None:
-        """One more call and its result."""
+        """Adds one call and its result."""
         call_id = f"call-{len(self.messages)}"
         arguments = json.dumps({"command": self._text(100), "timeout_s": 30})
         call = {"id": call_id, "type": "function", "function": {"name": "bash", "arguments": arguments}}
@@ -93,7 +93,7 @@ class Chat:
         ]
 
     def body(self) -> bytes:
-        """The request for the next reply."""
+        """Returns the request for the next reply."""
         tools = [
             {
                 "type": "function",
@@ -111,13 +111,13 @@ class Chat:
         return json.dumps({"messages": self.messages, "tools": tools, "stream": True}).encode()
 
     def _text(self, num_characters: int) -> str:
-        """So much of the source, from where the last text ended."""
+        """Returns as many characters of the source, from where the last text ended."""
         self._position = (self._position + num_characters) % (len(self._source) - num_characters)
         return self._source[self._position : self._position + num_characters]
 
 
 class APIServer:
-    """What lies between a body and the bytes for the core, in the order in which a server does it."""
+    """The work between a body and the bytes for the core, in the order in which a server does it."""
 
     def __init__(self, model: Path) -> None:
         config = ModelConfig(model=str(model))
@@ -130,7 +130,7 @@ class APIServer:
         self._encode = msgspec.msgpack.Encoder().encode
 
     def prepare(self, body: bytes, times: Times) -> list[int]:
-        """The prompt; its parts are timed."""
+        """Returns the prompt and times its parts."""
         with times.measured(TOTAL):
             with times.measured(READ_MESSAGE):
                 request = parse_body(ChatCompletionRequest, body)
@@ -148,7 +148,7 @@ class APIServer:
         return prompt
 
     def by_transformers(self, body: bytes, times: Times) -> list[int]:
-        """The same prompt, all of it rendered and tokenized by the library."""
+        """Returns the same prompt, rendered and tokenized by the library alone."""
         request = json.loads(body)
         messages = normalize(request["messages"])
         hf = self.tokenizer.hf
@@ -161,7 +161,7 @@ class APIServer:
 
 
 def measure(chat: Chat, api_server: APIServer, num_turns: int) -> Iterator[str]:
-    """The report; AssertionError if a prompt is another than the library's."""
+    """Yields the report; AssertionError if a prompt differs from the library's."""
     times = Times()
     for number in range(num_turns + 1):
         body = chat.body()
@@ -194,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         finish_startup()  # as the server does when it has started
         for line in measure(chat, api_server, args.turns):
             print(line)
-        gc.unfreeze()  # some libraries take objects that are never looked at for lost ones, and say so
+        gc.unfreeze()  # some libraries mistake frozen objects for leaks, and say so
     return 0
 
 

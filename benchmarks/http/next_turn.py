@@ -1,6 +1,6 @@
-"""``make bench-turn``: what the next turn of a long job costs the API server and the core, in CPU time.
+"""``make bench-turn``: measures CPU time of the next turn of a long job in the API server and the core.
 
-A job of /v1/responses that goes on by ``previous_response_id``, once appended to the turn before and once
+A job of /v1/responses goes on by ``previous_response_id``, once appended to the turn before and once
 rendered, sent and hashed as a whole. The web application and the scheduler are real; between them are the
 bytes that a socket would carry, and the model's tokens are made up.
 """
@@ -63,7 +63,7 @@ class Times:
 
 
 class Core:
-    """A core without a process: takes a request's bytes, and runs it to its end."""
+    """A core without a process: takes a request's bytes, and runs the request to its end."""
 
     def __init__(self, policy: PolicyFactory, ready: EngineReady) -> None:
         self.times = Times()
@@ -82,7 +82,7 @@ class Core:
         self.now = 0.0
 
     def run(self, payload: bytes, reply: list[int]) -> EngineCoreOutputs:
-        """The outputs of one request, all of them in one message."""
+        """Returns the outputs of one request, all in one message."""
         scheduler, outputs = self._scheduler, EngineCoreOutputs()
         with self.times.measured("the request is read and queued"):
             message = self._decoder.decode(payload)
@@ -113,7 +113,7 @@ class Core:
 
 
 class CoreClient:
-    """An ``AsyncCoreClient`` of such a core: messages are written down, and answered by the event loop."""
+    """An ``AsyncCoreClient`` of such a core: encodes the messages; the event loop runs the answers."""
 
     pid, dead = 0, False
 
@@ -170,7 +170,7 @@ class CoreClient:
 
 
 class Bench:
-    """One server, and a job that it has from its first turn to its last."""
+    """One server, and a job from its first turn to its last."""
 
     def __init__(self, model: Path, policy: PolicyFactory) -> None:
         config = EngineConfig(model=ModelConfig(model=str(model)))
@@ -186,7 +186,7 @@ class Bench:
         self._last: dict[str, Any] | None = None
 
     async def turn(self, chat: Chat, *, whole: bool) -> None:
-        """One more turn. ``whole``: as if the tokens of the turn before were not known."""
+        """Runs one more turn. ``whole``: as if the tokens of the turn before were not known."""
         if whole:
             self._turns.forget_all()
         chat.go_on()
@@ -269,7 +269,7 @@ TOOLS = [
 
 
 def _known_turns(app: Any) -> KnownTurns:
-    """The known turns of an application, which lies inside its middleware."""
+    """Returns the known turns of an application, which is wrapped in middleware."""
     while not isinstance(app, FastAPI):
         app = getattr(app, "app", None) or app._app
     turns: KnownTurns = app.state.response_keeper.turns
@@ -279,7 +279,7 @@ def _known_turns(app: Any) -> KnownTurns:
 async def measure(
     model: Path, policy: str, num_tokens: int, num_messages: int, num_turns: int
 ) -> Iterator[str]:
-    """The report for one policy."""
+    """Yields the report for one policy."""
     bench = Bench(model, POLICIES[policy])
     chat = Chat(2, int(num_tokens * CHARACTERS_PER_TOKEN) // num_messages)
     num_tokens_per_turn = 2 * num_tokens // num_messages

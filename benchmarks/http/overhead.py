@@ -1,7 +1,7 @@
-"""``make bench``: what the way between a client and the engine costs, by a model that costs next to nothing.
+"""``make bench``: measures the overhead between client and engine, with a model that costs almost nothing.
 
 The same requests go to the engine in this process (AsyncLLM) and over HTTP to servers with one API server and
-with several, in turns, so that what else the machine does meets all of them.
+with several, in turns, so that other work on the machine affects all of them.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ NUM_BLOCKS = 2000
 
 
 class Caller(Protocol):
-    """One client of the engine, by one way."""
+    """A client of the engine, over one path."""
 
     async def ask(self) -> None:
-        """A completion of one token."""
+        """Requests a completion of one token."""
 
     async def stream(self) -> list[float]:
-        """A completion of STREAM_TOKENS: when each of them came."""
+        """Requests a completion of STREAM_TOKENS; returns when each of them arrived."""
 
 
 class EngineCaller:
@@ -103,7 +103,7 @@ class HttpCaller:
 
 @dataclass(slots=True)
 class Way:
-    """A way to the engine, and what was measured on it, round by round."""
+    """A path to the engine, and its measurements, round by round."""
 
     name: str
     trace: Path
@@ -112,12 +112,12 @@ class Way:
         default_factory=lambda: {number: [] for number in CONCURRENCIES}
     )
     tokens_per_s: list[float] = field(default_factory=list)
-    """Tokens per second of as many streams at once as there are callers."""
+    """Tokens per second of concurrent streams, one per caller."""
     streams: list[list[float]] = field(default_factory=list)
-    """Times at which the tokens of single streams came."""
+    """Times at which the tokens of single streams arrived."""
 
     async def measure(self, seconds: float) -> None:
-        """One round."""
+        """Measures one round."""
         for concurrency, rates in self.requests_per_s.items():
             rates.append(await self._rate([each.ask for each in self.callers[:concurrency]], seconds))
         self.tokens_per_s.append(
@@ -130,7 +130,7 @@ class Way:
 
     @staticmethod
     async def _rate(calls: Sequence[Callable[[], Awaitable[object]]], seconds: float) -> float:
-        """Calls per second, each caller calling again as soon as it is answered."""
+        """Returns calls per second; each caller calls again as soon as it is answered."""
         began = time.perf_counter()
 
         async def call_on(call: Callable[[], Awaitable[object]]) -> int:
@@ -144,9 +144,9 @@ class Way:
         return sum(counts) / (time.perf_counter() - began)
 
     def latencies_s(self) -> list[float]:
-        """From the end of the step that made a token to its client, over all single streams.
+        """Returns times from the end of a token's step to its arrival at the client, over all single streams.
 
-        The engine begins a step when it has sent off what the one before brought: the trace says when.
+        The engine begins a step once it has sent the previous one's tokens; the trace records when.
         """
         steps = [
             event.now
@@ -162,7 +162,7 @@ class Way:
 
 
 async def measure(folder: Path, model: Path, counts: Sequence[int], rounds: int, seconds: float) -> list[Way]:
-    """All ways, in turns; each round begins with another one."""
+    """Measures all paths in turns; each round begins with another one."""
     with ExitStack() as stack:
         ways = [in_process(folder, model, stack)]
         for count in counts:
@@ -208,7 +208,7 @@ async def over_http(folder: Path, model: Path, stack: ExitStack, num_api_servers
 
 
 def report(ways: Sequence[Way]) -> str:
-    """What was measured, each way beside the engine without HTTP."""
+    """Returns the results, each path next to the engine without HTTP."""
     floor = ways[0]
     lines = ["Requests per second of 1-token completions: median of the rounds (lowest to highest)"]
     for concurrency in CONCURRENCIES:
@@ -232,7 +232,7 @@ def report(ways: Sequence[Way]) -> str:
 
 
 def _rate_line(name: str, rates: Sequence[float], floor: Sequence[float]) -> str:
-    """The ratio is the median of the rounds' own: what slows one round slows both."""
+    """Formats rates and their ratio: the median of the rounds' ratios, as what slows one round slows both."""
     spread = f"({min(rates):,.0f} to {max(rates):,.0f})"
     ratio = statistics.median(rate / best for rate, best in zip(rates, floor, strict=True))
     return f"    {name:<20} {statistics.median(rates):>8,.0f} {spread:<20} {ratio:.2f}x"

@@ -1,6 +1,6 @@
-"""``make bench-cores``: what the engine loses on cores that others use too, by how OpenMP's threads wait.
+"""``make bench-cores``: measures the engine's loss on shared cores, by how OpenMP's threads wait.
 
-Each cell is a process of its own, as OpenMP reads its settings when it is loaded. Knows no server.
+Each cell is a separate process, as OpenMP reads its settings when it is loaded. Starts no server.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Rates:
 
 
 def measure(folder: str, seconds: float, num_requests: int) -> Rates:
-    """Bursts of equal requests for so long: first of one token, which are prefill, then of many."""
+    """Runs bursts of equal requests for ``seconds``: first of one token, which are prefill, then of many."""
     from engine.frontend.llm import LLM
     from engine.sampling_params import SamplingParams
 
@@ -66,7 +66,7 @@ def measure(folder: str, seconds: float, num_requests: int) -> Rates:
 
 
 def measure_apart(folder: str, seconds: float, num_requests: int, environment: Mapping[str, str]) -> Rates:
-    """The same in a process with these variables."""
+    """Runs ``measure`` in a process with these environment variables."""
     cell = _CELL.format(folder=folder, seconds=seconds, requests=num_requests)
     done = subprocess.run(
         [sys.executable, "-c", cell],

@@ -1,1 +1,1 @@
-"""The agent policy against all others: a grid of workloads, loads and tiers, simulated."""
+"""Compares the agent policy with all others: a simulated grid of workloads, loads and tiers."""

@@ -13,7 +13,7 @@ from eval.trace.analysis.distribution import Distribution
 
 BASELINE = "fcfs"
 SHORT_SHARE = 0.1
-"""Memory is short where fcfs computes more than this share of all prompt tokens again."""
+"""Memory is short if fcfs recomputes more than this share of all prompt tokens."""
 
 Measure = Callable[[RunResult], float]
 
@@ -35,12 +35,12 @@ def max_jct_s(run: RunResult) -> float:
 
 
 def returning_p99_s(run: RunResult) -> float:
-    """Time to first token of the turns that come back from a tool; 0 without any."""
+    """Returns the p99 time to first token of the turns that return from a tool; 0 without any."""
     return 0.0 if run.returning_ttft_s is None else run.returning_ttft_s.p99
 
 
 def first_wait_s(run: RunResult) -> float:
-    """The longest of a job's first turn, to its first token."""
+    """Returns the longest time to first token of any job's first turn; 0 without any."""
     return 0.0 if run.first_ttft_s is None else run.first_ttft_s.max
 
 
@@ -51,7 +51,7 @@ def _jct(run: RunResult) -> Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What every policy made of the same jobs."""
+    """The results of every policy on the same jobs."""
 
     traffic: str
     jobs_per_s: float
@@ -66,7 +66,7 @@ class Cell:
 
     @property
     def again_share(self) -> float:
-        """Share of all prompt tokens that are recomputed under fcfs."""
+        """Returns the share of all prompt tokens that fcfs recomputes."""
         runs = self.runs[BASELINE]
         return sum(told(run.recomputed_tokens) for run in runs) / sum(run.prompt_tokens for run in runs)
 
@@ -75,7 +75,7 @@ class Cell:
         return self.again_share > SHORT_SHARE
 
     def ratio(self, policy: str, measure: Measure, base: str = BASELINE) -> Estimate | None:
-        """To ``base``, paired by seed: below 1 the policy is better. None with nothing to divide."""
+        """Returns the ratio to ``base``, paired by seed; below 1 the policy is better. None without pairs."""
         pairs = zip(self.runs[base], self.runs[policy], strict=True)
         return ratio_interval([(measure(before), measure(after)) for before, after in pairs])
 
@@ -83,9 +83,9 @@ class Cell:
 def grid_ratio(
     cells: Sequence[Cell], policy: str, base: str = BASELINE, measure: Measure = mean_jct_s
 ) -> Estimate:
-    """Mean JCT (or another measure that is never 0) on the grid's mean, to that of ``base``.
+    """Returns a policy's grid mean of JCT (or another measure that is never 0), over that of ``base``.
 
-    Per seed the geometric mean over all cells, so that each cell counts alike however long its jobs take.
+    The mean per seed is geometric over all cells, so that each cell counts alike however long its jobs take.
     """
     num_seeds = len(cells[0].runs[base])
     pairs = [
@@ -98,7 +98,7 @@ def grid_ratio(
 
 
 def tier_ratio(cells: Sequence[Cell], policy: str) -> Estimate | None:
-    """Mean JCT of a policy with a host tier to that without, over loads that ran on both tiers; None
+    """Returns a policy's mean JCT with a host tier over that without, for loads that ran on both tiers; None
     without any."""
     hosted = {(cell.traffic, cell.jobs_per_s): cell for cell in cells if cell.host_tier}
     bare = [cell for cell in cells if not cell.host_tier and (cell.traffic, cell.jobs_per_s) in hosted]

@@ -1,7 +1,7 @@
 """``python -m benchmarks.policy``: runs the grid, prints a table per cell and which promises are kept.
 
-With ``--ablation`` the policy beside what is left of it without each of its parts; with ``--constants``
-beside itself with each of its constants at half and at double.
+With ``--ablation`` it compares the policy with itself without each of its parts; with ``--constants`` with
+itself with each of its constants at half and at double.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FOLDER = Path("workloads")
 
 
 class Loads(Enum):
-    """Which loads of each workload are played."""
+    """Which loads of each workload run."""
 
     ALL = "all"
     LIGHTEST_AND_HEAVIEST = "lightest and heaviest"
@@ -52,7 +52,7 @@ class Loads(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What is printed: of each cell when it is done, and of all together."""
+    """What is printed: for each cell when it is done, and for all cells at the end."""
 
     cell: Callable[[Cell], str | None]
     end: Callable[[Sequence[Cell]], str]
@@ -66,7 +66,7 @@ class BenchConfig:
     traffic: Sequence[Traffic]
     gpu: str
     policies: tuple[str, ...]
-    """Policies to compare; fcfs is among them."""
+    """Policies to compare; they include fcfs."""
     seeds: range
     num_jobs: int
     which_loads: Loads
@@ -74,7 +74,7 @@ class BenchConfig:
     report: Report
 
     def plans(self) -> list[tuple[Traffic, SimulationPlan]]:
-        """Each workload on its tiers. EvalError if a recording is missing."""
+        """Returns each workload on its tiers. EvalError if a recording is missing."""
         return [
             (traffic, traffic.plan(self.workloads, self.gpu, self.num_jobs, host_tier=host_tier))
             for traffic in self.traffic
@@ -91,7 +91,7 @@ class BenchConfig:
                 return (traffic.loads[-1],)
 
     def runs(self, traffic: Traffic) -> list[SimulationRun]:
-        """Without what plots need: of a thousand runs that would be a hundred megabytes."""
+        """Returns the runs without plot data, which would be a hundred megabytes for a thousand runs."""
         return [
             SimulationRun(policy, load, seed, detail=False)
             for load in self.loads(traffic)
@@ -101,7 +101,7 @@ class BenchConfig:
 
 
 def run_cells(config: BenchConfig) -> Iterator[list[Cell]]:
-    """The cells of one workload and one tier at a time, by load; progress on stderr."""
+    """Yields the cells of one workload and one tier at a time, by load; reports progress on stderr."""
     for traffic, plan in config.plans():
         runs = config.runs(traffic)
         tier = "with a host tier" if plan.host_kv_tokens else "without a host tier"
@@ -122,7 +122,7 @@ def _by_policy(results: Sequence[RunResult], load: float) -> dict[str, list[RunR
 
 
 def run(config: BenchConfig, command: str, out: Path | None) -> None:
-    """Print the cells as they are done, then all together. ``out`` has whatever is done so far."""
+    """Prints the cells as they are done, then the whole grid. Keeps ``out`` up to date with what is done."""
     cells: list[Cell] = []
     for done in run_cells(config):
         cells += done
@@ -149,7 +149,8 @@ def _result_file(cells: Sequence[Cell], command: str) -> ResultFile:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command. Exit code 1, with one sentence, if something cannot be run; a promise not kept is none."""
+    """Runs the command. Exit code 1, with one sentence, if something cannot be run; 0 even if promises
+    break."""
     given = _parser().parse_args(argv)
     try:
         require_writable(given.json)
@@ -207,7 +208,7 @@ def _config(given: argparse.Namespace) -> BenchConfig:
 
 
 def _asked(given: argparse.Namespace) -> tuple[Report, Sequence[str], Loads, int]:
-    """What is printed, of which policies, at which loads, of how many seeds."""
+    """Returns the report, the policies, the loads and the number of seeds."""
     loads = Loads.LIGHTEST_AND_HEAVIEST if given.quick else Loads.ALL
     loads = Loads.HEAVIEST if given.heaviest else loads
     if given.ablation:
@@ -222,7 +223,7 @@ def _asked(given: argparse.Namespace) -> tuple[Report, Sequence[str], Loads, int
 
 
 def _command(given: argparse.Namespace) -> str:
-    """What decides the results, without where they go: equal questions have equal answers."""
+    """Returns the flags that decide the results, without output paths: equal runs have equal commands."""
     words = ["python", "-m", "benchmarks.policy", "--workloads", str(given.workloads), "--gpu", given.gpu]
     for flag in ("only", "policies", "constants", "seeds"):
         if getattr(given, flag) is not None:

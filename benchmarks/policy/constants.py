@@ -1,6 +1,6 @@
-"""Every constant that the agent policy and its estimator rest on: why it has its value, and how it is turned.
+"""All constants of the agent policy and its estimator: the reason for each value, and how to vary it.
 
-What is measured at half and at double is found among the policy's options by itself. Runs nothing.
+Finds those that are measured at half and at double among the policy's options. Runs nothing.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ WHY = {
     "max_wait_s": "who hears that the server lives waits as long as the jobs before take",
     "max_return_wait_s": "two minutes and less cost 1 to 4 % of the mean where many have begun",
 }
-"""Reasons for the values, in a sentence each."""
+"""Reasons for the values, one sentence each."""
 
 WITH_RULE = {
     "pool_price": "price",
@@ -64,7 +64,7 @@ WITH_RULE = {
     "past_usual": "median-horizon",
     "fixed_ttl_s": "fixed",
 }
-"""Constants of one rule are turned, and compared, under that rule."""
+"""Constants of one rule are varied, and compared, under that rule."""
 
 BOUNDS = {
     "config.max_jobs": "memory; a simulation has fewer",
@@ -177,13 +177,13 @@ BOUNDS = {
     "shell.MAX_NESTING": "time to read one call",
     "shell.MAX_WORDS": "time to read one call",
 }
-"""Module and name of what is not turned, because no run here could show anything: bounds, and what only a
-client's own words bring into play."""
+"""Module and name of constants that are not varied, because no run here could show an effect: bounds, and
+those that only a client's own signals bring into play."""
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """One option of the policy that is a number."""
+    """A numeric option of the policy."""
 
     name: str
     value: float
@@ -194,12 +194,12 @@ class Constant:
 
     @property
     def base(self) -> str:
-        """The policy that the turned one is compared with."""
+        """Returns the policy that the varied one is compared with."""
         rule = WITH_RULE.get(self.name, ContinuumConfig().ttl_rule)
         return SUBJECT if rule == ContinuumConfig().ttl_rule else f"{SUBJECT}:ttl_rule={rule}"
 
     def times(self, factor: float) -> str | None:
-        """The policy with ``factor`` times its value; None if that is no other, or none that it takes."""
+        """Returns the policy with ``factor`` times the value; None if that is the same or not allowed."""
         value = type(self.value)(self.value * factor)
         if value == self.value:
             return None
@@ -214,7 +214,7 @@ HALF, DOUBLE = 0.5, 2.0
 
 
 def constants(names: Sequence[str] = ()) -> list[Constant]:
-    """All that can be turned, or only those of these names; EvalError for a name that is none."""
+    """Returns all constants that can be varied, or those with these names; EvalError for an unknown name."""
     found = {constant.name: constant for constant in _numbers()}
     for name in names:
         if name not in found:
@@ -232,7 +232,7 @@ def _numbers() -> Iterator[Constant]:
 
 
 def turned(chosen: Sequence[Constant]) -> list[str]:
-    """All policies that these need, those that they are compared with included."""
+    """Returns all policies to run for these constants, including those that they are compared with."""
     policies = [SUBJECT]
     for constant in chosen:
         policies += [constant.base, *filter(None, (constant.times(HALF), constant.times(DOUBLE)))]

@@ -1,7 +1,7 @@
-"""``python -m benchmarks.policy.folds``: halves of recordings, each with what the other half teaches.
+"""``python -m benchmarks.policy.folds``: halves recordings, each with a state learned from the other half.
 
-So a policy that has learned is judged by jobs of tasks that it did not learn from: run the grid once in
-each folder, with ``--policies ...,continuum:estimator_state=FOLDER/learned.json``.
+So a policy that has learned is judged by jobs of tasks that it did not learn from: run the grid once in each
+folder, with ``--policies ...,continuum:estimator_state=FOLDER/learned.json``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LEARNED = "learned.json"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write ``OUT/0`` and ``OUT/1``: recordings, and the state that a server has that saw the others."""
+    """Writes ``OUT/0`` and ``OUT/1``: recordings, and a state learned from the other half."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.policy.folds", description=__doc__)
     parser.add_argument("--workloads", type=Path, required=True, help="Folder of the recordings")
     parser.add_argument("--out", type=Path, required=True, help="Folder to make")
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _tell(fold: int, folder: Path) -> None:
-    """How many pairs of held-out jobs are ordered rightly."""
+    """Prints the share of pairs of held-out jobs that are ordered correctly."""
     model = load_learned(folder / LEARNED).work_model
     assert model is not None
     for name in RECORDINGS:
@@ -57,7 +57,7 @@ def _tell(fold: int, folder: Path) -> None:
 
 
 def _parted(path: Path, fold: int) -> tuple[list[Job], list[Job]]:
-    """The jobs of every second group, and those of the others."""
+    """Returns the jobs of every NUM_FOLDS-th group (held out), and those of the others."""
     jobs = open_workload(str(path)).sample(None, None).jobs
     groups = [job.group for job in played(jobs)]
     chosen = set(sorted(set(groups))[fold::NUM_FOLDS])

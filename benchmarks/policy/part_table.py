@@ -1,4 +1,4 @@
-"""What each part and each constant of the agent policy brings, as Markdown tables. Pure functions."""
+"""Formats the effect of the agent policy's parts and constants as Markdown tables. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from eval.report.tables import NOTHING
 
 NO_DIFFERENCE = "no difference"
 SMALL = 0.005
-"""A change of a cell's mean JCT by less than half a percent is none."""
+"""Smaller relative changes of a cell's mean JCT count as no effect."""
 
 
 def part_table(cells: Sequence[Cell], parts: Sequence[Part]) -> str:
-    """A row per part: above 1 jobs take longer without it, so it brings something."""
+    """Returns a row per part; above 1 jobs take longer without the part, so it helps."""
     head = ["without it", "", "mean JCT (95 %)", "p95 JCT", "p99 TTFT return", "by cell", "the part"]
     rows = [_part_row(cells, part) for part in parts]
     title = f"ratios to {SUBJECT} with all its parts, geometric mean over {_told_cells(cells)}:"
@@ -38,7 +38,7 @@ def _part_row(cells: Sequence[Cell], part: Part) -> list[str]:
 
 
 def _returning(cells: Sequence[Cell], policy: str) -> str:
-    """Of the cells where turns return and wait at all."""
+    """Returns the geometric mean ratio over the cells where turns return and wait at all."""
     ratios = [cell.ratio(policy, returning_p99_s, SUBJECT) for cell in cells]
     values = [ratio.value for ratio in ratios if ratio is not None]
     return f"{statistics.geometric_mean(values):.2f}" if values else NOTHING
@@ -52,7 +52,7 @@ def _host_tier(cells: Sequence[Cell]) -> list[str]:
 
 
 def constant_table(cells: Sequence[Cell], constants: Sequence[Constant]) -> str:
-    """A row per constant: mean and p95 JCT at half and at double, as ratios to what they are at its value."""
+    """Returns a row per constant: mean and p95 JCT at half and at double, over those at its value."""
     told = "mean JCT (95 %); by cell; p95 JCT"
     head = ["constant", "value", "why", f"at half: {told}", f"at double: {told}"]
     rows = [
@@ -86,7 +86,7 @@ def _by_cell(cells: Sequence[Cell], policy: str, base: str) -> str:
 
 
 def _without_effect(cells: Sequence[Cell], constants: Sequence[Constant]) -> list[str]:
-    """Those that could as well be something else: candidates for removal."""
+    """Lists constants whose value has no effect: candidates for removal."""
     idle = [f"`{one.name}`" for one in constants if not any(_moves(cells, one, by) for by in (HALF, DOUBLE))]
     if not idle:
         return []
@@ -112,7 +112,7 @@ def _told_cells(cells: Sequence[Cell]) -> str:
 
 
 def _markdown(lines: Sequence[Sequence[str]]) -> str:
-    """The first line is the head; columns are as wide as their widest cell."""
+    """Formats a table; the first line is the head. Columns are as wide as their widest cell."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rows = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |"

@@ -1,4 +1,4 @@
-"""What the agent policy is made of, each part as the policy that lacks it. Runs nothing."""
+"""The parts of the agent policy, each defined as the policy that lacks it. Runs nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from eval.baselines.without import WITHOUT
 from eval.report.intervals import Estimate
 
 NOT_PLAYED = ("infer_jobs",)
-"""Options without effect here: replayed jobs are always named."""
+"""Options without effect here: replayed jobs always have a name."""
 HOLDS = {
     "price": "held for as long as is worth the most at a price of memory",
     "median-horizon": "held while the median of the remaining time is within a horizon",
@@ -23,15 +23,15 @@ HOLDS = {
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part, by what is left without it."""
+    """One part, described by what is left without it."""
 
     policy: str
-    """Policy as a command line names it."""
+    """The policy without the part, as a command line names it."""
     told: str
 
 
 def parts() -> list[Part]:
-    """All of them; switches of the policy's own options are found by themselves."""
+    """Returns all parts; finds boolean options by itself."""
     summaries = dict(policy_names())
     lessened = [Part(kind.name, summaries[kind.name].removeprefix("as continuum, but ")) for kind in WITHOUT]
     return [
@@ -49,7 +49,7 @@ def parts() -> list[Part]:
 
 
 def _other_rules() -> list[Part]:
-    """What decides how long is one of several that can be chosen: the others in its place."""
+    """Returns the other rules for the pin's duration, each in place of the default."""
     return [
         Part(f"{SUBJECT}:ttl_rule={rule}", told)
         for rule, told in HOLDS.items()
@@ -58,14 +58,14 @@ def _other_rules() -> list[Part]:
 
 
 def _weights() -> list[Part]:
-    """What counts by a weight that is 0 by default counts not at all, and is no part."""
+    """Returns the policy with a weight of 0; nothing if the weight is 0 by default."""
     if not ContinuumConfig().work_weight:
         return []
     return [Part(f"{SUBJECT}:work_weight=0", "the forecast of a job's remaining work counts nothing")]
 
 
 def _switches() -> list[Part]:
-    """Options that are on, or off, by default, the other way."""
+    """Returns the policy with each boolean option inverted."""
     switches = [one for one in fields(ContinuumConfig) if isinstance(one.default, bool)]
     return [
         Part(
@@ -78,12 +78,12 @@ def _switches() -> list[Part]:
 
 
 def host_tier_ratio(cells: Sequence[Cell]) -> Estimate | None:
-    """What a host tier makes of the whole policy's mean JCT; None unless loads ran on both tiers."""
+    """Returns the policy's mean JCT with a host tier over that without; None unless both tiers ran."""
     return tier_ratio(cells, SUBJECT)
 
 
 def is_same(cells: Sequence[Cell], policy: str, base: str = SUBJECT) -> bool:
-    """Whether every job ended when it ended under ``base``: nothing was decided differently."""
+    """Whether all runs have the mean JCT that they have under ``base``: no decision differed."""
     return all(
         mean_jct_s(one) == mean_jct_s(other)
         for cell in cells
@@ -92,7 +92,7 @@ def is_same(cells: Sequence[Cell], policy: str, base: str = SUBJECT) -> bool:
 
 
 def verdict(cells: Sequence[Cell], policy: str) -> str:
-    """What the part brings that ``policy`` lacks, on the grid's mean."""
+    """Returns the effect of the part that ``policy`` lacks, on the grid's mean."""
     if is_same(cells, policy):
         return "makes no difference"
     ratio = grid_ratio(cells, policy, SUBJECT)

@@ -1,4 +1,4 @@
-"""What the agent policy promises on the grid, and whether it does. A figure decides, not its interval."""
+"""The agent policy's promises on the grid, and whether it keeps them. A figure decides, not its interval."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from eval.report.intervals import Estimate
 SUBJECT = "continuum"
 ORACLE = "oracle"
 LIMITS = (ORACLE, "known-work")
-"""Know the future: no baselines."""
+"""Policies that know the future; they are no baselines."""
 DIGITS = 3
 """Ratios are compared to a tenth of a percent: smaller differences are chance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """One sentence, and what came out."""
+    """One promise and its result."""
 
     text: str
     kept: bool | None
-    """Whether it is kept; None: nothing of the grid that ran can say."""
+    """Whether it is kept; None if no cell that ran can show it."""
     figure: str
 
 
@@ -42,7 +42,7 @@ class _Bound:
     text: str
     measure: Measure
     most: float
-    """The largest ratio to fcfs that keeps it."""
+    """The largest ratio to fcfs that keeps the promise."""
     concerns: Callable[[Cell], bool]
 
 
@@ -51,7 +51,7 @@ def _any(cell: Cell) -> bool:
 
 
 def _short(kind: str) -> Callable[[Cell], bool]:
-    """Cells of these workloads without a host tier where memory is short."""
+    """Selects cells of these workloads without a host tier where memory is short."""
     return lambda cell: cell.traffic.startswith(kind) and not cell.host_tier and cell.is_short
 
 
@@ -82,7 +82,7 @@ _BOUNDS = (
 
 
 def judge(cells: Sequence[Cell], subject: str = SUBJECT) -> list[Promise]:
-    """All promises of a policy; fcfs must have run in every cell."""
+    """Checks all promises of a policy; fcfs must have run in every cell."""
     return [
         *(_judge_bound(bound, cells, subject) for bound in _BOUNDS),
         _judge_host_mean(cells, subject),
@@ -118,7 +118,7 @@ def _judge_host_mean(cells: Sequence[Cell], subject: str) -> Promise:
 
 
 def _judge_baselines(cells: Sequence[Cell], subject: str) -> list[Promise]:
-    """One promise per kind of baseline, at the one setting that does best on the whole grid."""
+    """Checks one promise per kind of baseline, at the setting that does best on the whole grid."""
     settings: dict[str, list[str]] = {}
     for policy in cells[0].runs:
         kind = policy.partition(":")[0]
@@ -157,12 +157,12 @@ def _within(value: float, most: float) -> bool:
 
 
 def _told(ratio: float) -> str:
-    """As a ratio, and where the policy is clearly faster also as a multiple."""
+    """Formats a ratio; adds a multiple if the policy is clearly faster."""
     return f"{ratio:.3f} of {BASELINE}'s" + (f", {1 / ratio:.2f}x better" if ratio < 0.9 else "")
 
 
 def with_interval(ratio: Estimate | None) -> str:
-    """``0.520 (0.490-0.551)``; a dash for nothing."""
+    """Formats as ``0.520 (0.490-0.551)``; a dash for None."""
     if ratio is None:
         return "-"
     if ratio.low is None or ratio.high is None:

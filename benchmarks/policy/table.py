@@ -1,4 +1,4 @@
-"""The grid as text: a table per cell, the mean over all cells, the promises. Pure functions."""
+"""Formats the grid as text: a table per cell, the mean over all cells, the promises. Pure functions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HEAD = ["policy", "JCT s", "(95 %)", "JCT", "JCT", "JCT", "return s", "first s"
 
 
 def cell_table(cell: Cell, base: str = BASELINE) -> str:
-    """A row per policy; ratios are to ``base``."""
+    """Returns a row per policy; ratios are to ``base``."""
     short = "short" if cell.is_short else "not short"
     title = f"{cell.title}: memory is {short}, fcfs computes {cell.again_share:.0%} of prompt tokens again"
     above = ["", "mean", f"ratio to {base}", "p95", "p99", "longest", "p99 TTFT", "longest", "pre-", "in"]
@@ -54,7 +54,7 @@ def _short_ratio(ratio: Estimate | None) -> str:
 
 
 def notes(base: str = BASELINE) -> str:
-    """What the heads of the tables mean."""
+    """Explains the heads of the tables."""
     told = (
         f"JCT: job completion time; its p95, p99 and longest as ratios to {base}, paired by seed",
         "first: a job's first turn, to its first token",
@@ -64,7 +64,7 @@ def notes(base: str = BASELINE) -> str:
 
 
 def grid_table(cells: Sequence[Cell], base: str = BASELINE) -> str:
-    """Every policy on the mean over all cells, and over those of each tier that ran."""
+    """Returns every policy's mean over all cells, and over the cells of each tier that ran."""
     tiers = (
         ("without a host tier", [cell for cell in cells if not cell.host_tier]),
         ("with a host tier", [cell for cell in cells if cell.host_tier]),
@@ -81,7 +81,7 @@ def grid_table(cells: Sequence[Cell], base: str = BASELINE) -> str:
 
 
 def promise_list(subject: str, promises: Sequence[Promise]) -> str:
-    """Each promise, kept or not, with its figure."""
+    """Lists each promise, kept or not, with its figure."""
     kept = sum(promise.kept is True for promise in promises)
     judged = sum(promise.kept is not None for promise in promises)
     lines = [f"promises of {subject}, {kept} of {judged} kept (ratios are judged to 0.1 %):"]

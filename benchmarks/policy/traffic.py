@@ -1,4 +1,4 @@
-"""Which jobs meet which hardware: the rows of the grid. Runs nothing."""
+"""The rows of the grid: which jobs run on which hardware. Runs nothing."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ class Traffic:
 
     name: str
     parts: tuple[str, ...]
-    """Recordings, without their folder and ending, and presets."""
+    """Names of recordings, without folder and suffix, and of presets."""
     loads: tuple[float, ...]
     """Jobs per second, from light to heavy."""
     kv_tokens: int
-    """Tokens of the KV pool, on an H100."""
+    """Tokens of the KV pool on an H100."""
     model: str = MODEL
-    """Preset of the simulator."""
+    """Model preset of the simulator."""
     host_tiers: tuple[bool, ...] = (False, True)
-    """Without a host tier, with one. With one all layers are a single KV cache group."""
+    """Runs without a host tier (False) and with one (True); with one, all layers form one KV cache group."""
     max_context_tokens: int | None = None
-    """Longer jobs are left out; None: those that do not fit in the pool."""
+    """Longer jobs are left out; None: jobs that do not fit in the pool."""
     share_prefixes: bool = False
 
     def workload(self, folder: Path) -> str:
-        """Its name for the catalogue; EvalError if a recording is not in the folder."""
+        """Returns the workload's name in the catalog; EvalError if a recording is not in the folder."""
         return PLUS.join(part if part in PRESETS else str(_recording(folder, part)) for part in self.parts)
 
     def plan(self, folder: Path, gpu: str, num_jobs: int, *, host_tier: bool) -> SimulationPlan:
-        """All its runs, but for policy, load and seed.
+        """Returns what all its runs share: everything but policy, load and seed.
 
-        On another GPU the pool grows with the memory that is left beside the weights.
+        On another GPU the pool grows with the memory that is left after the weights.
         """
         grown = _kv_tokens(self.model, gpu) / _kv_tokens(self.model, GPU)
         kv_tokens = int(self.kv_tokens * grown) // BLOCK_SIZE * BLOCK_SIZE
@@ -118,13 +118,13 @@ GROUPED = (
         host_tiers=(False,),
     ),
 )
-"""Models with several KV cache groups, at loads where their KV is short; run when they are named."""
+"""Models with several KV cache groups, at loads where their KV is short; they run only when named."""
 
 ROWS = {traffic.name: traffic for traffic in (*TRAFFIC, *GROUPED)}
 
 
 def chosen(only: str | None) -> Sequence[Traffic]:
-    """Those of that name, separated by commas; TRAFFIC by default. EvalError for a name that is none."""
+    """Returns the named rows (comma-separated); TRAFFIC by default. EvalError for an unknown name."""
     if only is None:
         return TRAFFIC
     names = only.split(",")

@@ -1,1 +1,1 @@
-"""What the scheduler alone costs, beside vLLM's."""
+"""Measures the cost of the scheduler alone, and compares it with vLLM's."""

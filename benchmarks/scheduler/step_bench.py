@@ -1,8 +1,8 @@
-"""``make bench-step``: what the scheduler itself costs, in microseconds, without model or process around it.
+"""``make bench-step``: measures the cost of the scheduler alone, in microseconds, without model or process.
 
 One thread, the garbage collector on, as in the engine core. The cases are those that V1's scheduler is
-measured by, then a crowd: a step beside thousands of waiting jobs and pins against the same step beside ten.
-With --vllm each case runs on vLLM's V1 scheduler right before, and ours / theirs is printed.
+measured by, then a crowd: a step with thousands of waiting jobs and pins against the same step with ten. With
+--vllm each case runs on vLLM's V1 scheduler right before, and ours / theirs is printed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_MODEL_LEN = 8192
 NUM_BLOCKS = 40_000
 WARM_UP_STEPS = 20
 STEP_S = 0.02
-"""What a step of the model is said to take."""
+"""Assumed duration of a step of the model."""
 POLICIES: dict[str, PolicyFactory] = {"fcfs": fcfs, "continuum": ContinuumPolicyFactory(ContinuumConfig())}
 
 
@@ -64,7 +64,7 @@ class Timing:
 
 
 class Bench:
-    """One scheduler under a policy, fed with made requests and made tokens."""
+    """A scheduler under a policy, with synthetic requests and tokens."""
 
     def __init__(self, policy: PolicyFactory, *, max_num_seqs: int, num_blocks: int = NUM_BLOCKS) -> None:
         self._random = random.Random(7)
@@ -96,7 +96,7 @@ class Bench:
         self.scheduler.add_request(request, self.now)
 
     def step(self, step_s: float = STEP_S) -> float:
-        """One step with one token for each request that is due one; its seconds, the model's left out."""
+        """Runs one step, a token for each request that is due one; returns its seconds without the model."""
         began = perf_counter()
         plan = self.scheduler.schedule(self.now)
         planned = perf_counter()
@@ -117,7 +117,7 @@ class Bench:
             self.step(step_s)
 
     def run_until_decoding(self) -> None:
-        """Until all that runs has its prompt behind it."""
+        """Steps until all running requests have finished their prefill."""
         self.step()
         while any(r.num_computed_tokens < r.num_tokens - 1 for r in self.scheduler.running):
             self.step()
@@ -127,14 +127,14 @@ class Bench:
 
 
 def decode(policy: str, factory: PolicyFactory, num_requests: int, num_steps: int) -> Timing:
-    """Steps with ``num_requests`` running requests, each getting one token."""
+    """Times steps with ``num_requests`` running requests, each getting one token."""
     bench = decoding(factory, num_requests)
     samples = [bench.step() for _ in range(num_steps)]
     return Timing(f"schedule + update, {num_requests} decoding", policy, samples)
 
 
 def decoding(factory: PolicyFactory, num_requests: int) -> Bench:
-    """Running requests, all past their prompts; some steps are done already."""
+    """Starts running requests, all past their prompts; some steps are done already."""
     bench = Bench(factory, max_num_seqs=max(num_requests, 16))
     for number in range(num_requests):
         bench.add(bench.request(bench.tokens(128), 4000, f"job-{number}"))
@@ -147,7 +147,7 @@ def decoding(factory: PolicyFactory, num_requests: int) -> Bench:
 
 
 def admit_hit(policy: str, factory: PolicyFactory, num_repeats: int) -> Timing:
-    """A prompt of 4160 tokens, 4096 of them cached: made, added, scheduled, updated."""
+    """Times a prompt of 4160 tokens, 4096 of them cached: made, added, scheduled, updated."""
     bench = Bench(factory, max_num_seqs=16)
     samples = []
     for _ in range(num_repeats):
@@ -165,7 +165,7 @@ def admit_hit(policy: str, factory: PolicyFactory, num_repeats: int) -> Timing:
 
 
 def hashing(num_repeats: int) -> Timing:
-    """The hashes of 4096 tokens."""
+    """Times the hashing of 4096 tokens."""
     hasher, tokens = BlockHasher(BLOCK_SIZE), Bench(fcfs, max_num_seqs=1).tokens(4096)
 
     def once() -> None:
@@ -176,7 +176,7 @@ def hashing(num_repeats: int) -> Timing:
 
 
 def pool(num_repeats: int) -> list[Timing]:
-    """256 empty blocks taken and given back; as many that are free and cached hit, and given back."""
+    """Times 256 empty blocks allocated and freed; and 256 free cached ones hit, and freed."""
     blocks = BlockPool(NUM_BLOCKS)
     hashes = [number.to_bytes(32) for number in range(256)]
     got, freed, touched, freed_cached = [], [], [], []
@@ -220,14 +220,14 @@ RUNNING = 32
 PIN_TOKENS = 128
 RETURNING_TOKENS = 8000
 ROOM_BLOCKS = 480
-"""Free blocks: running requests grow into them, and the one that is back needs more."""
+"""Free blocks: running requests grow into them, and the returning turn needs more."""
 SLOW_STEP_S = 40.0
 HOLD_S = 1e6
 _HOLDING = ContinuumConfig(ttl_rule="fixed", fixed_ttl_s=HOLD_S, max_ttl_s=HOLD_S, pin_budget=1.0)
 
 
 def crowded(num_waiting: int, num_pins: int, num_steps: int) -> Timing:
-    """Steps in a crowd."""
+    """Times steps in a crowd."""
     bench = crowd(num_waiting, num_pins)
     samples = [bench.step() for _ in range(num_steps)]
     assert len(bench.scheduler.running) == RUNNING
@@ -239,10 +239,10 @@ def crowded(num_waiting: int, num_pins: int, num_steps: int) -> Timing:
 
 
 def crowd(num_waiting: int, num_pins: int) -> Bench:
-    """32 decoding requests while the oldest job's turn is back, finds no room, and may break any of the pins
-    if that costs less than it has waited; new jobs wait behind it. Some steps are done already.
+    """32 requests decode while the oldest job's next turn waits: its allocation fails, and it may revoke any
+    of the pins if that costs less than it has waited; new jobs wait after it. Some steps are done already.
 
-    The pins' prompts are said to have taken so long that the answer stays no, however often it is asked.
+    The pins' prefills are said to have taken so long that the decision stays no, however often it is made.
     """
     bench = Bench(
         ContinuumPolicyFactory(_HOLDING),
@@ -250,7 +250,7 @@ def crowd(num_waiting: int, num_pins: int) -> Bench:
         num_blocks=num_pins * (PIN_TOKENS // BLOCK_SIZE + 1) + RUNNING * MAX_MODEL_LEN // BLOCK_SIZE,
     )
     first_prompt = bench.tokens(PIN_TOKENS)
-    # What it calls is not reported, so its return teaches nothing about the others.
+    # Its tool call is not reported, so its return teaches nothing about the others.
     bench.add(bench.request(first_prompt, 1, "oldest"))
     bench.run_until_idle(SLOW_STEP_S)
     for number in range(num_pins - 1):
@@ -270,7 +270,7 @@ def crowd(num_waiting: int, num_pins: int) -> Bench:
 
 
 def _run_turn(bench: Bench, prompt: list[int], job_id: str) -> None:
-    """A turn that ends with a tool call and is held."""
+    """Runs a turn that ends with a tool call and is pinned."""
     request = bench.request(prompt, 1, job_id)
     bench.add(request)
     bench.run_until_idle(SLOW_STEP_S)
@@ -278,7 +278,7 @@ def _run_turn(bench: Bench, prompt: list[int], job_id: str) -> None:
     bench.scheduler.signal(ToolGapStarted(request.request_id, [call]), bench.now)
 
 
-# ---- beside vLLM ----
+# ---- comparison with vLLM ----
 
 VLLM = "vLLM"
 GOALS = {
@@ -289,11 +289,11 @@ GOALS = {
     "touch 256": 0.5,
     "free 256": 0.5,
 }
-"""Largest multiple of theirs, by the first words of a case."""
+"""Largest allowed ratio to vLLM's time, by the first words of a case."""
 
 
 def ratio_line(ours: Timing, theirs: Timing) -> str:
-    """Of the medians, beside what it is to be at most."""
+    """Returns the ratio of the medians and its goal."""
     ratio = ours.median_us / theirs.median_us
     goal = next(bound for words, bound in GOALS.items() if ours.case.startswith(words))
     verdict = "met" if ratio <= goal else "NOT MET"
@@ -301,7 +301,7 @@ def ratio_line(ours: Timing, theirs: Timing) -> str:
 
 
 def _ratios(timings: Sequence[Timing]) -> Iterator[str]:
-    """Ours / theirs, a line for each case that both have."""
+    """Yields ours / theirs, a line for each case that both have."""
     theirs = {timing.case: timing for timing in timings if timing.policy == VLLM}
     for timing in timings:
         if timing.policy != VLLM and timing.case in theirs:
@@ -318,7 +318,7 @@ CASES: Mapping[str, Callable[[int], list[Timing]]] = {
     "hash": lambda steps: [hashing(steps // 4)],
     "pool": lambda steps: pool(steps // 4),
 }
-"""Cases by name, the one that vLLM's side has for them, too."""
+"""Cases by name; vLLM's side uses the same names."""
 
 
 def _each_policy(case: Callable[[str, PolicyFactory], Timing]) -> list[Timing]:

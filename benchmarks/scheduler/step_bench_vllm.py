@@ -1,8 +1,7 @@
-"""The cases of ``make bench-step`` on vLLM's own V1 scheduler: ``step_bench_vllm.py MODEL_FOLDER``.
+"""Runs the cases of ``make bench-step`` on vLLM's own V1 scheduler: ``step_bench_vllm.py MODEL_FOLDER``.
 
-Run by the interpreter of an environment that has vLLM, so it imports nothing of ours; written for vLLM 0.32.
-Reads lines such as "decode-32 200", a case and its steps, and answers each with a line of JSON: seconds of
-every repetition.
+Run it with an interpreter that has vLLM (written for 0.32); it imports none of our modules. Reads lines such
+as "decode-32 200", a case and its steps, and answers each with a line of JSON: seconds of every repetition.
 """
 
 # mypy: disable-error-code="import-not-found"
@@ -33,13 +32,13 @@ MAX_MODEL_LEN = 8192
 NUM_BLOCKS = 40_000
 WARM_UP_STEPS = 20
 
-_hash = get_hash_fn_by_name("sha256")  # its default
+_hash = get_hash_fn_by_name("sha256")  # vLLM's default
 init_none_hash(_hash)
 HASHER = get_request_block_hasher(BLOCK_SIZE, _hash)
 
 
 class Bench:
-    """One scheduler, fed with made requests and made tokens, statistics on, as its server has them."""
+    """A scheduler with synthetic requests and tokens, statistics on, as in vLLM's server."""
 
     def __init__(self, model: str, max_num_seqs: int) -> None:
         self._random = random.Random(7)
@@ -70,7 +69,7 @@ class Bench:
         )
 
     def step(self) -> float:
-        """One step with one token for each request that is due one; its seconds, the model's left out."""
+        """Runs one step, a token for each request that is due one; returns its seconds without the model."""
         began = perf_counter()
         plan = self.scheduler.schedule()
         planned = perf_counter()
@@ -110,7 +109,7 @@ def _config(model: str, max_num_seqs: int) -> Any:
             async_scheduling=False,
         ),
     )
-    config.cache_config.block_size = BLOCK_SIZE  # a CPU build sets its own
+    config.cache_config.block_size = BLOCK_SIZE  # a CPU build sets another
     config.cache_config.num_gpu_blocks = NUM_BLOCKS
     return config
 

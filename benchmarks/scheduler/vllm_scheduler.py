@@ -1,4 +1,4 @@
-"""vLLM's own V1 scheduler, measured by an interpreter that has it: a process that is asked case by case."""
+"""Measures vLLM's own V1 scheduler in a process of an interpreter that has vLLM, case by case."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Samples(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    """To one question."""
+    """The answer to one question."""
 
     version: str
     cases: list[Samples]
 
 
 class VllmScheduler:
-    """Runs inside the ``with`` block; ServerError if it cannot."""
+    """Runs inside the ``with`` block; raises ServerError if it cannot."""
 
     def __init__(self, python: str) -> None:
         self._python = python
@@ -77,7 +77,7 @@ class VllmScheduler:
         self._stack.close()
 
     def measure(self, name: str, num_steps: int) -> list[Samples]:
-        """One of the script's cases, which may be several figures."""
+        """Measures one of the script's cases, which may return several figures."""
         questions, answers = self._process.stdin, self._process.stdout
         assert questions is not None
         assert answers is not None
@@ -86,7 +86,7 @@ class VllmScheduler:
         except BrokenPipeError:
             raise self._gone() from None
         for line in answers:
-            if line.startswith(b"{"):  # vLLM itself may print, but nothing like that
+            if line.startswith(b"{"):  # vLLM itself may print, but no line like this
                 return self._read(line)
         raise self._gone()
 

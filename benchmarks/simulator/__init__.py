@@ -1,1 +1,1 @@
-"""The simulator against the served engine."""
+"""Compares the simulator with the served engine."""

@@ -1,4 +1,4 @@
-"""Plays the same jobs through a real server and through the simulator, and says how far apart they end.
+"""Runs the same jobs on a real server and in the simulator, and compares the results.
 
 ``python -m benchmarks.simulator.reality`` makes a small model, measures its costs on this machine, replays
 synthetic jobs over HTTP with a small KV pool, and simulates exactly what was sent and answered.
@@ -49,12 +49,12 @@ class RealityConfig:
     num_jobs: int = 12
     seeds: tuple[int, ...] = (0, 1)
     repeats: int = 1
-    """Repeats of serving the same jobs: how far reality agrees with itself."""
+    """Repeats of serving the same jobs, which show how far real runs differ."""
     jobs_per_s: float = 1.0
-    """Poisson arrivals."""
+    """Arrival rate of jobs (Poisson)."""
     max_turns: int | None = None
     time_scale: float = 1.0
-    """Factor of tool times."""
+    """Factor on tool times."""
     hidden_size: int = 128
     num_layers: int = 4
     max_context_tokens: int = 4096
@@ -80,28 +80,28 @@ class _Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One workload under one policy, served and simulated. Seconds; lists are job by job."""
+    """One workload under one policy, served and simulated. Times in seconds; lists have one item per job."""
 
     policy: str
     seed: int
     repeat: int
     profile: CostProfile
-    """What the simulation was charged with."""
+    """The costs that the simulation used."""
     real_s: list[float]
-    """Completion times."""
+    """Real completion times."""
     simulated_s: list[float]
     real_hit_share: float
-    """Prompt tokens that the cache gave."""
+    """Share of prompt tokens found in the cache."""
     simulated_hit_share: float
     own_costs_s: list[float]
-    """Completion times, simulated with costs fitted to the steps of the real run itself: the error that is
-    left is the simulation's, not that of a machine whose speed has changed since it was measured."""
+    """Completion times, simulated with costs fitted to the real run's own steps: the remaining error is the
+    simulation's, not that of a machine whose speed has changed since it was measured."""
     drift: float
-    """What the run's steps cost by the measurement after it, over what they cost by the one before."""
+    """Cost of the run's steps by the measurement after it, over that by the measurement before it."""
 
     @property
     def ratio(self) -> float:
-        """Mean completion time, simulated over real."""
+        """Returns the mean completion time, simulated over real."""
         return statistics.fmean(self.simulated_s) / statistics.fmean(self.real_s)
 
     @property
@@ -110,16 +110,16 @@ class Comparison:
 
     @property
     def rank_correlation(self) -> float:
-        """Spearman's, of the jobs' completion times; ties are not expected."""
+        """Returns Spearman's rank correlation of the jobs' completion times; assumes no ties."""
         ranks = [np.argsort(np.argsort(times_s)) for times_s in (self.real_s, self.simulated_s)]
         return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
 def compare(config: RealityConfig) -> list[Comparison]:
-    """Every policy with every seed; records, traces and profiles are left in ``config.out``.
+    """Compares every policy with every seed; leaves records, traces and profiles in ``config.out``.
 
-    The costs are measured before and after each run of the server, and each run is simulated with what was
-    measured on either side of it: a machine that others use as well changes its speed from minute to minute.
+    Costs are measured before and after each run of the server, and each run is simulated with both
+    measurements: the speed of a shared machine changes from minute to minute.
     """
     model = _make_model(config)
     cases = [
@@ -155,7 +155,7 @@ def _make_model(config: RealityConfig) -> Path:
 
 
 def _profile_options(config: RealityConfig, model: Path) -> ProfileOptions:
-    # With room for many contexts: a cache that throws away would leave nothing but cold prefills to measure.
+    # With blocks for many contexts: a cache that evicts would leave only cold prefills to measure.
     pool = ("--num-gpu-blocks-override", str(16 * config.kv_tokens // config.block_size))
     return ProfileOptions(
         model=str(model), seconds=config.profile_seconds, serve_flags=(*_engine_flags(config), *pool)
@@ -163,7 +163,7 @@ def _profile_options(config: RealityConfig, model: Path) -> ProfileOptions:
 
 
 def _serve(config: RealityConfig, model: Path, case: _Case) -> None:
-    """Replay the jobs of a seed against a fresh server; EvalError if a turn failed."""
+    """Replays the jobs of a seed against a fresh server; EvalError if a turn failed."""
     records = _records(config, case)
     records.unlink(missing_ok=True)
     _trace(config, case).unlink(missing_ok=True)
@@ -255,13 +255,13 @@ def _simulate_case(config: RealityConfig, case: _Case, profile: CostProfile) -> 
 
 
 def _with_own_steps(options: ProfileOptions, profile: CostProfile, run: Measurement) -> CostProfile:
-    """Costs fitted to the run's own steps; what is lost around the engine as measured apart."""
+    """Returns costs fitted to the run's own steps; overheads around the engine are those measured apart."""
     own = fit_profile(options, [run])
     return msgspec.structs.replace(own, arrival_s=profile.arrival_s, reply_s=profile.reply_s)
 
 
 def _cost_of(run: Measurement, options: ProfileOptions, measurement: Measurement) -> float:
-    """Seconds that the run's steps would take by a measurement's costs."""
+    """Returns the seconds that the run's steps would take by a measurement's costs."""
     cost = FittedCost(fit_profile(options, [measurement]))
     return sum(cost.step_s(sample.work) for sample in run.samples)
 
@@ -276,7 +276,7 @@ def _hit_share(turns: Sequence[TurnRecord]) -> float:
 
 
 def simulate_records(config: RealityConfig, cost: StepCost, policy: str, records: Path) -> SimRun:
-    """Simulate what a replay sent: its token counts, its gaps, its arrivals."""
+    """Simulates what a replay sent: its token counts, gaps and arrivals."""
     jobs = _with_shared_prompt(read_bench_records(records)[0], read_records(records).turns)
     simulator = Simulator(
         SimConfig(
@@ -294,13 +294,13 @@ def simulate_records(config: RealityConfig, cost: StepCost, policy: str, records
 
 
 def _with_shared_prompt(jobs: Sequence[Job], turns: Sequence[TurnRecord]) -> list[Job]:
-    """The jobs with what they have in common: the most that a job found cached on its first turn."""
+    """Returns the jobs with a shared prefix: the most tokens that a job found cached on its first turn."""
     shared = max(told(turn.cached_tokens) for turn in turns if turn.turn == 1)
     return [replace(job, shared_prefix="system", shared_prefix_tokens=shared) for job in jobs]
 
 
 def report(comparisons: Sequence[Comparison]) -> str:
-    """A line per comparison, and the worst of all."""
+    """Returns a line per comparison, and the worst of all."""
     lines = [
         "mean job completion time, and the share of prompt tokens found in the cache:",
         "policy     seed run      real simulated  ratio  own costs  drift  rank corr.  hits real  simulated",
@@ -325,7 +325,7 @@ def report(comparisons: Sequence[Comparison]) -> str:
 
 
 def _overall(policy: str, comparisons: Sequence[Comparison]) -> str:
-    """Mean over all runs of a policy: which way the simulator errs, if it does."""
+    """Returns the mean over all runs of a policy: in which direction the simulator errs."""
     own = [one for one in comparisons if one.policy == policy]
     real_s = statistics.fmean(statistics.fmean(one.real_s) for one in own)
     simulated_s = statistics.fmean(statistics.fmean(one.simulated_s) for one in own)
@@ -339,7 +339,7 @@ def _errors(ratios: Sequence[float]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command. Exit code 1, with one sentence, if something cannot be run."""
+    """Runs the command. Exit code 1, with one sentence, if something cannot be run."""
     default = RealityConfig()
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulator.reality", description=__doc__)
     add = parser.add_argument

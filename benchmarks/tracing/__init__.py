@@ -1,1 +1,1 @@
-"""What a trace costs."""
+"""Measures the cost of a trace."""

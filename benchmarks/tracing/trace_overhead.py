@@ -1,7 +1,8 @@
-"""``make bench-watch``: what a viewer costs, and a trace, beside the bundled model or another small one.
+"""``make bench-watch``: measures the cost of a viewer and of a trace, with the bundled or another small
+model.
 
-The engine of a server under a steady load, its trace switched on and off between short windows: each round
-has every state once and "off" twice, in an order of its own, so that what else the machine does meets all.
+A server's engine runs under a steady load; its trace is switched on and off between short windows. Each round
+has every state once and "off" twice, in random order, so that other work on the machine affects all states.
 """
 
 from __future__ import annotations
@@ -43,27 +44,27 @@ from eval.report.intervals import Estimate, ratio_interval
 PROMPT = "One two three four five six seven."
 NUM_BLOCKS = 2000
 SETTLE_S = 0.3
-"""Pause after a switch, before anything is counted: files are opened, and the last batch of a
-trace is written."""
+"""Pause after a switch, before anything is counted: files are opened, and the last batch of a trace is
+written."""
 NO_MODEL = "nothing"
 GOAL = 0.98
-"""Share of the throughput without a trace that is left with one."""
+"""Share of the throughput without a trace that must be left with one."""
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-"""The clock of processor times is no finer."""
+"""Resolution of processor times."""
 OFF, AGAIN = "off", "off again"
 ENDINGS = {"on": ".jsonl", "on, compressed": ".jsonl.zst"}
 WATCHED = "watched"
-"""Off, while somebody looks at the dashboard."""
+"""Trace off, while someone looks at the dashboard."""
 STATES = (OFF, *ENDINGS, WATCHED, AGAIN)
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What was measured in one go."""
+    """Measurements of one window."""
 
     tokens_per_s: float
     cpu_s_per_token: float
-    """CPU time of the engine core's process, all its threads: the one that writes the trace too."""
+    """CPU time of the engine core's process, all its threads, including the one that writes the trace."""
 
 
 @dataclass(slots=True)
@@ -87,8 +88,8 @@ class Load:
                 await asyncio.gather(*tasks)
 
     async def _stream_on(self, number: int) -> None:
-        """The first of its streams is shorter than the others, by as much as ``number`` says: so they do not
-        all begin and end together, and one window is like another."""
+        """Generates forever. The first stream is shorter than the others, by an amount that depends on
+        ``number``, so that streams do not all begin and end together, and windows are alike."""
         num_tokens = 1 + number * self.stream_tokens // self.num_streams
         for count in itertools.count():
             async for output in self.engine.generate(
@@ -104,7 +105,7 @@ class Load:
         )
 
     async def window(self, seconds: float) -> Window:
-        """What happens within ``seconds``, or until there is a token at all."""
+        """Measures for ``seconds``, or longer until there is at least one token."""
         began, before, cpu_before_s = time.perf_counter(), self.num_tokens, _cpu_s(self.engine.core_pid)
         num_tokens = 0
         while not num_tokens:
@@ -116,32 +117,32 @@ class Load:
 
 
 def _cpu_s(pid: int) -> float:
-    """Processor time that all threads of a process have used."""
+    """Returns the processor time that all threads of a process have used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * TICK_S
 
 
 @dataclass(slots=True)
 class Measured:
-    """Of one state, round by round."""
+    """Measurements of one state, round by round."""
 
     windows: list[Window] = field(default_factory=list)
     num_events: int = 0
     num_dropped: int = 0
     num_bytes: int = 0
     seconds: float = 0.0
-    """While there was a trace."""
+    """Time with the trace on."""
 
 
 async def measure(
     engine: AsyncLLM, folder: Path, load: Load, rounds: int, seconds: float
 ) -> dict[str, Measured]:
-    """All states in each round."""
+    """Measures all states in each round."""
     found = {state: Measured() for state in STATES}
     audience = Viewers(Server(engine, ServerConfig(served_model_names=("tiny",))))
     chance = random.Random(0)
     async with load.running():
-        await load.window(seconds)  # warm
+        await load.window(seconds)  # warm-up
         for number in range(rounds):
             for state in chance.sample(STATES, len(STATES)):
                 if state == WATCHED:
@@ -173,7 +174,7 @@ async def _measure_window(
 
 
 async def _watched_window(audience: Viewers, load: Load, seconds: float) -> Window:
-    """The core is polled as for the dashboard: by an API server, some times a second."""
+    """Measures while an API server polls the core, some times a second, as for the dashboard."""
     watching = asyncio.create_task(_watch(audience))
     try:
         await asyncio.sleep(SETTLE_S)
@@ -191,7 +192,7 @@ async def _watch(audience: Viewers) -> None:
 
 
 def report(found: dict[str, Measured]) -> str:
-    """Each state beside "off" of the same rounds."""
+    """Compares each state with "off" of the same rounds."""
     speed = {state: [window.tokens_per_s for window in each.windows] for state, each in found.items()}
     cpu = {state: [1e6 * window.cpu_s_per_token for window in each.windows] for state, each in found.items()}
     lines = [
@@ -223,7 +224,7 @@ def _ratio(base: Sequence[float], rates: Sequence[float]) -> Estimate:
 
 
 def told(estimate: Estimate) -> str:
-    """A ratio and its interval."""
+    """Formats a ratio and its interval."""
     if estimate.low is None or estimate.high is None:
         return f"{estimate.value:.4f}"
     return f"{estimate.value:.4f} ({estimate.low:.4f} to {estimate.high:.4f})"
@@ -237,7 +238,7 @@ def _written(measured: Measured) -> str:
 
 
 def verdict(estimate: Estimate) -> str:
-    """Of a ratio of throughputs: how much is lost, and whether that is what was promised."""
+    """Says, for a ratio of throughputs, how much is lost, and whether that is within the goal."""
     lost = 100 * (1 - estimate.value)
     cost = f"is {abs(lost):.1f} % {'less' if lost >= 0 else 'more'}"
     if estimate.low is None or estimate.high is None or estimate.low < GOAL <= estimate.high:
@@ -246,7 +247,7 @@ def verdict(estimate: Estimate) -> str:
 
 
 def model_folder(name: str, folder: Path) -> str:
-    """What ``--model`` names, made within ``folder`` if it is nothing."""
+    """Returns the folder that ``--model`` names; makes a small model within ``folder`` for NO_MODEL."""
     return name if name != NO_MODEL else str(make_model_folder(folder / NO_MODEL))
 
 

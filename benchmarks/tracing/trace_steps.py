@@ -1,9 +1,9 @@
-"""``make bench-trace``: what a trace costs, step by step, beside the bundled model or another small one.
+"""``make bench-trace``: measures a trace's cost step by step, with the bundled model or another small one.
 
-Four engines that do the very same work, two without a trace and two with one, take turns at every step in an
-random order: whatever else the machine does meets all of them. Each engine has each part once a round:
-where its memory happens to lie, which counts for more than a trace, cancels.
-``benchmarks.tracing.trace_overhead`` measures whole servers.
+Four engines do the same work, two without a trace and two with one, in random order at every step, so that
+other work on the machine affects all of them. Each engine plays each part once per round, so that the
+placement of its memory, which matters more than a trace, cancels out. ``benchmarks.tracing.trace_overhead``
+measures whole servers.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ NUM_BLOCKS = 2000
 STEPS_PER_BLOCK = 20
 """Steps that are summed before engines are compared: a trace costs most at the steps where a request ends."""
 BLOCKS_PER_TURN = 10
-"""Blocks of an engine in one part; those of the four turns of a round are summed, one by one."""
+"""Blocks of an engine in one part; the n-th blocks of a round's four turns are summed."""
 WARM_UP_BLOCKS = 2
-"""Blocks of each turn that are not counted: the trace has just begun."""
+"""Blocks of each turn that are not counted, as the trace has just begun."""
 SOLO_STEPS = 100
-"""Steps of an engine alone, as fast as it can, in each turn: what its writer does meanwhile."""
+"""Steps of an engine alone at full speed in each turn, to measure its writer's work meanwhile."""
 POLL_S = 0.005
 OFF, ON, COMPRESSED, AGAIN = "off", "on", "on, compressed", "off again"
 ENDINGS = {OFF: None, ON: ".jsonl", COMPRESSED: ".jsonl.zst", AGAIN: None}
@@ -58,20 +58,20 @@ ENDINGS = {OFF: None, ON: ".jsonl", COMPRESSED: ".jsonl.zst", AGAIN: None}
 
 @dataclass(slots=True)
 class Costs:
-    """Of one part."""
+    """The costs of one part."""
 
     wall_s: list[float] = field(default_factory=list)
     """Wall time of each sample, of four blocks by four engines."""
     cpu_s: list[float] = field(default_factory=list)
-    """Processor time of the thread that steps, for each sample."""
+    """Processor time of the stepping thread, for each sample."""
     writer_s: float = 0.0
-    """Processor time of the thread that encodes and writes the trace, during the steps alone."""
+    """Processor time of the thread that encodes and writes the trace, during the solo steps."""
     num_solo_steps: int = 0
     num_dropped: int = 0
 
     @property
     def writer_s_per_sample(self) -> float:
-        """What the writer does while an engine makes the steps of a sample at its own speed."""
+        """Returns the writer's time while an engine makes the steps of a sample at its own speed."""
         steps = STEPS_PER_BLOCK * len(ENDINGS)
         return steps * self.writer_s / self.num_solo_steps
 
@@ -90,7 +90,7 @@ class Lane:
         self._ids = itertools.count()
         self._stream_tokens = stream_tokens
         for number in range(num_streams):
-            # The first of the streams are of all lengths, so that they do not all begin and end together.
+            # The first streams have different lengths, so that they do not all begin and end together.
             self._add(1 + number * stream_tokens // num_streams)
 
     def step(self) -> None:
@@ -106,7 +106,7 @@ class Lane:
         self._writer = next(t for t in threading.enumerate() if t not in before and t.name == "trace-writer")
 
     def end_trace(self) -> int:
-        """Events that are not in the trace. Nothing is left of it."""
+        """Ends the trace and deletes it; returns the number of dropped events."""
         self._writer = None
         state = self._switch(False)
         for path in self._traces.iterdir():
@@ -114,7 +114,7 @@ class Lane:
         return state.dropped
 
     def writer_s(self) -> float:
-        """Processor time that the thread of the trace has used."""
+        """Returns the processor time that the trace's thread has used."""
         if self._writer is None or self._writer.ident is None:
             return 0.0
         return time.clock_gettime(time.pthread_getcpuclockid(self._writer.ident))
@@ -123,7 +123,7 @@ class Lane:
         self._core.close()
 
     def _switch(self, enabled: bool, name: str | None = None) -> TraceState:
-        """The state when files are open, or complete."""
+        """Switches the trace; returns its state when files are open, or complete."""
         state = self._core.call_utility("switch_trace", [enabled, name])
         while isinstance(state, TraceState) and state.state in ("opening", "closing"):
             time.sleep(POLL_S)
@@ -140,7 +140,7 @@ class Lane:
 
 
 def measure(lanes: Sequence[Lane], rounds: int) -> dict[str, Costs]:
-    """Every engine in every step, and in every part in every round."""
+    """Runs every engine in every step, and in every part in every round."""
     chance = random.Random(0)
     found = {part: Costs() for part in ENDINGS}
     for number in range(rounds):
@@ -155,7 +155,7 @@ def measure(lanes: Sequence[Lane], rounds: int) -> dict[str, Costs]:
 
 
 def _take_turn(cast: dict[str, Lane], found: dict[str, Costs], chance: random.Random) -> None:
-    """Who plays which part stays the same; their costs are added to the samples of this round."""
+    """Runs a turn with fixed parts; adds the costs to the samples of this round."""
     traced = {part: ending for part, ending in ENDINGS.items() if ending is not None}
     for part, ending in traced.items():
         cast[part].begin_trace(ending)
@@ -175,7 +175,7 @@ def _take_turn(cast: dict[str, Lane], found: dict[str, Costs], chance: random.Ra
 
 
 def _run_block(cast: dict[str, Lane], chance: random.Random) -> dict[str, tuple[float, float]]:
-    """Seconds of the steps and of their thread, for each part."""
+    """Returns the seconds of the steps and of their thread, for each part."""
     wall_s, cpu_s = dict.fromkeys(cast, 0.0), dict.fromkeys(cast, 0.0)
     for _ in range(STEPS_PER_BLOCK):
         for part in chance.sample(list(cast), len(cast)):
@@ -187,7 +187,7 @@ def _run_block(cast: dict[str, Lane], chance: random.Random) -> dict[str, tuple[
 
 
 def report(found: dict[str, Costs]) -> str:
-    """Each part beside "off", sample by sample."""
+    """Compares each part with "off", sample by sample."""
     off = found[OFF]
     steps = len(ENDINGS) * STEPS_PER_BLOCK
     lines = [
@@ -219,7 +219,7 @@ def _line(part: str, off: Costs, costs: Costs) -> str:
 
 
 def _verdicts(found: dict[str, Costs]) -> Iterator[str]:
-    """By the worst case: no core but the engine's own, so that what the writer does delays the steps."""
+    """Yields verdicts for the worst case: a single core, so that the writer's work delays the steps."""
     off = found[OFF]
     for part in (ON, COMPRESSED):
         costs = found[part]
@@ -231,7 +231,7 @@ def _with_writer(steps_s: Sequence[float], costs: Costs) -> list[float]:
 
 
 def _left(off_s: Sequence[float], costs_s: Sequence[float]) -> Estimate:
-    """Throughput with these costs, over that without a trace."""
+    """Returns the throughput with these costs over that without a trace."""
     estimate = ratio_interval(list(zip(costs_s, off_s, strict=True)))
     assert estimate is not None, "a sample without a step"
     return estimate
@@ -270,7 +270,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with (
         unwound_by_sigterm(),
         tempfile.TemporaryDirectory(prefix="trace-steps-") as name,
-        threadpool_limits(1),  # a step on one core: what is left of the others is the writer's
+        threadpool_limits(1),  # a step on one core: the writer uses the others
     ):
         folder = Path(name)
         try:

@@ -1,1 +1,1 @@
-"""Whose turn it is: jobs, their branches, and how a prompt continues one."""
+"""Jobs, their branches, and how a prompt continues a job."""

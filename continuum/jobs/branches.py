@@ -1,9 +1,8 @@
-"""The life of a branch of a job's conversation, from the end of one turn to the next turn or to its
-own end.
+"""The life of a branch of a job's conversation, from the end of one turn to the next turn, or until it is
+dropped.
 
-A branch is opened, continued, restored, superseded or dropped here and nowhere else. Each of these
-events goes to all listeners, in the order in which they are given: the registry first, which others
-ask about the branches of a job; the trace last.
+Only this module opens, continues, restores, supersedes or drops a branch. Each event goes to all listeners in
+the given order: the registry first, because others query it for a job's branches; the trace last.
 """
 
 from __future__ import annotations
@@ -23,42 +22,42 @@ class BranchEnd(Enum):
     JOB_DONE = auto()
     """No turn follows: its job has ended."""
     JOB_FORGOTTEN = auto()
-    """Its job was idle for too long, or was the longest idle of too many."""
+    """Its job was idle for too long, or was the longest idle one beyond the maximum number."""
     CROWDED_OUT = auto()
-    """Its job has more branches than are remembered."""
+    """Its job has more branches than the policy remembers."""
 
 
 class BranchListener:
-    """Gets the events of branches and their jobs; does nothing about them, unless a subclass does."""
+    """Receives the events of branches and their jobs; the default methods do nothing."""
 
     def on_opened(self, tip: BranchTip, block_hashes: list[BlockHash], now: float) -> None:
-        """A turn ended, and the conversation may go on from here. ``block_hashes`` are those of its
-        full blocks."""
+        """Called when a turn ended and the conversation may continue from here. ``block_hashes`` are those of
+        its full blocks."""
 
     def on_tools_known(self, tip: BranchTip, now: float) -> None:
-        """It is now known which tools run, or that none does: see ``tip.tools``."""
+        """Called when it is known which tools run, or that none does: see ``tip.tools``."""
 
     def on_hint(self, tip: BranchTip, signal: ToolSignal, now: float) -> None:
-        """The client gave a hint about its tools."""
+        """Called when the client gave a hint about the tip's tools."""
 
     def on_continued(self, tip: BranchTip, turn: Turn, now: float) -> None:
-        """``turn`` has arrived and takes the place of the tip."""
+        """Called when ``turn`` has arrived and replaces the tip."""
 
     def on_restored(self, tip: BranchTip, now: float) -> None:
-        """The turn that had continued it was given up: another one may continue it."""
+        """Called when the turn that had continued the tip was given up: another turn may continue it."""
 
     def on_superseded(self, tip: BranchTip, turn: Turn, num_shared_blocks: int, now: float) -> None:
-        """The job went on without it: the prompt of ``turn`` shares only this many blocks with it.
-        It may still be continued, but is not expected to be."""
+        """Called when the job went on without the tip: the prompt of ``turn`` shares only this many blocks
+        with it. A turn may still continue the tip, but none is expected to."""
 
     def on_dropped(self, tip: BranchTip, end: BranchEnd, now: float) -> None:
-        """No turn will continue it."""
+        """Called when no turn will continue the tip."""
 
     def on_job_done(self, job: Job, now: float) -> None:
-        """No new turn of the job will come. Those that run may still end."""
+        """Called when no new turn of the job will come. Its running turns may still end."""
 
     def on_job_gone(self, job: Job, now: float) -> None:
-        """The job is no longer remembered: it was done (``job.is_finished``) or is forgotten."""
+        """Called when the job is no longer remembered: it was done (``job.is_finished``) or is forgotten."""
 
 
 class Branches:
@@ -75,7 +74,7 @@ class Branches:
         return self._ended.get(request_id)
 
     def open(self, turn: Turn, receipt: TurnReceipt, now: float) -> BranchTip:
-        """A turn has ended: return its tip."""
+        """Opens the branch of a turn that has ended, and returns its tip."""
         request, job = turn.request, turn.job
         block_hashes = request.block_hashes[: request.num_computed_tokens // self._block_size]
         tip = BranchTip(
@@ -112,7 +111,7 @@ class Branches:
             listener.on_hint(tip, signal, now)
 
     def continue_(self, tip: BranchTip, turn: Turn, now: float) -> None:
-        """The turn takes the place of this tip and, when it is admitted, of its pin."""
+        """Replaces the tip by the turn, which takes over the tip's pin when it is admitted."""
         turn.gap_s = max(0.0, turn.request.arrival_time - tip.ended_s)
         self._ended.pop(tip.request_id, None)
         for listener in self._listeners:
@@ -121,15 +120,15 @@ class Branches:
             tip.is_superseded, turn.job.has_come_back = False, True
 
     def restore(self, tip: BranchTip, now: float) -> None:
-        """The turn that had continued it was given up."""
+        """Restores the tip, because the turn that had continued it was given up."""
         for listener in self._listeners:
             listener.on_restored(tip, now)
 
     def supersede_by(self, turn: Turn, now: float) -> None:
-        """The turn begins a branch: there may be another one that no turn will continue now.
+        """Finds the branch that the job abandons with this turn, which begins a branch, and supersedes it.
 
-        A job that did return to such a branch keeps several conversations, and none of its branches
-        is taken to be superseded again.
+        If a job did return to such a branch, it keeps several conversations, and none of its branches is
+        superseded again.
         """
         job = turn.job
         left = None if job.has_come_back else left_behind_by(job.tips, turn.request, self._block_size)
@@ -148,8 +147,7 @@ class Branches:
     # ---- jobs end ----
 
     def finish_job(self, job: Job, now: float) -> None:
-        """No new turn will come: nothing of the job is worth keeping, nor of its running turns when
-        they end."""
+        """Drops all branches of a job that gets no new turn; its running turns open none when they end."""
         is_news, job.is_finished = not job.is_finished, True
         for tip in list(job.tips):
             self._drop(tip, BranchEnd.JOB_DONE, now)

@@ -1,4 +1,4 @@
-"""What a client has reported of the tool calls that run after a turn."""
+"""What a client has reported about the tool calls that run after a turn."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class ClientHint:
     expectation: Expectation | None = None
     """The latest stated remaining time."""
     finished_s: float | None = None
-    """When all calls had ended, from the end of the turn."""
+    """When all calls had ended, in seconds after the end of the turn."""
     calls_over: set[str] = field(default_factory=set)
     """Ids of parallel calls that have ended, whether finished or canceled."""
     calls_finished: set[str] = field(default_factory=set)
 
     def take(self, signal: ToolSignal, elapsed_s: float, num_calls: int) -> None:
-        """Take one more signal, ``elapsed_s`` after the turn's end.
+        """Applies one more signal, ``elapsed_s`` after the turn's end.
 
-        A call that ends among others says nothing of when the turn comes. The last one does, and it
-        counts as finished if any of them has.
+        The end of one of several calls does not say when the turn comes. The end of the last one does; it
+        counts as finished if any of the calls has finished.
         """
         if signal.state in (ToolState.FINISHED, ToolState.CANCELLED):
             self._end(signal, elapsed_s, num_calls)

@@ -1,8 +1,8 @@
 """How a prompt relates to the tips of its job: it continues one, or diverges from it.
 
-A prompt that was answered and is asked again is a branch: sub-agents, votes and samples ask alike.
-This is decided by block hashes and, at the seams, by tokens; and by how many replies the prompt
-holds, where the API server could count them. It decides nothing about blocks.
+A prompt that repeats an answered one begins a branch: sub-agents, votes and samples send equal prompts. The
+decision uses block hashes, tokens at the seams, and the number of replies in the prompt where the API server
+could count them. It decides nothing about blocks.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from engine.core.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """What a prompt does with the tips of its job; all empty for the first turn of a branch."""
+    """How a prompt relates to the tips of its job; all fields are empty for the first turn of a branch."""
 
     tip: BranchTip | None = None
-    """The tip that it continues."""
+    """The tip that the prompt continues."""
     num_shared_blocks: int = 0
     diverged_at_token: int | None = None
-    """Where it diverges from the nearest tip, in full blocks: the first token of the block that
-    differs. None if it does not."""
+    """Where the prompt diverges from the nearest tip, in full blocks: the first token of the block that
+    differs. None if it does not diverge."""
     num_diverged_tokens: int = 0
-    """Tokens of that tip beyond this point: they have to be recomputed."""
+    """Tokens of that tip after this point, which must be recomputed."""
 
 
 NEW_BRANCH = Continuation()
@@ -33,20 +33,19 @@ NEW_BRANCH = Continuation()
 
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
-    """A tip that its job went on without; the prompt that shows it continues no tip."""
+    """A tip that its job abandoned, as shown by a prompt that continues no tip."""
 
     tip: BranchTip
     num_shared_blocks: int
     same_task: bool
-    """Whether the prompt is of the same conversation, cut or edited: it holds the conversation's
-    first prompt. If not, it shares only what all prompts of the agent begin with, and a summary
-    follows."""
+    """Whether the prompt belongs to the same conversation, cut or edited: it holds the conversation's first
+    prompt. If not, it shares only the beginning that all prompts of the agent have, and a summary follows."""
 
 
 def num_blocks_to_share(num_prompt_tokens: int, block_size: int) -> int:
-    """Blocks of a turn's prompt that a later prompt must share to continue it: all but the last
-    full one. That may already hold the start of the reply, as a template renders it when the reply
-    is not there."""
+    """Number of blocks of a turn's prompt that a later prompt must share to continue it: all but the last
+    full one. That block may already hold the start of the reply, as a template renders it before the reply
+    exists."""
     return max(1, num_prompt_tokens // block_size - 1)
 
 
@@ -58,7 +57,7 @@ def prompt_tail(request: Request, block_size: int) -> tuple[int, ...]:
 
 
 def continuation_of(tips: Iterable[BranchTip], request: Request, block_size: int) -> Continuation:
-    """What the prompt of a new turn does with the tips of its job."""
+    """Returns how the prompt of a new turn relates to the tips of its job."""
     near = [_Nearness(each, request, block_size) for each in tips]
     continued = max(
         (one for one in near if one.continues), key=lambda one: one.num_shared_blocks, default=None
@@ -72,10 +71,10 @@ def continuation_of(tips: Iterable[BranchTip], request: Request, block_size: int
 
 
 def left_behind_by(tips: Iterable[BranchTip], request: Request, block_size: int) -> LeftBehind | None:
-    """The tip that a prompt which continues none has gone on without; None if there is none.
+    """The tip that the job abandons with a prompt that continues no tip; None if there is none.
 
-    It waits for no tool, and the prompt diverges from it within the tip's own prompt. Of several
-    the one with the most in common is returned, the latest of equals.
+    The tip waits for no tool, and the prompt diverges from it within the tip's own prompt. Of several tips
+    the one with the longest shared prefix is returned, the latest if equal.
     """
     at_rest = (each for each in tips if each.is_at_rest and not each.is_superseded)
     near = [_Nearness(each, request, block_size) for each in at_rest]
@@ -87,7 +86,7 @@ def left_behind_by(tips: Iterable[BranchTip], request: Request, block_size: int)
 
 
 def continuation_of_one(tip: BranchTip, request: Request, block_size: int) -> Continuation:
-    """The same for a prompt that is known to continue this tip."""
+    """Like ``continuation_of``, for a prompt that is known to continue this tip."""
     return _going_on(_Nearness(tip, request, block_size))
 
 
@@ -97,9 +96,8 @@ def _going_on(near: _Nearness) -> Continuation:
 
 
 def _parting(near: _Nearness) -> Continuation:
-    """It may continue a turn whose prompt has been edited since. Where it holds just one reply more
-    and could continue no other turn, it still takes that tip's place; else it may be a branch of
-    its own."""
+    """Returns the continuation of a turn whose prompt may have been edited since. If the prompt holds exactly
+    one more reply and can continue no other turn, it continues that tip; else it may be a separate branch."""
     at_token, num_tokens = near.divergence()
     if near.is_next and near.tip.is_alone:
         return Continuation(near.tip, near.num_shared_blocks, at_token, num_tokens)
@@ -107,7 +105,7 @@ def _parting(near: _Nearness) -> Continuation:
 
 
 class _Nearness:
-    """How near one tip is to a prompt."""
+    """How similar one tip is to a prompt."""
 
     __slots__ = ("_block_size", "_request", "num_shared_blocks", "tip")
 
@@ -119,9 +117,8 @@ class _Nearness:
 
     @property
     def continues(self) -> bool:
-        """Whether it is longer than that turn's prompt and contains it. The turn's output may
-        differ, since a client may render the reply differently (white space, stripped
-        reasoning)."""
+        """Whether the prompt is longer than the tip's prompt and contains it. The turn's output may differ,
+        since a client may render the reply differently (white space, stripped reasoning)."""
         if self._request.num_prompt_tokens <= self.tip.num_prompt_tokens or self.holds_reply is False:
             return False
         needed = num_blocks_to_share(self.tip.num_prompt_tokens, self._block_size)
@@ -129,22 +126,22 @@ class _Nearness:
 
     @property
     def holds_reply(self) -> bool | None:
-        """Whether the prompt holds a reply more than that turn's; None if replies were not counted."""
+        """Whether the prompt holds more replies than the tip's prompt; None if replies were not counted."""
         job = self._request.job
         now, before = job.num_replies if job is not None else None, self.tip.num_replies
         return None if now is None or before is None else now > before
 
     @property
     def is_next(self) -> bool:
-        """Whether it holds exactly one reply more."""
+        """Whether the prompt holds exactly one more reply."""
         job = self._request.job
         now, before = job.num_replies if job is not None else None, self.tip.num_replies
         return now is not None and before is not None and now == before + 1
 
     @property
     def parts(self) -> bool:
-        """Whether it continues this branch after an edit: it holds a later reply. Where replies are
-        not counted: it begins like that turn's prompt and is longer."""
+        """Whether the prompt continues this branch after an edit: it holds a later reply. If replies are not
+        counted: it begins like the tip's prompt, is longer, and the job has no other branch."""
         if self.holds_reply is None:
             longer = self._request.num_prompt_tokens > self.tip.num_prompt_tokens
             return longer and self.num_shared_blocks > 0 and self.tip.is_alone
@@ -152,27 +149,27 @@ class _Nearness:
 
     @property
     def turns_away(self) -> bool:
-        """Whether it begins like that turn's prompt and does not contain all of it. A question on
-        the side contains all of it, and so does a prompt that continues from the reply."""
+        """Whether the prompt begins like the tip's prompt but does not contain all of it. A side question
+        contains all of it, and so does a prompt that continues from the reply."""
         num_blocks = num_blocks_to_share(self.tip.num_prompt_tokens, self._block_size)
         return 0 < self.num_shared_blocks < num_blocks
 
     @property
     def same_task(self) -> bool:
-        """Whether it contains the first prompt of that turn's conversation."""
+        """Whether the prompt contains the first prompt of the tip's conversation."""
         return self.num_shared_blocks >= num_blocks_to_share(self.tip.num_task_tokens, self._block_size)
 
     @property
     def cuts_short(self) -> bool:
-        """Whether it is shorter than the prompt of that turn, whose conversation had several turns."""
+        """Whether the prompt is shorter than the tip's prompt, whose conversation had several turns."""
         tip = self.tip
         has_history = tip.num_prompt_tokens > tip.num_task_tokens
         return has_history and self._request.num_prompt_tokens < tip.num_prompt_tokens
 
     @property
     def likeness(self) -> tuple[int, int, float]:
-        """Most in common first, then the turn with the most replies (they are all fewer), then the
-        latest."""
+        """Sort key: the longest shared prefix first, then the most replies (always fewer than the prompt's),
+        then the latest."""
         return (self.num_shared_blocks, self.tip.num_replies or 0, self.tip.ended_s)
 
     def divergence(self) -> tuple[int | None, int]:

@@ -1,7 +1,7 @@
 """Turns that their clients gave up: a request with the same prompt repeats the turn and keeps its place.
 
-Clients that hear nothing for some minutes drop a request and send it once more, and it would lose
-its place. Only prompts are compared here; blocks and pins are handled elsewhere.
+Clients that receive nothing for some minutes drop a request and send it again, which would lose its place.
+Only prompts are compared here; blocks and pins are handled elsewhere.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.request import Request
 
 KEPT_S = 120.0
-"""Seconds that a turn is remembered: clients wait for seconds before they ask again."""
+"""Seconds for which a turn is remembered: clients wait for seconds before they retry."""
 MAX_QUESTIONS = 1024
 MAX_OF_ONE = 32
-"""Maximum number of prompts, and of turns for each; beyond these the turn cut longest ago is
-forgotten."""
+"""Maximum number of prompts, and of turns for each; beyond these, the turn cut longest ago is forgotten."""
 
 Question = tuple[str | None, str | None, int, BlockHash | None, tuple[int, ...]]
 """Tenant, the job's id as the client sends it, and what identifies the prompt."""
@@ -40,7 +39,7 @@ class CutTurn:
 
 
 class CutTurns:
-    """Cut turns by their prompts, the latest at the end."""
+    """Cut turns by their prompts, the latest last."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -66,7 +65,8 @@ class CutTurns:
             self._cut.popitem(last=False)
 
     def take(self, request: Request, now: float) -> CutTurn | None:
-        """The turn that this request repeats, the first of several; each is repeated once."""
+        """Removes and returns the turn that this request repeats, the first of several; each is repeated
+        once."""
         self._forget_old(now)
         question = self._question(request) if self._cut else None
         turns = self._cut.pop(question, None) if question is not None else None
@@ -76,9 +76,7 @@ class CutTurns:
         first, rest = next(in_time, None), deque(in_time, maxlen=MAX_OF_ONE)
         if rest:
             self._cut[question] = rest
-            self._cut.move_to_end(
-                question, last=False
-            )  # of equal age or older than those that it is put before
+            self._cut.move_to_end(question, last=False)  # not younger than those that it is put before
         return first
 
     def _forget_old(self, now: float) -> None:
@@ -89,7 +87,7 @@ class CutTurns:
             del self._cut[question]
 
     def asks_the_same(self, request: Request, other: Request) -> bool:
-        """Whether one repeats the other."""
+        """Whether one of the requests repeats the other."""
         question = self._question(request)
         return question is not None and question == self._question(other)
 

@@ -1,9 +1,7 @@
-"""Jobs and their turns: what is running, where each branch of a job ended, and which turn continues
-which.
+"""Jobs and their turns: what is running, where each branch of a job ended, and which turn continues which.
 
-A job is a set of tips, not one chain: parallel calls, sub-agents that share an id and retries of a
-turn each have their own. A tip is the end of a turn; the turn that continues it is recognized by
-its block hashes.
+A job is a set of tips, not one chain: parallel calls, sub-agents that share an id and retries of a turn each
+have their own. A tip is the end of a turn; the turn that continues it is recognized by its block hashes.
 """
 
 from __future__ import annotations
@@ -26,26 +24,26 @@ from estimator.tool_key import ToolKey
 MAX_TIPS = 32
 """Branch tips remembered per job; the oldest without a pin is dropped first."""
 HEAD_BYTES = 8
-"""Bytes kept of each hash, in a chain that is only compared."""
+"""Bytes kept of each hash in a chain that is used for comparison only."""
 
 Place = tuple[int, float]
-"""Priority, smaller first, then rank: the order of a job among the others."""
+"""Priority (smaller first), then rank: the order of a job among the others."""
 Beginning = tuple[str | None, BlockHash, tuple[int, ...]]
 """Identifies a turn without a job id: tenant, hash of the blocks of its prompt that must be shared,
 and the prompt's tokens after them."""
 
 
 class BlockChain:
-    """A hash chain in little memory, to recognize what continues it: 8 bytes a block.
+    """A compact hash chain that recognizes what continues it: 8 bytes per block.
 
-    That is enough to distinguish prefixes, and correctness does not depend on it: KV is found by
-    the whole hash.
+    That is enough to distinguish prefixes, and correctness does not depend on it: KV is looked up by the full
+    hash.
     """
 
     __slots__ = ("_heads",)
 
     def __init__(self, block_hashes: Sequence[BlockHash], before: BlockChain | None = None) -> None:
-        """``before`` is a chain that this one is likely to continue: what they share is copied."""
+        """``before`` is a chain that this one probably continues: the shared part is copied."""
         num_shared = 0 if before is None else before.num_shared(block_hashes)
         shared = b"" if before is None else before._heads[: num_shared * HEAD_BYTES]
         self._heads: bytes = shared + b"".join([each[:HEAD_BYTES] for each in block_hashes[num_shared:]])
@@ -54,8 +52,8 @@ class BlockChain:
         return len(self._heads) // HEAD_BYTES
 
     def num_shared(self, block_hashes: Sequence[BlockHash]) -> int:
-        """Length of the common prefix with another chain: equal at one place means equal at all
-        before it."""
+        """Length of the common prefix with another chain. Each hash covers all blocks before it, so one equal
+        hash means that all before it are equal."""
         low, high = 0, min(len(self), len(block_hashes))
         while low < high:
             middle = (low + high + 1) // 2
@@ -81,10 +79,10 @@ class BranchTip:
     place: Place
     """The job's place when the turn ended: its pin keeps that place."""
     tools: list[ToolKey] | None = None
-    """The tools that run now; empty if the turn called none, None until the API server has read the
+    """The tools that run now; empty if the turn called none, None until the API server has parsed the
     reply."""
     plain_tool: str | None = None
-    """The tool that runs, as the published rules name it, once the reply was read; None for none or
+    """The running tool as the published rules name it, once the reply was parsed; None for none or
     several."""
     pin: Pin | None = None
     pin_ended: PinEnd | None = None
@@ -92,7 +90,7 @@ class BranchTip:
     external_id: str = ""
     """The request's id as the client knows it."""
     prompt_tail: tuple[int, ...] | None = None
-    """Last tokens of the turn's prompt, where full blocks do not distinguish prompts."""
+    """Last tokens of the turn's prompt, which full blocks do not cover."""
     beginning: Beginning | None = None
     num_replies: int | None = None
     """Replies in the turn's prompt; None if they were not counted."""
@@ -102,14 +100,14 @@ class BranchTip:
     """How long the client asked to keep the turn's KV."""
     hint: ClientHint | None = None
     estimate: GapEstimate | None = None
-    """What a learned model sees of its tools, and says; None while neither lessons nor a model need
-    it."""
+    """The features of its tool calls and a learned model's correction; None if neither lessons nor a model
+    need them."""
     learned: bool = False
-    """Whether the duration of its tools is learned, or will never be known."""
+    """Whether the duration of its tools was learned, or will never be known."""
     num_output_tokens: int = 0
     num_task_tokens: int = 0
-    """Length of the prompt of the branch's first turn: what all turns of this conversation begin
-    with."""
+    """Length of the prompt of the branch's first turn: the common beginning of all turns of this
+    conversation."""
     landmarks: Checkpoints = ()
     is_superseded: bool = False
     """Whether its job went on without it, so that no turn is expected to continue it."""
@@ -123,7 +121,7 @@ class BranchTip:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether it waits for no tool: it called none, or the client gave the call up."""
+        """Whether the tip waits for no tool: the turn called none, or the client canceled the call."""
         if self.hint is not None and self.hint.state is ToolState.CANCELLED:
             return True
         return self.tools is not None and not self.tools
@@ -137,34 +135,35 @@ class Turn:
     request: Request
     number: int
     tip: BranchTip | None
-    """The tip that it continues; None for the first turn of a branch."""
+    """The tip that the turn continues; None for the first turn of a branch."""
     num_known_tokens: int = 0
-    """Prompt tokens in full blocks that the tip had computed."""
+    """Prompt tokens in full blocks whose KV the tip had computed."""
     gap_s: float | None = None
     predicted_excess_s: float | None = None
-    """Seconds of service that its job needs beyond usual jobs, by a learned model; None: by none."""
+    """Seconds of service that a learned model predicts the job to need beyond usual jobs; None without a
+    model."""
     num_cached_tokens: int | None = None
     admitted_s: float | None = None
     diverged_at_token: int | None = None
     """Where its prompt diverges from what its job had computed; None if it does not."""
     num_diverged_tokens: int = 0
     num_superseded_tokens: int = 0
-    """Tokens of its job that its prompt shows to be of no more use."""
+    """Tokens of its job that are stale, as its prompt shows."""
     supersedes: str | None = None
-    """The request whose tip they belonged to."""
+    """The request whose tip held these tokens."""
     num_task_tokens: int = 0
     """Length of the prompt of the branch's first turn."""
     landmarks: Checkpoints = ()
     """Landmarks of its prompt."""
     repeats: str | None = None
-    """Request of the same turn, which the client had cut."""
+    """The request that this turn repeats, which the client had cut."""
     kept_since_s: float | None = None
-    """Time since which that request had waited, if it still waited."""
+    """Time since which that request had waited, if it was still waiting."""
     keeps_warm: bool = False
     """Whether KV was retained for that request."""
 
     def admitted(self, now: float) -> None:
-        """Its request has been given its blocks for the first time."""
+        """Called when the turn's request gets its blocks for the first time."""
         self.num_cached_tokens = self.request.num_cached_tokens
         self.admitted_s = now
         self.job.queued_s += now - self.request.arrival_time
@@ -175,12 +174,12 @@ class Turn:
 
     @property
     def pin(self) -> Pin | None:
-        """The pin of the tip that it continues."""
+        """The pin of the tip that the turn continues."""
         return self.tip.pin if self.tip is not None else None
 
     @property
     def warm(self) -> bool:
-        """Whether the KV that it continues is still retained for it."""
+        """Whether the KV that the turn continues is still retained for it."""
         return self.tip is not None and self.tip.pin is not None
 
     @property
@@ -205,33 +204,32 @@ class Job:
     tenant: str | None
     first_arrival_s: float
     rank: float
-    """Place among jobs, smaller first: its first arrival, shifted by the predicted work; see
+    """Position among jobs, smaller first: the job's first arrival, shifted by the predicted work; see
     ``order``."""
     last_active_s: float
     priority: int = 0
     """Priority of its latest turn."""
     course: JobCourse | None = None
-    """What it contributes to the forecast of its kind of job, and gets from it."""
+    """The job's contribution to the forecast of its kind, and its share of that forecast."""
     so_far: JobSoFar | None = None
-    """What a learned model sees of it, and what it said."""
+    """The job's features for learned models, and their last predictions."""
     kind: BlockHash | None = None
     owner: str | None = None
     """Name of the API key that its turns came with."""
     is_inferred: bool = False
-    """Whether it has no id from a client: it was recognized by what its prompts continue."""
+    """Whether the client sent no id: the job was recognized by what its prompts continue."""
     earlier_id: str | None = None
     """The id that it had before its client sent one."""
     is_established: bool = True
     """Whether it is known to be more than a single-turn request."""
     is_finished: bool = False
-    """Whether its client said that no further turn comes; running turns may still end."""
+    """Whether its client announced that no further turn comes; running turns may still end."""
     num_turns: int = 0
     num_shared_blocks: int = 0
-    """Blocks at the start of its first prompt that others had asked for before: they are not its
-    own memory."""
+    """Blocks at the start of its first prompt that others had requested before: they do not count as its own
+    memory."""
     has_come_back: bool = False
-    """Whether it returned to a tip that it seemed to have gone on without: it keeps several
-    conversations."""
+    """Whether it returned to a tip that it seemed to have abandoned: it keeps several conversations."""
     queued_s: float = 0.0
     """Total time that its turns waited until they were admitted."""
     turns: dict[str, Turn] = field(default_factory=dict)
@@ -249,7 +247,7 @@ class Job:
 
 
 class JobTable:
-    """Jobs by id, bounded: the longest idle are forgotten first."""
+    """Jobs by id, bounded: the longest idle job is forgotten first."""
 
     def __init__(self, max_jobs: int, idle_s: float) -> None:
         self._max_jobs = max_jobs
@@ -266,7 +264,7 @@ class JobTable:
         return self._jobs.get(job_id)
 
     def open(self, job_id: str, tenant: str | None, arrival_s: float) -> Job:
-        """The job of this id, created if need be, now the most recently active one."""
+        """Returns the job of this id, created if missing, as the most recently active one."""
         job = self._jobs.get(job_id)
         if job is None:
             job = Job(job_id, tenant, arrival_s, arrival_s, arrival_s)
@@ -274,14 +272,13 @@ class JobTable:
         return job
 
     def touch(self, job: Job, now: float) -> None:
-        """Make it the most recently active, and so the last to be forgotten; add it if it is not
-        here."""
+        """Marks the job as the most recently active, hence the last to be forgotten; adds it if missing."""
         self._jobs[job.job_id] = job
         self._jobs.move_to_end(job.job_id)
         job.last_active_s = now
 
     def newest(self) -> Iterator[Job]:
-        """All jobs, the most recently active first."""
+        """Iterates over all jobs, the most recently active first."""
         return reversed(self._jobs.values())
 
     def remove(self, job: Job) -> None:
@@ -289,8 +286,8 @@ class JobTable:
             del self._jobs[job.job_id]
 
     def forget_idle(self, now: float) -> Iterator[Job]:
-        """Remove jobs that are idle for too long or beyond the bound; a job with an open turn or a
-        pin stays."""
+        """Removes and yields jobs that were idle for too long or exceed the bound; a job with an open turn or
+        a pin stays."""
         while self._jobs:
             job = next(iter(self._jobs.values()))
             too_many = len(self._jobs) > self._max_jobs

@@ -1,9 +1,8 @@
-"""All jobs that are remembered, and to which job a turn belongs: by its id, else by what its prompt
-continues.
+"""All remembered jobs, and the job that a turn belongs to: by its id, else by what its prompt continues.
 
-A turn without an id that continues nothing begins a job of its own. Until that job has called a
-tool or had a second turn, it is most likely a single-turn request: such jobs are kept apart from
-the others, so that they push none of them out, however many they are.
+A turn without an id that continues nothing begins a new job. Until that job has called a tool or had a second
+turn, it is most likely a single-turn request. Such jobs have a separate table, so that they never displace
+the others, however many there are.
 """
 
 from __future__ import annotations
@@ -26,15 +25,14 @@ MAX_QUESTIONS = 1024
 
 
 class JobRegistry(BranchListener):
-    """Opens, finds and forgets jobs; knows their tips as far as jobs can be recognized by them."""
+    """Opens, finds and forgets jobs; knows the tips by which jobs without an id can be recognized."""
 
     def __init__(self, max_jobs: int, idle_s: float, block_size: int) -> None:
         self._jobs = JobTable(max_jobs, idle_s)
         self._questions = JobTable(min(max_jobs, MAX_QUESTIONS), idle_s)
         self._index = TipIndex(block_size)
         self.unnamed: frozenset[str] = frozenset()
-        """Ids that stand for jobs without an id from the client: these begin as single-turn
-        requests, too."""
+        """Ids that stand for jobs without a client's id: these, too, begin as single-turn requests."""
         self._prefixes = SharedPrefixes()
         """Landmarks of all tips that may be continued, and of the prompts of open turns."""
 
@@ -48,7 +46,7 @@ class JobRegistry(BranchListener):
 
     @property
     def num_recognizable(self) -> int:
-        """Branch tips by which a turn without an id would be recognized."""
+        """Number of branch tips by which a turn without an id would be recognized."""
         return len(self._index)
 
     def get(self, job_id: str) -> Job | None:
@@ -66,7 +64,8 @@ class JobRegistry(BranchListener):
         return nlargest(limit, newest, key=lambda job: job.last_active_s)
 
     def open(self, request: Request) -> tuple[Job, BranchTip | None]:
-        """The job of a turn that arrives, created if need be, with the tip that it was recognized by."""
+        """Returns the job of a turn that arrives, created if missing, and the tip by which it was
+        recognized."""
         assert request.job is not None
         job_id, tenant = request.job.job_id, request.job.tenant
         job = self.get(job_id) if job_id is not None else None
@@ -94,7 +93,7 @@ class JobRegistry(BranchListener):
         return job
 
     def _name(self, job: Job, job_id: str) -> None:
-        """Its client sends an id from now on: the job is found by that id only."""
+        """Gives the job the id that its client now sends: from now on it is found by that id only."""
         self._jobs.remove(job)
         job.earlier_id, job.job_id, job.is_inferred = job.job_id, job_id, False
         for tip in job.tips:
@@ -103,22 +102,22 @@ class JobRegistry(BranchListener):
                 tip.pin.job_id = job_id
 
     def establish(self, job: Job) -> None:
-        """Mark it as more than a single-turn request."""
+        """Marks the job as more than a single-turn request."""
         if not job.is_established:
             self._questions.remove(job)
             self._jobs.touch(job, job.last_active_s)
             job.is_established = True
 
     def touch(self, job: Job, now: float) -> None:
-        """It was active now."""
+        """Records that the job was active now."""
         self._table_of(job).touch(job, now)
 
     def remove(self, job: Job) -> None:
         self._table_of(job).remove(job)
 
     def forget_idle(self, now: float) -> Iterator[Job]:
-        """Remove jobs that are idle for too long or beyond the bounds; one with an open turn or a
-        pin stays."""
+        """Removes and yields jobs that were idle for too long or exceed the bounds; one with an open turn or
+        a pin stays."""
         yield from self._jobs.forget_idle(now)
         yield from self._questions.forget_idle(now)
 
@@ -133,8 +132,7 @@ class JobRegistry(BranchListener):
         self.on_restored(tip, now)
 
     def on_restored(self, tip: BranchTip, now: float) -> None:
-        """Only inferred jobs are recognized by their branches: a client that sends a job's id
-        always does."""
+        """Indexes the tips of inferred jobs only: a client that sends a job's id always does."""
         tip.job.tips.append(tip)
         if not tip.is_superseded:
             self._prefixes.add(tip.landmarks)
@@ -158,7 +156,8 @@ class JobRegistry(BranchListener):
         self._index.remove(tip)
 
     def on_superseded(self, tip: BranchTip, turn: Turn, num_shared_blocks: int, now: float) -> None:
-        """A turn may still return to it; it retains no blocks until then."""
+        """Keeps the tip in the index, since a turn may still return to it; its blocks are not retained until
+        then."""
         tip.is_superseded = True
         self._prefixes.remove(tip.landmarks)
 
@@ -178,8 +177,8 @@ class JobRegistry(BranchListener):
         self._prefixes.remove(turn.landmarks)
 
     def num_shared_blocks(self, tip: BranchTip, block_hashes: list[BlockHash], turn: Turn) -> int:
-        """Blocks at the start of a superseded or dropped tip that others may ask for: exact within
-        its own job, too high by up to a half for other jobs. ``turn``, which is open, does not
+        """Upper bound of the blocks at the start of a superseded or dropped tip that others may request:
+        exact within its own job, too high by up to a half for other jobs. ``turn``, which is open, does not
         count."""
         job = tip.job
         others = [each for each in job.tips if each is not tip and not each.is_superseded]
@@ -192,7 +191,7 @@ class JobRegistry(BranchListener):
 
 
 def _inferred_id(request: Request) -> str:
-    """The same whenever a trace is replayed; it belongs to its owner, as ids from clients do."""
+    """An id that is the same whenever a trace is replayed; like a client's id, it belongs to its owner."""
     owner = request.job.owner if request.job is not None else None
     inferred = INFERRED + sha256(request.request_id.encode()).hexdigest()[:16]
     return inferred if owner is None else f"{owner}:{inferred}"

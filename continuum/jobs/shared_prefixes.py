@@ -1,7 +1,7 @@
-"""How many blocks at the start of a chain others share, without a comparison with every other chain.
+"""How many blocks at the start of a chain others share, without comparing it with every other chain.
 
-Each chain leaves its hash at some depths only, ever further apart: the certain and the possible
-length differ by up to a half. It knows no jobs.
+Each chain records its hash only at some depths, which grow geometrically: the lower and the upper bound of
+the shared length differ by up to a half. This module does not know jobs.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from engine.core.kv_cache.block_hash import BlockHash
 
 MAX_BLOCKS = 1 << 22
-"""No chain is longer than this."""
+"""Maximum length of a chain."""
 STEP = 1.5
-"""Each depth is this many times the one before: 22 of them in 100,000 tokens of blocks of 16."""
+"""Each depth is this many times the previous one: 22 depths for 100,000 tokens in blocks of 16."""
 
 Checkpoints = tuple[bytes, ...]
-"""Hashes of one chain at ``DEPTHS``, as far as it goes."""
+"""Hashes of one chain at ``DEPTHS``, up to its length."""
 
 
 def _depths() -> tuple[int, ...]:
@@ -40,13 +40,13 @@ def landmarks_of(block_hashes: Sequence[BlockHash], num_blocks: int) -> Checkpoi
 
 
 class SharedPrefixes:
-    """All chains that may still be asked for. It costs a dictionary entry for each landmark."""
+    """All chains that may still be requested. Each landmark costs a dictionary entry."""
 
     def __init__(self) -> None:
         self._counts: dict[bytes, int] = {}
 
     def __len__(self) -> int:
-        """Different landmarks."""
+        """The number of distinct landmarks."""
         return len(self._counts)
 
     def add(self, landmarks: Checkpoints) -> None:
@@ -55,7 +55,7 @@ class SharedPrefixes:
             counts[mark] = counts.get(mark, 0) + 1
 
     def remove(self, landmarks: Checkpoints) -> None:
-        """Remove a chain, as often as it was added."""
+        """Removes a chain, which must be removed as often as it was added."""
         counts = self._counts
         for mark in landmarks:
             count = counts[mark] - 1
@@ -65,19 +65,19 @@ class SharedPrefixes:
                 del counts[mark]
 
     def num_shared_blocks(self, landmarks: Checkpoints, apart_from: Iterable[Checkpoints]) -> int:
-        """Upper bound: blocks at the start of a chain, which is not in here itself, that others may
-        share; ``apart_from`` are chains in here that do not count."""
+        """Upper bound of the blocks at the start of a chain, which was not added here, that others may share;
+        ``apart_from`` are added chains that do not count."""
         index = self._deepest(landmarks, list(apart_from))
         return 0 if index is None else DEPTHS[index + 1] - 1
 
     def num_surely_shared_blocks(self, landmarks: Checkpoints) -> int:
-        """Lower bound: blocks at the start of a chain, which is not in here itself, that others
-        share; there may be more, by up to a half."""
+        """Lower bound of the blocks at the start of a chain, which was not added here, that others share; the
+        true number may be higher by up to a half."""
         index = self._deepest(landmarks, [])
         return 0 if index is None else DEPTHS[index]
 
     def _deepest(self, landmarks: Checkpoints, own: Sequence[Checkpoints]) -> int | None:
-        """The deepest of the landmarks that others have, too."""
+        """Index of the deepest landmark that other chains have, too; None if there is none."""
         for index in range(len(landmarks) - 1, -1, -1):
             mark = landmarks[index]
             num_own = sum(1 for each in own if index < len(each) and each[index] == mark)

@@ -1,6 +1,6 @@
-"""Stale prefixes: how much of a branch tip no turn will ask for, and which blocks that is.
+"""Stale prefixes: which blocks of a branch tip no turn will request.
 
-``continuation`` decides which tip a turn supersedes; blocks are the scheduler's.
+``continuation`` decides which tip a turn supersedes; the scheduler manages the blocks.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.policy import StalePrefix
 
 POOLS_REMEMBERED = 4
-"""Full hashes are kept for this many times the blocks of the pool: older tips are in no cache of
-the device, and not worth the memory of their hashes."""
+"""Full hashes are kept for this many times the blocks of the pool: older tips are no longer in the device's
+cache, so their hashes are not worth the memory."""
 
 
 class StalePrefixes(BranchListener):
     """Remembers the blocks of branch tips, and returns those that have become stale."""
 
     def __init__(self, jobs: JobRegistry, num_blocks: int, block_size: int, *, of_continued: bool) -> None:
-        """``num_blocks`` is the size of the pool. With ``of_continued``, whatever a turn does not
-        share with the branch that it continues is stale, too."""
+        """``num_blocks`` is the size of the pool. With ``of_continued``, the blocks that a turn does not
+        share with the branch that it continues are stale, too."""
         self._jobs = jobs
         self._block_size = block_size
         self._of_continued = of_continued
         self._max_hashes = num_blocks * POOLS_REMEMBERED
         self._num_hashes = 0
         self._hashes: OrderedDict[BranchTip, list[BlockHash]] = OrderedDict()
-        """Hashes of the tips that ended last, oldest first."""
+        """Hashes of the tips that ended most recently, oldest first."""
         self._pending: deque[StalePrefix] = deque()
 
     def __len__(self) -> int:
-        """Stale blocks that have not been taken yet."""
+        """The number of stale prefixes that have not been taken yet."""
         return len(self._pending)
 
     def on_opened(self, tip: BranchTip, block_hashes: list[BlockHash], now: float) -> None:
@@ -61,9 +61,8 @@ class StalePrefixes(BranchListener):
         self._num_hashes -= len(self._hashes.pop(tip, ()))
 
     def _supersede(self, tip: BranchTip, turn: Turn, num_shared_blocks: int) -> None:
-        """A turn goes on without the blocks of this tip beyond those it shares; what another tip or
-        open turn may ask for stays. The turn records how many tokens are stale, as far as is
-        known."""
+        """Marks the blocks of this tip as stale that the turn does not share; blocks that another tip or open
+        turn may request stay. Records in the turn how many tokens are known to be stale."""
         block_hashes = self._hashes.get(tip, [])
         num_kept = max(num_shared_blocks, self._jobs.num_shared_blocks(tip, block_hashes, turn))
         stale = block_hashes[num_kept:]

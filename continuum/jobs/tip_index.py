@@ -1,8 +1,8 @@
-"""Finds the turn that a prompt without a job id continues, by what the prompt begins with.
+"""Finds the turn that a prompt without a job id continues, by the beginning of the prompt.
 
-A prompt is looked up from its end backwards, with one dictionary access per block, whatever is
-remembered. Two prompts that begin alike are distinguished by every token of the turn they would
-continue, except for the few that a chat template puts before a reply, which vary. Tenants are
+A prompt is looked up from its end backwards, with one dictionary access per block, however many tips are
+remembered. Two prompts with a common beginning are distinguished by every token of the turn that they would
+continue, except for the few tokens that a chat template puts before a reply, which vary. Tenants are
 separated here, cache salts by the hashes.
 """
 
@@ -18,31 +18,32 @@ from engine.core.kv_cache.block_hash import BlockHash
 from engine.core.request import Request
 
 GENERATION_PROMPT_TOKENS = 8
-"""Tokens that a chat template may put at the end of a prompt and leave out where the reply follows."""
+"""Tokens that a chat template may put at the end of a prompt and omit where the reply follows."""
 SEAM_TOKENS = 2
-"""Tokens at the end of a plain text that may be merged with what follows."""
+"""Tokens at the end of a plain text that may be merged with the following text."""
 MAX_ANCHORS = 64
-"""Branching points in a prompt that are looked at, from its end backwards."""
+"""Maximum number of branching points in a prompt that are examined, from its end backwards."""
 MAX_WITH_SAME_PROMPT = 32
-"""Branch tips with the same prompt that are kept apart; of more, the oldest are not found."""
+"""Maximum number of indexed branch tips with the same prompt; beyond it, the oldest cannot be found."""
 
 
 class TipIndex:
-    """Branch tips by the prompt of their turn. Its memory is that of the tips in it."""
+    """Branch tips by the prompt of their turn. Memory grows with the number of tips in it."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._by_beginning: dict[Beginning, list[BranchTip]] = {}
         self._tail_lengths: dict[BlockHash, Counter[int]] = {}
-        """How many tokens follow the blocks that end with this hash, in the known prompts."""
+        """Counts of the numbers of tokens that follow the blocks ending with this hash, over the known
+        prompts."""
         self._num_tips = 0
 
     def __len__(self) -> int:
         return self._num_tips
 
     def beginning_of(self, tip: BranchTip, block_hashes: list[BlockHash]) -> Beginning | None:
-        """The key of a tip. ``block_hashes`` are those of the turn's full blocks. None if there is
-        less than a block: the tip cannot be found again."""
+        """The key of a tip. ``block_hashes`` are those of the turn's full blocks. None if the prompt is
+        shorter than a block: the tip cannot be found again."""
         num_shared = num_blocks_to_share(tip.num_prompt_tokens, self._block_size)
         if len(block_hashes) < num_shared:
             return None
@@ -87,11 +88,11 @@ class TipIndex:
             del self._tail_lengths[anchor]
 
     def find(self, request: Request, tenant: str | None) -> BranchTip | None:
-        """The tip that this prompt continues, the one with the longest prompt; None if there is none."""
+        """The tip with the longest prompt that this prompt continues; None if there is none."""
         if not self._num_tips:
             return None
         ahead = reversed(request.block_hashes[: request.num_prompt_tokens // self._block_size])
-        # In C, and without a number for each: a prompt of 100,000 tokens has thousands of blocks.
+        # Runs in C and counts no blocks: a prompt of 100,000 tokens has thousands of them.
         for anchor in islice(filter(self._tail_lengths.__contains__, ahead), MAX_ANCHORS):
             num_blocks_before = length_hint(ahead)
             candidates = self._candidates(request, tenant, anchor, num_blocks_before + 1)
@@ -102,8 +103,7 @@ class TipIndex:
     def _candidates(
         self, request: Request, tenant: str | None, anchor: BlockHash, num_shared_blocks: int
     ) -> list[BranchTip]:
-        """Tips that share the blocks up to ``anchor`` and whose prompt after them is contained in
-        this one."""
+        """Tips that share the blocks up to ``anchor`` and whose remaining prompt is contained in this one."""
         first = num_shared_blocks * self._block_size
         found: list[BranchTip] = []
         for length in self._tail_lengths[anchor]:
@@ -115,8 +115,8 @@ class TipIndex:
 
 
 def _holds_reply(request: Request, tip: BranchTip, block_size: int) -> bool:
-    """Whether the prompt holds the reply: one more where replies are counted; else at least half of
-    its tokens unchanged."""
+    """Whether the prompt holds the tip's reply: by the count of replies if known; else at least half of the
+    reply's tokens are unchanged."""
     if request.num_prompt_tokens <= tip.num_prompt_tokens:
         return False
     now = request.job.num_replies if request.job is not None else None

@@ -1,4 +1,5 @@
-"""Open turns: the job of each, what it continues, and whether it repeats one that its client gave up."""
+"""Open turns: the job of each, which tip it continues, and whether it repeats a turn that its client gave
+up."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ class Turns:
         infer_jobs: bool,
         on_new_turn: Callable[[Job, Request], None],
     ) -> None:
-        """With ``infer_jobs``, requests without a job id are turns, too. ``on_new_turn`` is called
-        with each turn that repeats none of its job."""
+        """With ``infer_jobs``, requests without a job id are turns, too. ``on_new_turn`` is called for each
+        turn except repeated ones."""
         self._jobs = jobs
         self._block_size = block_size
         self._infer_jobs = infer_jobs
@@ -42,7 +43,7 @@ class Turns:
         return self._open.get(request.request_id)
 
     def open(self, request: Request, now: float) -> Turn | None:
-        """The turn of a request that arrived; None if it belongs to no job."""
+        """Opens the turn of a request that arrived; returns None if it belongs to no job."""
         if request.job is None or (request.job.job_id is None and not self._infer_jobs):
             return None
         job, recognized = self._jobs.open(request)
@@ -53,9 +54,9 @@ class Turns:
         return self._begin(job, request, continuation, self._cut.take(request, now))
 
     def _begin(self, job: Job, request: Request, continuation: Continuation, cut: CutTurn | None) -> Turn:
-        """Begin a turn. ``cut`` is the turn that it repeats: if that belonged to this job, it is
-        the same turn and not one more."""
-        job.is_finished = False  # whatever was announced
+        """Begins a turn. ``cut`` is the turn that it repeats: if that belonged to the same job, the new turn
+        keeps its number and does not count as one more."""
+        job.is_finished = False  # even if the client announced the end
         job.priority = request.priority
         tip = continuation.tip
         if cut is not None and cut.job is job:
@@ -82,7 +83,7 @@ class Turns:
         return turn
 
     def close(self, request: Request, now: float) -> Turn | None:
-        """The request has ended, in whatever way, and its turn with it."""
+        """Closes and returns the turn of a request that has ended for any reason."""
         turn = self._open.pop(request.request_id, None)
         if turn is not None:
             del turn.job.turns[request.request_id]
@@ -91,8 +92,8 @@ class Turns:
         return turn
 
     def cut_off(self, turn: Turn, now: float) -> Turn | None:
-        """The client gave up a turn, which has ended. It may have asked again before that was
-        noticed: the turn that repeats it and waits now takes its place."""
+        """Records that the client gave up a turn, which has ended. The client may already have sent the
+        request again: then the waiting turn that repeats it takes its place and is returned."""
         self._cut.remember(turn, now)
         if turn.num_cached_tokens is not None:
             return None
@@ -109,6 +110,6 @@ class Turns:
 
 
 def _keep_place(turn: Turn, cut: CutTurn) -> None:
-    """It keeps the waiting time of the turn that it repeats."""
+    """Gives the turn the waiting time of the turn that it repeats."""
     turn.repeats, turn.kept_since_s, turn.keeps_warm = cut.request_id, cut.waits_since_s, cut.was_warm
     turn.job.first_arrival_s = min(turn.job.first_arrival_s, turn.waits_since_s)

@@ -1,1 +1,1 @@
-"""What is learned: tools, gaps, hints, programs, work to come, the cost of KV."""
+"""What the policy learns: durations of tools and gaps, accuracy of hints, lengths of jobs, cost of KV."""

@@ -1,7 +1,7 @@
-"""Corrects what clients are told of a turn's calls by a learned model, and collects calls for the next
+"""Corrects the predicted duration of a turn's calls by a learned model, and collects calls for the next
 lesson.
 
-The unit is the gap: of parallel calls only the end of the last one is seen.
+The unit is the gap: of parallel calls only the end of the last one is observed.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from estimator.learned.call_history import CallFacts, CallHistory, PastCall, kin
 from estimator.learned.corrector import Corrector
 
 MAX_PAST_CALLS = 4096
-"""Ended calls that are kept for the next lesson; the oldest goes first."""
+"""Maximum number of ended calls kept for the next lesson; the oldest is dropped first."""
 MIN_NEW_CALLS = 200
 NEW_SHARE = 0.25
-"""A lesson is due when this many more calls have ended, as a share of those that are kept."""
+"""A lesson is due when the calls that ended since the last one exceed this share of the kept calls."""
 
 
 class GapCorrections(BranchListener):
-    """Asks the model once for each gap: when it is known which tools run."""
+    """Queries the model once per gap, when it is known which tools run."""
 
     def __init__(self, tools: ToolStats, *, collects: bool) -> None:
-        """``tools`` keeps the model, with all else that outlives a restart. ``collects``: whether there
-        will be lessons."""
+        """``tools`` keeps the model and everything else that survives a restart. ``collects``: whether to
+        collect calls for lessons."""
         self._tools = tools
         self._collects = collects
         self._corrector: Corrector | None = None
@@ -51,7 +51,7 @@ class GapCorrections(BranchListener):
         tip.estimate = GapEstimate(key, row, said)
 
     def ended(self, tip: BranchTip, gap_s: float) -> None:
-        """Its calls have all ended, after this long."""
+        """Learns the duration of a gap whose calls have all ended."""
         estimate, so_far = tip.estimate, tip.job.so_far
         if estimate is None or so_far is None or so_far.calls is None:
             return
@@ -66,7 +66,7 @@ class GapCorrections(BranchListener):
             self._num_new += 1
 
     def _newest(self) -> Corrector | None:
-        """One that was not there before begins with the credit that its making gave it."""
+        """Returns the corrector of the latest model. A new model starts with the credit from its training."""
         model, known = self._tools.duration_model, self._corrector
         if model is None:
             return None
@@ -75,7 +75,7 @@ class GapCorrections(BranchListener):
         return self._corrector
 
     def take_lesson(self) -> Lesson | None:
-        """The past calls (msgpack, as ``estimator.learned.trainer`` reads them), if enough of them are
+        """Returns the past calls (msgpack, as ``estimator.learned.trainer`` reads them) if enough of them are
         new."""
         if self._num_new < max(MIN_NEW_CALLS, NEW_SHARE * len(self._past)):
             return None

@@ -1,4 +1,4 @@
-"""What was said of one gap when it became known which tools run."""
+"""The prediction for one gap, made when it became known which tools run."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class GapEstimate:
     key: ToolKey
     """The call that was expected to be the slowest."""
     row: list[float] | None
-    """None where the estimator knew nothing."""
+    """The features; None if the estimator knew nothing."""
     correction: Correction | None
     """None without a model."""
 
     def of(self, curve: SurvivalCurve) -> SurvivalCurve:
-        """What is believed now; the same curve where nothing is corrected."""
+        """Returns the corrected curve; the same curve if nothing is corrected."""
         return curve if self.correction is None else self.correction.of(curve)
 
     @property
     def factor(self) -> float | None:
-        """By which the median is multiplied; None where nothing is corrected."""
+        """The factor by which the median is multiplied; None if nothing is corrected."""
         correction = self.correction
         return None if correction is None or not correction.is_believed else correction.factor

@@ -14,7 +14,7 @@ from estimator.survival import SurvivalCurve
 
 
 class GapLearner(BranchListener):
-    """Learns from each gap once, however it ends, and predicts the rest of an open one."""
+    """Learns from each gap once, however it ends, and predicts the rest of an open gap."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class GapLearner(BranchListener):
         published: PublishedGaps | None,
         block_size: int,
     ) -> None:
-        """``published`` learns as the papers' rules do; None if no rule needs that."""
+        """``published`` learns as the published rules do; None if no rule needs that."""
         self._tools = tools
         self._corrections = corrections
         self._published = published
@@ -31,12 +31,12 @@ class GapLearner(BranchListener):
         self._block_size = block_size
 
     def remaining(self, tip: BranchTip, now: float) -> SurvivalCurve:
-        """Time until the turn returns, from now, by experience and by its client's hints."""
+        """Time until the turn returns, from now, by past gaps and its client's hints."""
         known = self._tools.curve(tip.tools, tip.job.job_id, tip.job.tenant)
         return self._told.remaining(tip, known, now)
 
     def expected(self, tip: BranchTip, now: float) -> SurvivalCurve:
-        """The same as a learned model corrects it, for who asks."""
+        """Like ``remaining``, corrected by a learned model; only reported, never used for decisions."""
         return self._told.remaining(tip, self._tools.corrected_curve(tip), now)
 
     def on_continued(self, tip: BranchTip, turn: Turn, now: float) -> None:
@@ -61,31 +61,32 @@ class GapLearner(BranchListener):
             self._cut_off(tip, now)
 
     def on_dropped(self, tip: BranchTip, end: BranchEnd, now: float) -> None:
-        """The job is forgotten while its tools run: they took at least this long. If no tool ran,
-        the job was done."""
+        """Records that the gap was dropped. If the job is forgotten while its tools run, they took at least
+        this long. Otherwise the turn was the job's last, unless its job had too many branches."""
         if end is BranchEnd.JOB_FORGOTTEN and tip.tools:
             self._cut_off(tip, now)
         elif end is not BranchEnd.CROWDED_OUT:
             self._was_last(tip)
 
     def _cut_off(self, tip: BranchTip, now: float) -> None:
-        """Its tools ran for this long, and nothing more is known of them."""
+        """Records that the tools ran for at least this long (censored)."""
         if tip.tools and not tip.learned:
             tip.learned = True
             job, waited_s = tip.job, now - tip.ended_s
             self._tools.observe(tip.tools, waited_s, now, censored=True, job_id=job.job_id, tenant=job.tenant)
 
     def _was_last(self, tip: BranchTip) -> None:
-        """No turn came after it, or will. A single-turn request says nothing about jobs."""
+        """Records that no turn followed this one. Single-turn requests are skipped, since they say nothing
+        about jobs."""
         if tip.tools is not None and tip.job.is_established:
             self._tools.observe_last_turn(tip.tools, tip.job.tenant)
 
 
 def _brings_result(turn: Turn, tip: BranchTip) -> bool:
-    """Whether the prompt holds one tool result more than the one before: a conversation may go on
-    without it, with the call given up.
+    """Whether the prompt holds more tool results than the previous one: a conversation may go on without the
+    result if its client gave up the call.
 
-    True where results are not counted, or where none of this agent's prompts has one.
+    True if results are not counted, or if the prompt has none.
     """
     job = turn.request.job
     now = job.num_results if job is not None else None

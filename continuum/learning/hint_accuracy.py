@@ -9,18 +9,18 @@ from estimator.survival import SurvivalCurve
 RETURN_S = 0.5
 """Seconds from the end of the tools to the next turn, until that is learned."""
 FINISHED = "finished"
-"""Stands in place of a tool's name, for the time that a client takes from there to its next turn."""
+"""Takes the place of a tool's name, for the time from the end of the calls to the client's next turn."""
 
 
 class HintAccuracy:
-    """Clients' hints against what then happens, by client and tool."""
+    """Compares clients' hints with the actual durations, by client and tool."""
 
     def __init__(self) -> None:
         self._expectations = ExpectationMemory()
 
     def remaining(self, tip: BranchTip, known: SurvivalCurve, now: float) -> SurvivalCurve:
-        """Time until the turn returns, from now. ``known`` is the same from the turn's end, by
-        experience alone."""
+        """Time until the turn returns, from now. ``known`` is the same time from the turn's end, by past gaps
+        alone."""
         hint, elapsed_s = tip.hint, now - tip.ended_s
         if hint is not None and hint.finished_s is not None:
             since_s = elapsed_s - hint.finished_s
@@ -32,7 +32,7 @@ class HintAccuracy:
         return curve.after(elapsed_s - stated.said_s)
 
     def observe(self, tip: BranchTip, gap_s: float, known: SurvivalCurve) -> None:
-        """The turn is back: compare with its client's hint."""
+        """Compares the client's hint with the actual gap of a turn that has returned."""
         hint = tip.hint
         assert hint is not None, "no client gave a hint"
         if hint.finished_s is not None:
@@ -45,7 +45,7 @@ class HintAccuracy:
 
 
 def _source(tip: BranchTip, tool: str | None = None) -> Source:
-    """The client, and the tool that the hint is about: of parallel calls the first stands for all."""
+    """The client, and the tool that the hint is about: of parallel calls, the first represents all."""
     if tool is None:
         tool = str(tip.tools[0]) if tip.tools else ""
     return (tip.job.tenant or "", tool)

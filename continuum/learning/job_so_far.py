@@ -1,4 +1,4 @@
-"""What learned models see of one job, and what that of remaining work said."""
+"""What learned models know about one job, and their last predictions of its remaining work."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from estimator.learned.work_model import WorkModel
 
 
 class Forecast(NamedTuple):
-    """What was predicted when a turn arrived."""
+    """A prediction made when a turn arrived."""
 
     model: WorkModel
     predicted: float
     """Logarithm of the remaining work."""
     num_turns: int
-    """Turns of the job before that one."""
+    """Number of turns of the job before that one."""
     work_before: float
 
 
 class JobSoFar:
-    """A job's turns, and the last prediction of what is left of it."""
+    """A job's turns, and the last prediction of its remaining work."""
 
     __slots__ = ("calls", "excess", "forecasts", "history", "model", "request_id")
 
@@ -30,10 +30,10 @@ class JobSoFar:
         self.calls: CallHistory | None = None
         """None until a call is predicted or collected."""
         self.forecasts: list[Forecast] = []
-        """At turns 1, 2, 4, 8 and so on: few, however long a job is."""
+        """Made at turns 1, 2, 4, 8 and so on: few, however long a job is."""
         self.model: WorkModel | None = None
-        """Model that last predicted its remaining work."""
+        """The model that last predicted its remaining work."""
         self.request_id = ""
-        """Request for which it did."""
+        """The request for which it predicted that."""
         self.excess = 0.0
-        """Remaining work beyond the usual as of then, in generated tokens."""
+        """Predicted remaining work beyond the usual, in generated tokens."""

@@ -1,4 +1,4 @@
-"""How much work a job is, predicted from the jobs of its kind; and what its own turns add to that."""
+"""Predicts how much work a job is from the jobs of its kind, and updates that forecast with its own turns."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ class JobWork(BranchListener):
     """Counts a job's turns and their service for the forecast of its kind."""
 
     def __init__(self, forecast: WorkForecast, remaining: RemainingWork, num_kind_blocks: int) -> None:
-        """``remaining`` says more, once a model was learned. ``num_kind_blocks``: jobs whose prompts
-        begin with this many equal blocks are of one kind."""
+        """``remaining`` takes precedence once it has a model. ``num_kind_blocks``: jobs whose prompts begin
+        with this many equal blocks are of one kind."""
         self.forecast = forecast
         self.remaining = remaining
         self._num_kind_blocks = num_kind_blocks
 
     @property
     def num_lessons(self) -> int:
-        """Changes whenever forecasts may have."""
+        """A counter that changes whenever forecasts may have changed."""
         return self.forecast.num_lessons + self.remaining.num_models
 
     def learned(self, model: WorkModel) -> None:
-        """There is a new model of remaining work."""
+        """Installs a new model of remaining work."""
         self.remaining.learned(model)
 
     def turn_began(self, job: Job, request: Request) -> None:
-        """A single-turn request says nothing about jobs: the job counts from its second turn on."""
+        """Counts a new turn. A job counts from its second turn on, since a single-turn request says nothing
+        about jobs."""
         if job.kind is None:
             job.kind = kind_of(request, self._num_kind_blocks)
         self.remaining.job_here(job)
@@ -60,8 +61,7 @@ class JobWork(BranchListener):
             job.course.looks_finished()
 
     def excess_s(self, turn: Turn) -> float:
-        """Seconds of service that the job is predicted to need beyond usual jobs; 0 if nothing is
-        known."""
+        """Seconds of service that the job is predicted to need beyond usual jobs; 0 if nothing is known."""
         turn.predicted_excess_s = self.remaining.excess_s(turn)
         if turn.predicted_excess_s is not None:
             return turn.predicted_excess_s
@@ -70,11 +70,11 @@ class JobWork(BranchListener):
 
 
 def kind_of(request: Request, num_blocks: int) -> BlockHash | None:
-    """Identifies the agent: the hash of the first blocks of its prompt; None if the prompt is
+    """The hash of the first blocks of the prompt, which identifies the agent; None if the prompt is
     shorter."""
     return request.block_hashes[num_blocks - 1] if 0 < num_blocks <= len(request.block_hashes) else None
 
 
 def _kind_name(job: Job) -> Hashable | None:
-    """Tenants' kinds are separate: equal prompts of two tenants are two kinds."""
+    """The name of the job's kind. Equal prompts of two tenants are two kinds."""
     return None if job.kind is None else (job.tenant, job.kind)

@@ -1,4 +1,4 @@
-"""What evicted KV costs: to recompute it, or to load it back from host memory."""
+"""The cost of evicted KV: to recompute it, or to load it back from host memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from estimator.cost import PrefillCost
 
 
 class KvCost:
-    """Learned from turns as they run."""
+    """Learns the cost of recomputing and of loading KV from turns as they run."""
 
     def __init__(self, tuning: Tuning, *, has_host_tier: bool) -> None:
         self.has_host_tier = has_host_tier
@@ -18,8 +18,8 @@ class KvCost:
         self._reload = ReloadCost(tuning.reload_smoothing)
 
     def observe(self, turn: Turn) -> None:
-        """Learn the cost of a cold turn from the time between its first scheduling and its first
-        token, and that of a load from the time between admission and first scheduling."""
+        """Learns the cost of a cold turn from the time between its first scheduling and its first token, and
+        that of a load from the time between admission and first scheduling."""
         request = turn.request
         started_s, first_token_s = request.first_scheduled_time, request.first_token_time
         if request.num_preemptions or started_s is None or first_token_s is None:
@@ -33,8 +33,8 @@ class KvCost:
         return self._prefill.seconds(num_tokens)
 
     def reload_s(self, num_tokens: int) -> float | None:
-        """Seconds to load KV back; None where nothing is offloaded. Before the first load, a share
-        of the recomputation."""
+        """Seconds to load KV back; None if nothing is offloaded. Before the first load, a share of the
+        recomputation time."""
         if not self.has_host_tier:
             return None
         known_s = self._reload.seconds(num_tokens)

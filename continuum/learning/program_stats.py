@@ -1,5 +1,5 @@
-"""What past jobs say about coming ones: waits of turns that lost their KV, and how well age
-predicts the remaining turns."""
+"""What past jobs say about new ones: how long turns that lost their KV waited, and how well age predicts the
+remaining turns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections import deque
 
 QUEUE_DELAY_WINDOW = 100
-"""Returns over which the mean wait is taken; the paper leaves its window open."""
+"""Number of returns over which the mean wait is taken; the paper does not state its window."""
 
 
 class QueueDelay:
@@ -27,7 +27,7 @@ class QueueDelay:
 class ReloadCost:
     """Recent cost of loading KV back from host memory.
 
-    Total seconds over total tokens of the loads: of a load of one block nearly all the time is
+    The total seconds of the loads over their total tokens: a load of one block spends nearly all its time
     waiting for the end of a step.
     """
 
@@ -50,8 +50,8 @@ class ReloadCost:
 class RecomputedShare:
     """Recent share of the tokens of returning turns that had to be recomputed.
 
-    None while evicted blocks are found in host memory; near 1 where the begun jobs need more than
-    both tiers have, so that each turn evicts what another one will need.
+    0 while evicted blocks are found in host memory; near 1 where the begun jobs need more than both tiers
+    have, so that each turn evicts what another one will need.
     """
 
     def __init__(self, smoothing: float) -> None:
@@ -82,7 +82,7 @@ class Memoryfulness:
         self._sum_k = self._sum_r = self._sum_kk = self._sum_rr = self._sum_kr = 0.0
 
     def observe_job(self, num_turns: int, count: float = 1.0) -> None:
-        """A job with this many turns has ended; -1 takes an earlier one back."""
+        """Counts an ended job with this many turns; a ``count`` of -1 undoes that."""
         n = num_turns
         self.num_jobs += count
         sum_k, sum_kk = n * (n + 1) / 2, n * (n + 1) * (2 * n + 1) / 6

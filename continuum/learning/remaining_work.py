@@ -1,7 +1,8 @@
-"""How much work a job still has, by a learned model; and what ended jobs teach the next model.
+"""Predicts how much work a job still has by a learned model, and collects ended jobs for training the next
+model.
 
-A model is used only while it orders jobs better than their age does, judged by the jobs that ended
-since it came (A. P. Dawid's prequential principle, J. R. Stat. Soc. A 147, 1984).
+A model is used only while it orders jobs better than their age does, scored on the jobs that ended since it
+was trained (A. P. Dawid's prequential principle, J. R. Stat. Soc. A 147, 1984).
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ from estimator.learned.work_model import WorkModel
 from estimator.plain_math import exp
 
 MAX_PAST_JOBS = 256
-"""Ended jobs that are kept for the next lesson; the oldest goes first."""
+"""Maximum number of ended jobs kept for the next lesson; the oldest is dropped first."""
 MIN_NEW_JOBS = 8
 NEW_SHARE = 0.25
-"""A lesson is due when this many more jobs have ended, as a share of those that are kept."""
+"""A lesson is due when the jobs that ended since the last one exceed this share of the kept jobs."""
 JUDGING_JOBS = 32
 """An ended job is compared with this many that ended before it."""
 CREDIT_JOBS = 16.0
-"""How a model ordered jobs when it was made counts as much as this many ended jobs."""
+"""The model's score from its training counts as much as this many ended jobs."""
 CHANCE = 0.5
 KEEP = 0.98
-"""What a judged job counts after one more: half after 34."""
+"""The weight of a scored job is multiplied by this after each further one: half after 34."""
 
 
 class Judged(NamedTuple):
-    """A forecast of a job that has ended."""
+    """A scored forecast of a job that has ended."""
 
     predicted: float
     num_turns: int
@@ -48,7 +49,7 @@ class RemainingWork(BranchListener):
     """Predicts the remaining work of jobs and collects lessons."""
 
     def __init__(self, tools: ToolStats) -> None:
-        """``tools`` keeps the model, with all else that outlives a restart."""
+        """``tools`` keeps the model and everything else that survives a restart."""
         self._tools = tools
         self._model: WorkModel | None = None
         self._credit = Concordance()
@@ -57,13 +58,13 @@ class RemainingWork(BranchListener):
         self._num_new = 0
         self._served_s = self._served_work = 0.0
         self.num_models = 0
-        """Models that came while jobs waited."""
+        """Number of models that were installed while the server ran."""
 
     # ---- what is predicted ----
 
     def excess_s(self, turn: Turn) -> float | None:
-        """Seconds of service that the turn's job needs beyond usual jobs, this turn's included; None
-        where no model is believed, and for a request of which it is not known that more follow."""
+        """Seconds of service that the turn's job needs beyond usual jobs, this turn included. None if no
+        model is trusted, or if the request may be a single-turn request."""
         model, so_far = self._newest_model(), turn.job.so_far
         if model is None or so_far is None:
             return None
@@ -79,12 +80,12 @@ class RemainingWork(BranchListener):
         return self._credit.right > max(CHANCE, self._credit.right_by_age)
 
     def learned(self, model: WorkModel) -> None:
-        """There is a new one."""
+        """Installs a new model."""
         self._tools.work_model = model
         self.num_models += 1
 
     def _newest_model(self) -> WorkModel | None:
-        """One that was not there before begins with the credit that its making gave it."""
+        """Returns the latest model. A new model starts with the score from its training."""
         model = self._tools.work_model
         if model is not None and model is not self._model:
             self._credit = Concordance(CREDIT_JOBS, model.right, model.right_by_age)
@@ -106,12 +107,12 @@ class RemainingWork(BranchListener):
     # ---- what happened ----
 
     def job_here(self, job: Job) -> None:
-        """A turn of the job has arrived."""
+        """Prepares a job for predictions when one of its turns arrives."""
         if job.so_far is None:
             job.so_far = JobSoFar()
 
     def turn_ended(self, turn: Turn, now: float) -> None:
-        """A turn has ended by itself."""
+        """Records a turn that ended normally."""
         so_far, request = turn.job.so_far, turn.request
         if so_far is None:
             return
@@ -151,7 +152,7 @@ class RemainingWork(BranchListener):
             self._past.popitem(last=False)
 
     def _judge(self, so_far: JobSoFar) -> None:
-        """Compare what was predicted of this job with what was of those that ended before it."""
+        """Scores the predictions for this job against those for jobs that ended before it."""
         work = so_far.history.work
         judged = [
             Judged(said.predicted, said.num_turns, work - said.work_before)
@@ -178,7 +179,7 @@ class RemainingWork(BranchListener):
     # ---- lessons ----
 
     def take_lesson(self) -> Lesson | None:
-        """The past jobs (msgpack, as ``estimator.learned.trainer`` reads them), if enough of them are
+        """Returns the past jobs (msgpack, as ``estimator.learned.trainer`` reads them) if enough of them are
         new."""
         if self._num_new < max(MIN_NEW_JOBS, NEW_SHARE * len(self._past)):
             return None

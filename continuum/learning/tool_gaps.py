@@ -1,6 +1,6 @@
-"""How long programs stayed away after each tool, as the published rules count it. Knows nothing of pins.
+"""Learns the gaps after each tool as the published rules define them. It does not know pins.
 
-Tenants are separate: what other tenants' tools took counts for nothing.
+Tenants are separate: a tenant's gaps do not affect other tenants.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _shell_call = msgspec.json.Decoder(_ShellCall)
 
 
 def tool_name(calls: Sequence[ToolCall]) -> str | None:
-    """The tool of a turn with exactly one call: a function's name, a shell's first word; else None.
+    """The tool of a turn with exactly one call: a function's name, or a shell's first word; else None.
 
-    As the preview reads mini-swe-agent's one bash block, and the paper (section 5.1) function calls; so
+    The preview reads mini-swe-agent's one bash block this way, and the paper (section 5.1) function calls; so
     ``cd x && pytest`` is ``cd``.
     """
     if len(calls) != 1:
@@ -41,7 +41,7 @@ def tool_name(calls: Sequence[ToolCall]) -> str | None:
 
 
 def _shell_words(arguments: str) -> list[str]:
-    """Of the command in JSON arguments, or of bare shell text."""
+    """Words of the command in JSON arguments, or of bare shell text."""
     try:
         command = _shell_call.decode(arguments).command
     except (ValueError, RecursionError):
@@ -50,7 +50,7 @@ def _shell_words(arguments: str) -> list[str]:
 
 
 class MeanGaps:
-    """Running mean of the gaps after each tool."""
+    """The running mean of the gaps after each tool."""
 
     def __init__(self) -> None:
         self._sums: defaultdict[str, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
@@ -68,7 +68,7 @@ class MeanGaps:
 
 
 class ObservedGaps:
-    """All gaps seen, as an empirical distribution: P(D <= t) steps up at each of them."""
+    """All observed gaps, as an empirical distribution: P(D <= t) steps up at each of them."""
 
     def __init__(self) -> None:
         self._gaps_s = array("d")
@@ -79,9 +79,9 @@ class ObservedGaps:
         self._curve = None
 
     def curve(self) -> SurvivalCurve:
-        """The curve, exact at the gaps that were seen."""
+        """The curve, which is exact at the observed gaps."""
         if self._curve is None:
-            # A curve begins at 0, so a gap of 0 counts as the shortest there is.
+            # A curve begins at 0, so a gap of 0 counts as the shortest possible gap.
             num_gaps = len(self._gaps_s)
             last = {max(gap_s, 1e-9): place for place, gap_s in enumerate(self._gaps_s, start=1)}
             reached = [place / num_gaps for place in last.values()]
@@ -99,7 +99,7 @@ class PublishedGaps:
         self._all_gaps: defaultdict[str | None, ObservedGaps] = defaultdict(ObservedGaps)
 
     def returned(self, tip: BranchTip, gap_s: float) -> None:
-        """The turn that continues it came after this many seconds."""
+        """Records that the next turn came after this many seconds."""
         tenant, tool = tip.job.tenant, tip.plain_tool
         if tool is not None:
             self._means[tenant].observe(tool, gap_s)
@@ -107,7 +107,7 @@ class PublishedGaps:
         self._all_gaps[tenant].observe(gap_s)
 
     def mean_s(self, tip: BranchTip) -> float | None:
-        """Mean of the gaps after its tool; None before any, and without a tool."""
+        """Mean of the gaps after its tool; None before any gap, and without a tool."""
         tool = tip.plain_tool
         return None if tool is None else self._means[tip.job.tenant].mean_s(tool)
 

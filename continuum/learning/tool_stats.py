@@ -1,5 +1,4 @@
-"""What was learned of tools and of what follows a turn, for the policy; a file keeps it across
-restarts."""
+"""What the policy has learned about tools and about what follows a turn; a file keeps it across restarts."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from estimator.tool_key import ToolKey, tool_key
 logger = logging.getLogger(__name__)
 
 SAVE_EVERY_S = 60.0
-"""Seconds between writes: a crash loses at most this much."""
+"""Seconds between writes: a crash loses at most what was learned in this time."""
 
 
 class ToolStats:
@@ -49,8 +48,8 @@ class ToolStats:
     ) -> SurvivalCurve:
         """Time until the tenant's turn returns: the maximum over parallel calls.
 
-        ``job_id`` adds what was seen in that job. Tools of None are not known yet: any tool. Empty
-        tools: nothing runs, and nothing is learned of whether and when an answer gets a reply.
+        ``job_id`` adds the observations of that job. None for ``tools`` means not known yet: any tool. Empty
+        ``tools``: nothing runs, and no curve is learned for the reply to an answer.
         """
         if tools is None:
             return self._learned.survival(tenant or "", ToolKey(()), None)
@@ -60,13 +59,13 @@ class ToolStats:
         return curves[0] if len(curves) == 1 else max_of(curves)
 
     def corrected_curve(self, tip: BranchTip) -> SurvivalCurve:
-        """Time from the turn's end until it returns, as a learned model corrects it where one is
-        believed. It is told to who asks; nothing is held by it (docs/design/learning.md)."""
+        """Time from the turn's end until it returns, corrected by a learned model if one is trusted. It is
+        only reported; no pin depends on it (docs/design/learning.md)."""
         known = self.curve(tip.tools, tip.job.job_id, tip.job.tenant)
         return known if tip.estimate is None else tip.estimate.of(known)
 
     def slowest(self, tools: Sequence[ToolKey], job_id: str | None, tenant: str | None) -> ToolKey:
-        """The one of parallel calls that is expected to end last."""
+        """The one of the parallel calls that is expected to end last."""
         if len(tools) == 1:
             return tools[0]
         learned, name = self._learned, tenant or ""
@@ -81,8 +80,8 @@ class ToolStats:
         job_id: str | None = None,
         tenant: str | None = None,
     ) -> None:
-        """The gap is over, or was given up. Of parallel calls it counts for the one expected to be
-        slowest."""
+        """Records a gap that ended or, if ``censored``, was given up. Of parallel calls it counts for the one
+        expected to be slowest."""
         if not tools:
             return
         key = self.slowest(tools, job_id, tenant)
@@ -90,7 +89,8 @@ class ToolStats:
         self._save_now_and_then(now)
 
     def return_probability(self, tip: BranchTip, deadline_s: float, now: float) -> float:
-        """P(the turn is back by the deadline | it is not back yet), as far as any was seen to return."""
+        """P(the turn is back by the deadline | it is not back yet); a constant before any return was
+        observed."""
         curve = self.curve(tip.tools, tip.job.job_id, tip.job.tenant)
         if not curve.support:
             return self._tuning.unseen_return
@@ -102,21 +102,23 @@ class ToolStats:
     # ---- what follows a turn ----
 
     def observe_last_turn(self, tools: Sequence[ToolKey], tenant: str | None = None) -> None:
-        """No turn followed the one that ended with these calls (none: with an answer)."""
+        """Records that no turn followed the one that ended with these calls (empty: with an answer)."""
         self._learned.observe_last(tenant or "", tools)
 
     def observe_next_turn(
         self, tools: Sequence[ToolKey], growth_tokens: int, tenant: str | None = None
     ) -> None:
-        """A turn followed whose prompt is this much longer than the prompt and the answer before it."""
+        """Records that a turn followed, whose prompt is this much longer than the prompt and the answer
+        before it."""
         self._learned.observe_next(tenant or "", tools, growth_tokens)
 
     def last_turn_probability(self, tools: Sequence[ToolKey] | None, tenant: str | None = None) -> float:
-        """P(no turn follows one that ended so); None if it is not known what it called."""
+        """P(no turn follows one that ended with these calls); ``tools`` is None if the calls are not
+        known."""
         return self._learned.turns_of(tenant or "").last_turn_probability(tools)
 
     def prompt_growth(self, tools: Sequence[ToolKey] | None, tenant: str | None = None) -> float | None:
-        """Expected tokens that the next prompt adds to this one and its answer; None while nothing is
+        """Expected tokens that the next prompt adds to this prompt and its answer; None while nothing is
         learned."""
         return self._learned.turns_of(tenant or "").prompt_growth(tools)
 
@@ -143,7 +145,7 @@ class ToolStats:
     # ---- the file ----
 
     def _save_now_and_then(self, now: float) -> None:
-        """Write on a thread: a disk must not hold up a step."""
+        """Writes on a thread, because the disk must not delay a step."""
         if self._path is None:
             return
         if self._unsaved_since_s is None:
@@ -154,7 +156,7 @@ class ToolStats:
             self._writing.start()
 
     def state(self) -> str | None:
-        """What is learned so far, as the file has it; None if nothing is."""
+        """Returns what is learned as the file stores it; None if nothing is learned."""
         learned = self._learned
         models = (learned.work_model, learned.duration_model)
         if not learned.durations.items() and not learned.turns.tallies and not any(models):
@@ -162,11 +164,11 @@ class ToolStats:
         return snapshot(learned).decode()
 
     def recall(self, state: str) -> None:
-        """Restore another one's ``state``; EstimatorStateError if it is not such a state."""
+        """Restores a state returned by ``state``; EstimatorStateError if it is not such a state."""
         self._know(restore(state.encode()))
 
     def _know(self, learned: Tenants) -> None:
-        """What is learned comes from elsewhere, its parameters do not."""
+        """Replaces what is learned, but keeps this object's tuning parameters."""
         self._learned = learned
         for each in (learned.of_all, *learned.own.values()):
             _tune(each, self._tuning)
@@ -176,7 +178,7 @@ class ToolStats:
             self._writing.join()
 
     def save(self) -> None:
-        """Write what was learned; called last."""
+        """Writes what was learned; the last call."""
         self.wait_until_written()
         if self._path is not None:
             _write(snapshot(self._learned), self._path)

@@ -1,9 +1,9 @@
-"""How much work jobs are: how long those of a kind are served, times the part of the pool that they
-begin with.
+"""Predicts how much work jobs are: the service time of jobs of a kind, times the share of the pool that their
+first prompts take.
 
-A kind is identified by a hash of a prompt's first blocks: an agent's system prompt comes before its
-task. A job that is the first of its kind is a kind of its own. Within a kind all jobs are alike:
-what turns and tokens say of one job helps less than the order by age. It knows no queue.
+A kind is identified by a hash of a prompt's first blocks, since an agent's system prompt comes before its
+task. The first jobs of new kinds share one group. Within a kind all jobs get the same forecast: turns and
+tokens of one job predict less than the order by age. It does not know the queue.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from continuum.learning.program_stats import Memoryfulness
 from estimator.rate_belief import RateGroup, exposures_per_end
 
 MAX_KINDS = 256
-"""Maximum number of kinds; beyond it, the kind not seen for longest is forgotten."""
+"""Maximum number of kinds; beyond it, the least recently seen kind is forgotten."""
 MAX_ENDS = 256.0
-"""When this many jobs of a kind have ended, its counts are halved, so that old ones count less."""
+"""When this many jobs of a kind have ended, its counts are halved, so that old jobs count less."""
 MAX_TURNS = 4096.0
-"""The same for turns, of all kinds."""
+"""Maximum count of turns of all kinds, which limits the time between updates."""
 UPDATE_SHARE = 0.125
-"""The forecast is updated after this many more turns, as a share of those before."""
+"""The forecast is updated after this many more turns, as a share of the turns before."""
 
 
 class _Kind:
@@ -32,18 +32,18 @@ class _Kind:
 
     def __init__(self, excess_s: float) -> None:
         self.seen = RateGroup()
-        """Seconds of service, and the number of jobs that ended."""
+        """Seconds of service, and the number of ended jobs."""
         self.num_jobs = self.num_tokens = 0.0
-        """Number of jobs that began, and the tokens in their first prompts together."""
+        """Number of jobs that began, and the total tokens of their first prompts."""
         self.excess_s = excess_s
-        """Work of a job beyond that of a usual one, as of the last update."""
+        """Work of a job of this kind beyond that of a usual job, at the last update."""
 
     def begin(self, num_tokens: int) -> None:
         self.num_jobs += 1
         self.num_tokens += num_tokens
 
     def end(self, count: int, served_s: float) -> None:
-        """A job ended that was served for this long; -1 takes an earlier one back."""
+        """Counts a job that ended after this many seconds of service; a ``count`` of -1 undoes that."""
         seen = self.seen
         seen.num_ends = max(0.0, seen.num_ends + count)
         seen.ended = max(0.0, seen.ended + count * served_s)
@@ -54,7 +54,7 @@ class _Kind:
 
 
 class JobCourse:
-    """One job so far."""
+    """The course of one job, for the forecast of its kind."""
 
     __slots__ = ("_ended", "_ended_s", "_forecast", "_kind", "_num_turns", "_served_s")
 
@@ -66,20 +66,20 @@ class JobCourse:
         self._ended = False
 
     def begin_turn(self) -> None:
-        """Its next turn came; if an earlier one looked like the last, it was not."""
+        """Counts its next turn; if an earlier turn was counted as the last, undoes that."""
         if self._ended:
             self._count_end(-1)
         self._ended = False
         self._num_turns += 1
 
     def end_turn(self, service_s: float) -> None:
-        """The turn took this long from its first step to its end."""
+        """Adds a turn that took this long from its first step to its end."""
         self._served_s += service_s
         self._kind.seen.exposure += service_s
         self._forecast.count_turn()
 
     def looks_finished(self) -> None:
-        """Its client said that it is done, or it answered without calling a tool."""
+        """Counts the job as ended: its client announced the end, or it answered without calling a tool."""
         if not self._ended and self._num_turns:
             self._ended, self._ended_s = True, self._served_s
             self._count_end(1)
@@ -90,16 +90,16 @@ class JobCourse:
 
     @property
     def excess_s(self) -> float:
-        """How much more work jobs of its kind are than usual ones; negative if they are less."""
+        """How much more work jobs of its kind are than usual jobs; negative if they are less."""
         return self._kind.excess_s
 
 
 class WorkForecast:
-    """Kinds of jobs, and what was learned from them. Forecasts stay constant between updates."""
+    """Kinds of jobs, and what was learned from them. Forecasts are constant between updates."""
 
     def __init__(self) -> None:
         self.lengths = Memoryfulness()
-        """What the turns that a job has had say of those to come."""
+        """How well the turns that a job has had predict its remaining turns."""
         self.num_lessons = 0
         self._kinds: OrderedDict[Hashable, _Kind] = OrderedDict()
         self._first_ones = _Kind(0.0)
@@ -108,8 +108,8 @@ class WorkForecast:
         self._num_turns = self._num_until_update = 0.0
 
     def course(self, name: Hashable | None, num_tokens: int) -> JobCourse:
-        """The course of a job that begins with a prompt of this many tokens; None if its kind is
-        not known."""
+        """Returns the course of a new job whose first prompt has this many tokens. ``name`` is None if its
+        kind is not known."""
         kind = self._kinds.get(name)
         if kind is not None:
             self._kinds.move_to_end(name)
@@ -121,13 +121,13 @@ class WorkForecast:
         return JobCourse(kind, self)
 
     def excess_s(self, name: Hashable | None) -> float:
-        """The same for a request that may become a job, from which nothing is learned yet; 0 if its
-        kind is not known."""
+        """The forecast for a request that may become a job, from which nothing is learned yet; 0 if its kind
+        is not known."""
         kind = self._kinds.get(name)
         return 0.0 if kind is None else kind.excess_s
 
     def count_turn(self) -> None:
-        """A turn of some job has ended."""
+        """Counts an ended turn of any job, and updates the forecast when that is due."""
         self._num_turns = min(MAX_TURNS, self._num_turns + 1)
         self._num_until_update -= 1
         if self._num_until_update <= 0:
@@ -135,7 +135,8 @@ class WorkForecast:
             self._num_until_update = UPDATE_SHARE * self._num_turns
 
     def _remember(self, name: Hashable, num_tokens: int) -> None:
-        """Until the next update only its size distinguishes it from others."""
+        """Adds a kind. Until the next update only the size of its first prompt distinguishes it from
+        others."""
         excess_s = self._usual_s * (num_tokens / self._usual_tokens - 1) if self._usual_tokens else 0.0
         self._kinds[name] = _Kind(excess_s)
         if len(self._kinds) > MAX_KINDS:

@@ -1,1 +1,1 @@
-"""Who is next: the order, admission of new jobs, aging."""
+"""The queue: its order, admission of new jobs, aging."""

@@ -1,12 +1,11 @@
-"""Admission: whether one more job may begin, given the working set that the begun jobs are expected
-to need.
+"""Admission: whether one more job may begin, given the expected working set of the begun jobs.
 
-When more jobs have begun than fit, each turn evicts what another one returns for. The capacity is
-the host tier where there is one; else the pool, and then only turns that return soon count. A
-running turn needs its context, except for what it shares with earlier turns; a turn in a tool call
-needs it in proportion to the probability of its return. Jobs of a worse priority count for nothing,
-because their pins give way. Each event costs O(log n): what time alone changes is evaluated again
-when as much time as before, times a factor, has passed.
+If more jobs have begun than fit, each turn evicts blocks that another turn will need. The capacity is the
+host tier if there is one; else the pool, and then only turns that return soon count. A running turn needs its
+context, except for what it shares with earlier turns; a turn in a tool call needs it in proportion to the
+probability of its return. Jobs of a worse priority do not count, because their pins give way. Each event
+costs O(log n): a return probability, which changes with time alone, is updated at geometrically growing
+intervals.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from engine.messages import ToolSignal
 
 FIRST_LOOK_S = 1.0
 LATER_LOOKS = 1.5
-"""The probability of a return is evaluated again when the call has run for this many times as long."""
+"""The probability of a return is updated when the time since the turn's end has grown by this factor."""
 
 
 class Need(NamedTuple):
-    """The expected need of a begun turn."""
+    """The expected need of a turn that has begun."""
 
     priority: int
     num_blocks: int
@@ -39,11 +38,11 @@ class Need(NamedTuple):
 
 
 class WorkingSet(BranchListener):
-    """Blocks that the begun jobs are expected to need, and the new jobs that wait until they fit
-    besides them."""
+    """Blocks that the begun jobs are expected to need, and the new jobs that wait until they fit with
+    these."""
 
     def __init__(self, tools: ToolStats, context: PolicyContext, tuning: Tuning) -> None:
-        """``context`` says how much the pool and the host tier hold."""
+        """``context`` states the sizes of the pool and the host tier."""
         self._tools = tools
         self._context = context
         self._num_each = context.blocks_per_block
@@ -56,27 +55,26 @@ class WorkingSet(BranchListener):
         self._little = int(context.num_blocks * tuning.small_job_share)
         self._block_size = context.block_size
         self._here: dict[str, Need] = {}
-        """Needs by request, of turns that are admitted or that wait to continue a branch."""
+        """Needs by request id, of turns that are admitted or that wait to continue a branch."""
         self._awaited: dict[str, Need] = {}
-        """Needs of turns to come, by the request that ended last in the job or in a branch of
-        it."""
+        """Needs of expected turns, by the request id of the branch tip that each continues."""
         self._parked: dict[str, str] = {}
-        """Waiting requests, with their tenants."""
+        """Tenants of parked requests, by request id."""
         self._num_parked: Counter[str] = Counter()
         self._needed: dict[int, int] = {}
-        """Expected blocks, by priority of the jobs that have begun and need any."""
+        """Expected blocks by job priority; priorities that need none are absent."""
         self._needed_by: dict[str, int] = {}
-        """Expected blocks of the same jobs by tenant."""
+        """The same expected blocks by tenant."""
         self._looks: list[tuple[float, int, BranchTip]] = []
         self._numbers = count()
 
-    # ---- who may begin ----
+    # ---- which jobs may begin ----
 
     def admits(self, turn: Turn, now: float) -> bool:
         """Whether the turn may start now.
 
-        A job may always begin while no other one is here. Jobs of a worse priority do not count as
-        here, since they may be waiting behind this one.
+        A job may always begin while no other one is running or waiting to continue. Jobs of a worse priority
+        do not count, since they may be waiting for this one.
         """
         if not self._is_gated(turn) or not self._is_anybody_here(turn.request.priority):
             return True
@@ -84,7 +82,7 @@ class WorkingSet(BranchListener):
         own, tenant = self._own_blocks(turn.request, turn.job), turn.request.tenant
         if self.needed_before(turn.request) + own <= self.num_usable_blocks:
             return True
-        # Each tenant may use its equal part, whatever the others have begun.
+        # Each tenant may use an equal part, whatever the others have begun.
         num_tenants = len(self._needed_by) + (tenant not in self._needed_by)
         return (
             num_tenants > 1 and (self._needed_by.get(tenant, 0) + own) * num_tenants <= self.num_usable_blocks
@@ -94,12 +92,12 @@ class WorkingSet(BranchListener):
         return any(need.priority <= priority for need in self._here.values())
 
     def needed_before(self, request: Request) -> int:
-        """Blocks that the begun jobs are expected to need, without those of a worse priority."""
+        """Blocks that the begun jobs are expected to need, except those of a worse priority."""
         needed = (num for priority, num in self._needed.items() if priority <= request.priority)
         return sum(needed)
 
     def park(self, turn: Turn) -> bool:
-        """The request waits behind all that may start; False if it did already."""
+        """Orders the request after all that may start; returns False if it was parked already."""
         request_id, tenant = turn.request.request_id, turn.request.tenant
         if request_id in self._parked:
             return False
@@ -108,7 +106,8 @@ class WorkingSet(BranchListener):
         return True
 
     def parks(self, turn: Turn) -> bool:
-        """Whether it is parked: while any request of its tenant is, later jobs line up behind it."""
+        """Parks a job's first turn while any request of its tenant is parked; returns whether it is
+        parked."""
         if not self._num_parked.get(turn.request.tenant) or not self._is_gated(turn):
             return False
         self.park(turn)
@@ -123,15 +122,16 @@ class WorkingSet(BranchListener):
             del self._num_parked[tenant]
 
     def _is_gated(self, turn: Turn) -> bool:
-        """Whether it is a job's first turn, has not run yet, and needs more than a little."""
+        """Whether the turn is the first of its job, has not run yet, and needs more than
+        ``small_job_share``."""
         if turn.number > 1 or turn.tip is not None or turn.request.status is RequestStatus.PREEMPTED:
             return False
         return self._blocks(turn.request.num_tokens) > self._little
 
-    # ---- who has begun ----
+    # ---- which turns have begun ----
 
     def came(self, request: Request, job: Job | None) -> None:
-        """It is admitted, and counts until it has gone, running or not."""
+        """Counts the need of a request that is admitted, until ``went``, whether it runs or not."""
         self._unpark(request.request_id)
         tenant = request.tenant if job is None else job.tenant or ""
         need = Need(request.priority, self._own_blocks(request, job), tenant)
@@ -141,7 +141,7 @@ class WorkingSet(BranchListener):
         self._unpark(request.request_id)
         self._take(self._here, request.request_id)
 
-    # ---- who is expected back ----
+    # ---- which turns are expected ----
 
     def on_opened(self, tip: BranchTip, block_hashes: list[BlockHash], now: float) -> None:
         self._await(tip, now)
@@ -156,7 +156,7 @@ class WorkingSet(BranchListener):
         self._await(tip, now)
 
     def on_continued(self, tip: BranchTip, turn: Turn, now: float) -> None:
-        """The turn counts as here from now on: it waits."""
+        """Counts the turn as present from now on, although it waits."""
         self._forget(tip)
         self.came(turn.request, tip.job)
 
@@ -167,14 +167,14 @@ class WorkingSet(BranchListener):
         self._forget(tip)
 
     def _await(self, tip: BranchTip, now: float) -> None:
-        """A turn has ended there, or more is known of the tools that it called."""
+        """Estimates the need of the turn that may continue this tip, again when its tools are known."""
         self._look_again(now)
         if tip.request_id not in self._awaited:
             heapq.heappush(self._looks, (now + FIRST_LOOK_S, next(self._numbers), tip))
         self._weigh(tip, now)
 
     def _forget(self, tip: BranchTip) -> None:
-        """No turn is expected back there any more."""
+        """Stops counting the tip: no turn is expected to continue it."""
         self._take(self._awaited, tip.request_id)
 
     def _look_again(self, now: float) -> None:
@@ -186,7 +186,8 @@ class WorkingSet(BranchListener):
                 heapq.heappush(self._looks, (tip.ended_s + LATER_LOOKS * elapsed_s, number, tip))
 
     def _weigh(self, tip: BranchTip, now: float) -> None:
-        """Its context and what its next prompt adds, times the probability that it comes."""
+        """Updates the tip's need: its context and the growth of its next prompt, times the probability that
+        the turn comes."""
         probability = 0.0
         if not tip.is_at_rest:
             probability = self._tools.return_probability(tip, now + self._horizon_s, now)
@@ -221,5 +222,5 @@ class WorkingSet(BranchListener):
         return max(0, self._blocks(request.num_tokens) - self._num_each * num_shared_blocks)
 
     def _blocks(self, num_tokens: int) -> int:
-        """Of the pool, that a context of so many tokens takes when it is computed."""
+        """Blocks of the pool that a computed context of this many tokens takes."""
         return self._context.blocks_for(-(-num_tokens // self._block_size))

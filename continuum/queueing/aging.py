@@ -1,6 +1,6 @@
-"""Aging: once a request has waited for too long, none that came later starts before it.
+"""Aging: once a request has waited for too long, no later one starts before it.
 
-It knows nothing of jobs or memory. A request costs O(log n), however many wait.
+It does not know jobs or memory. A request costs O(log n), however many wait.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ class _Wait(NamedTuple):
 
 
 class Aging:
-    """Requests in the order in which their time is up, each until it ends or its time has come."""
+    """Requests in the order of their deadlines, each until it ends or its deadline passes."""
 
     def __init__(self) -> None:
         self._waits: dict[str, _Wait] = {}
         self._in_time: list[tuple[float, int, Request]] = []
-        """Requests that wait and that run: a running one may be preempted, and wait again. An entry
-        whose number is out of date is dropped when it surfaces."""
+        """Waiting and running requests: a running one may be preempted and wait again. An entry with an
+        outdated number is dropped when it surfaces."""
         self._numbers = count()
         self._overdue: set[str] = set()
-        """The ones that wait."""
+        """Ids of overdue requests that wait."""
 
     @property
     def is_exceeded(self) -> bool:
@@ -39,27 +39,27 @@ class Aging:
         return bool(self._overdue)
 
     def arrived(self, request: Request, max_wait_s: float, since_s: float | None = None) -> None:
-        """It waits since then: its arrival, unless another time is given. If given again, the last
-        one counts."""
+        """Records that the request waits since its arrival, or since ``since_s`` if given. A later call
+        replaces an earlier one."""
         since_s = request.arrival_time if since_s is None else since_s
         wait = self._waits[request.request_id] = _Wait(since_s, max_wait_s, next(self._numbers))
         heapq.heappush(self._in_time, (since_s + max_wait_s, wait.number, request))
 
     def since_s(self, request: Request) -> float:
-        """Since when it has waited; the request has not ended."""
+        """The time since which the request has waited; it must not have ended."""
         return self._waits[request.request_id].since_s
 
     def max_wait_s(self, request: Request) -> float:
-        """Its maximum wait in seconds; the request has not ended."""
+        """The request's maximum wait in seconds; it must not have ended."""
         return self._waits[request.request_id].max_wait_s
 
     def is_exhausted(self, request: Request, now: float) -> bool:
-        """Whether it is known here, and its maximum wait is over."""
+        """Whether the request is known here, and its maximum wait is over."""
         wait = self._waits.get(request.request_id)
         return wait is not None and now - wait.since_s >= wait.max_wait_s
 
     def queued(self, request: Request, now: float) -> bool:
-        """It waits from now on, or still does. Returns whether it is overdue."""
+        """Records that the request waits now, and returns whether it is overdue."""
         wait = self._waits[request.request_id]
         if now - wait.since_s < wait.max_wait_s:
             return False
@@ -78,7 +78,7 @@ class Aging:
         self._overdue.discard(request.request_id)
 
     def newly_overdue(self, now: float) -> Iterator[Request]:
-        """Waiting requests whose time was up since the last call."""
+        """Yields the waiting requests that became overdue since the last call."""
         in_time = self._in_time
         while in_time:
             _, number, request = in_time[0]

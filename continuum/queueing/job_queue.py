@@ -1,4 +1,4 @@
-"""Keeps aging, admission and ranks in step with the requests that wait, and so answers which is next."""
+"""Keeps aging, admission and ranks in sync with the waiting requests, and decides which request is next."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class JobQueue:
         *,
         patience_s: float,
     ) -> None:
-        """``on_parked`` is called once with each new job that has to wait until its working set fits.
+        """``on_parked`` is called once for each new job that has to wait until its working set fits.
         ``patience_s``: see ``Tuning``; infinite without a host tier."""
         self._patience_s = patience_s
         self._config = config
@@ -41,12 +41,13 @@ class JobQueue:
         self._on_parked = on_parked
         self._changed: list[Request] = []
         self._patience = Aging()
-        """Later turns of jobs, until they have waited for so long that they stand with warm ones."""
+        """Later turns of jobs, until they have waited long enough to be ordered with warm turns."""
 
     # ---- a request comes and goes ----
 
     def arrived(self, request: Request, turn: Turn | None) -> None:
-        """It waits from now on; a turn that repeats another one has waited since that one did."""
+        """Adds a request that waits from now on; a turn that repeats another one has waited since that one
+        did."""
         max_wait_s = self._max_wait_s(request, turn)
         if turn is None:
             self._aging.arrived(request, max_wait_s)
@@ -57,7 +58,7 @@ class JobQueue:
         self._ranks.rank(turn)
 
     def _max_wait_s(self, request: Request, turn: Turn | None) -> float:
-        """The least of the bounds that hold for it."""
+        """The smallest of the aging bounds that apply to the request."""
         config = self._config
         bounds_s = [config.max_wait_s]
         if turn is not None and turn.number > 1:
@@ -67,13 +68,13 @@ class JobQueue:
         return min(bounds_s)
 
     def moved_up(self, turn: Turn) -> None:
-        """It has taken the place of the turn that it repeats."""
+        """Reorders a turn that has taken the place of the turn that it repeats."""
         self.arrived(turn.request, turn)
         self._changed.append(turn.request)
 
     def lost_pin(self, turns: Iterable[Turn]) -> None:
-        """The blocks pinned for these turns went to other requests: the waiting ones are ordered as
-        cold turns."""
+        """Reorders the waiting ones of these turns as cold turns, since their pinned blocks went to other
+        requests."""
         self._changed.extend(turn.request for turn in turns if turn.num_cached_tokens is None)
 
     def admitted(self, request: Request, turn: Turn | None) -> None:
@@ -85,7 +86,7 @@ class JobQueue:
         self._patience.gone(request)
         self._working_set.went(request)
 
-    # ---- the scheduler asks ----
+    # ---- called by the scheduler ----
 
     def waiting_key(self, request: Request, now: float) -> WaitingKey:
         turn = self._turns.get(request)
@@ -124,15 +125,15 @@ class JobQueue:
     def may_pass(self, request: Request) -> bool:
         """Whether a request may start before an earlier one that does not fit.
 
-        A warm turn retains memory that only running it can free. So it must not wait behind a cold
-        one, unless that is overdue: then it may take the warm turn's blocks.
+        A warm turn retains memory that only running it can free. So it must not wait for a cold turn, unless
+        that is overdue: then the cold turn may take the warm turn's blocks.
         """
         turn = self._turns.get(request)
         return turn is not None and turn.warm and not self._aging.is_exceeded
 
     def victim(self, running: Sequence[Request]) -> Request:
-        """The request to preempt: among those of the worst priority the turn of the youngest job,
-        jobs without a pin first; the one with the fewest computed tokens on a tie."""
+        """The request to preempt: one of the worst priority, of a job without pins if possible, of the job
+        with the largest rank, with the fewest computed tokens on a tie."""
 
         def worth(request: Request) -> tuple[int, bool, float, int]:
             turn, num_computed = self._turns.get(request), request.num_computed_tokens

@@ -1,15 +1,14 @@
 """The order of the waiting queue: by priority, then preempted turns, then warm ones, then by the job's rank.
 
-A job's rank is a time: the arrival of its turn, minus a share of the job's age, plus a weight times
-the work by which jobs of its kind exceed usual jobs (negative if they are less work). Turns of jobs
-that began earlier could pass a request for as long as they come back: so requests that have waited
-for too long go before all others, whatever the priority, in the order of their arrival.
+A job's rank is a time: the arrival of its turn, minus a share of the job's age, plus a weight times the work
+by which jobs of its kind exceed usual jobs (negative if they are less work). Turns of jobs that began earlier
+could keep passing a request. So requests that have waited for too long go before all others, whatever the
+priority, in the order of their arrival.
 
-The age counts in full where evicted KV must be recomputed: the fewer jobs are begun, the less is
-lost. Where it is loaded back from host memory, age counts as far as it predicts which job ends
-sooner: among jobs of similar length the older one does, but where most are short and a few are
-long, more end soon if turns are served as they come. Age also counts where even host memory loses
-what the begun jobs need.
+The age counts in full where evicted KV must be recomputed: the fewer jobs have begun, the less is lost. Where
+KV is loaded back from host memory, age counts only if it predicts which job ends sooner: among jobs of
+similar length the older one does, but where most are short and a few are long, more jobs end soon if turns
+are served in order of arrival. Age also counts where even host memory loses KV that the begun jobs need.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from engine.core.request import Request, RequestStatus
 OVERDUE, IN_TIME = range(2)
 PREEMPTED, WARM, COLD, PARKED = range(4)
 BY_CHANCE = 0.2
-"""A recomputed share below this part of the thrashing share counts for nothing, as a turn may
-return after an hour."""
+"""A recomputed share below this part of the thrashing share is ignored, as a turn may return after an
+hour."""
 RANKED_PER_STEP = 64
-"""Maximum number of waiting turns that are ranked again in one step: no step goes through thousands."""
+"""Maximum number of waiting turns that are ranked again in one step, so that no step ranks thousands."""
 
 
 def age_weight(lengths: Memoryfulness, recomputed_share: float, tuning: Tuning) -> float:
@@ -42,8 +41,7 @@ def age_weight(lengths: Memoryfulness, recomputed_share: float, tuning: Tuning) 
 
 
 def job_rank(turn: Turn, age_weight: float, work_s: float) -> float:
-    """The rank of the turn's job from now on. ``work_s`` is the weighted forecast of its work in
-    seconds."""
+    """Returns the new rank of the turn's job. ``work_s`` is the weighted forecast of its work in seconds."""
     first_s = turn.job.first_arrival_s
     return first_s + (1.0 - age_weight) * (turn.waits_since_s - first_s) + work_s
 
@@ -56,7 +54,7 @@ def waiting_key(
     is_parked: bool = False,
     stands_warm: bool = False,
 ) -> WaitingKey:
-    """Smaller first. A request without a job counts as a job of one turn."""
+    """Returns the sort key, smaller first. A request without a job counts as a job of one turn."""
     if is_overdue:
         return (OVERDUE, request.arrival_time if turn is None else turn.waits_since_s)
     rank = turn.job.rank if turn is not None else request.arrival_time
@@ -70,7 +68,7 @@ def waiting_key(
 
 
 class JobRanks:
-    """Ranks the jobs of turns: when they arrive, and again when more is known of such jobs."""
+    """Ranks the jobs of turns when the turns arrive, and again when the forecasts change."""
 
     def __init__(
         self,
@@ -96,21 +94,20 @@ class JobRanks:
         turn.job.rank = job_rank(turn, self._age_weight(), self._work_weight * self._work_s(turn))
 
     def rank_again(self, turns: Iterable[Turn]) -> Iterator[Turn]:
-        """Rank those of the open turns that are due again, and return them."""
+        """Ranks those open turns again that are due, and yields them."""
         for turn in self._again.take(self._work.num_lessons, turns):
             self.rank(turn)
             yield turn
 
     def _age_weight(self) -> float:
-        """Share of a job's age that counts against a turn's own arrival; all of it where evicted KV
-        is recomputed."""
+        """Share of a job's age by which its turns are ranked earlier; 1 if evicted KV is recomputed."""
         if not self._has_host_tier:
             return 1.0
         return age_weight(self._work.forecast.lengths, self._recomputed.value, self._tuning)
 
 
 class IncrementalRerank:
-    """Goes through the waiting turns whenever the forecast has learned, some in each step."""
+    """Iterates over the waiting turns whenever the forecast has learned, some in each step."""
 
     def __init__(self) -> None:
         self._num_lessons = 0

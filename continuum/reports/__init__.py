@@ -1,1 +1,1 @@
-"""What is reported: receipts, the status of jobs, metrics, history, the policy's trace."""
+"""Reports: receipts, the status of jobs, metrics, history, the policy's trace."""

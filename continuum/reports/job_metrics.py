@@ -1,4 +1,4 @@
-"""Metrics of jobs: which ended since the last reading, and the error of the expected gaps."""
+"""Metrics of jobs: which jobs ended since the last reading, and the error of the expected gaps."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from continuum.jobs.job import BranchTip, Job, Turn
 from engine.reported_stats import JobEnd, JobStats
 
 MAX_KEPT = 4096
-"""Maximum number kept of each kind, in case the metrics are not read."""
+"""Maximum number of entries kept of each kind, in case the metrics are not read."""
 FINISHED = "finished"
-"""Its client said so, or its last turn did."""
+"""The job's client announced its end, or its last turn did."""
 FORGOTTEN = "forgotten"
-"""It was idle for too long, or the longest idle of too many."""
+"""The job was idle for too long, or was the longest idle one beyond the maximum number."""
 
 
 class JobMetrics(BranchListener):
-    """A job is counted once, when it is no longer known; single-turn requests without an id are no
-    jobs."""
+    """Counts each job once, when it is no longer remembered; a single-turn request without an id is not a
+    job."""
 
     def __init__(self) -> None:
         self._ended: deque[JobEnd] = deque(maxlen=MAX_KEPT)
@@ -31,7 +31,7 @@ class JobMetrics(BranchListener):
             self._ended.append(JobEnd(outcome, duration_s, job.queued_s, job.num_turns))
 
     def on_continued(self, tip: BranchTip, turn: Turn, now: float) -> None:
-        """The turn came back: compare with the last expectation. A repeated turn ends no gap."""
+        """Compares the gap of a turn that returned with the last expectation. A repeated turn ends no gap."""
         receipt = tip.receipt
         if turn.repeats is not None or turn.gap_s is None:
             return
@@ -39,7 +39,7 @@ class JobMetrics(BranchListener):
             self._gap_errors_s.append(abs(turn.gap_s - receipt.expected_tool_s))
 
     def take(self, num_jobs: int) -> JobStats:
-        """Everything since the last call; ``num_jobs`` is the number of known jobs."""
+        """Returns everything since the last call; ``num_jobs`` is the number of known jobs."""
         stats = JobStats(num_jobs, list(self._ended), list(self._gap_errors_s))
         self._ended.clear()
         self._gap_errors_s.clear()

@@ -1,4 +1,4 @@
-"""What is known of jobs, for metrics, the trace, and lists of jobs."""
+"""Reports on jobs, for metrics, the trace, and lists of jobs."""
 
 from __future__ import annotations
 

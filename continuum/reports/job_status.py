@@ -1,4 +1,4 @@
-"""The status of a job for people: its turns, its pins, and when the next turn is expected."""
+"""The status of a job for display: its turns, its pins, and when the next turn is expected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EARLY, LATE = 0.1, 0.9
 
 
 def job_status(job: Job, tips: list[BranchStatus], kind: bytes | None, now: float) -> JobStatus:
-    """``tips`` are the job's, as of now."""
+    """Returns the status of a job. ``tips`` are the statuses of its tips, as of now."""
     ttls_s = [tip.ttl_s for tip in tips if tip.ttl_s is not None]
     returns_s = [each.expected_return_s for each in tips if each.expected_return_s is not None]
     return JobStatus(
@@ -31,7 +31,7 @@ def job_status(job: Job, tips: list[BranchStatus], kind: bytes | None, now: floa
 
 
 def tip_status(tip: BranchTip, remaining: SurvivalCurve, block_size: int, now: float) -> BranchStatus:
-    """``remaining`` is the time until its next turn, from now."""
+    """Returns the status of a tip. ``remaining`` is the time until its next turn, from now."""
     pin = tip.pin
     return BranchStatus(
         request_id=tip.external_id,

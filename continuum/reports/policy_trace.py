@@ -1,4 +1,4 @@
-"""Writes the policy's decisions into the trace; does nothing while no trace is written."""
+"""Writes the policy's decisions into the trace; does nothing if no trace is written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tracing.tracer import Tracer
 
 
 class PolicyTrace(BranchListener):
-    """One method per thing that can happen to a job or a pin."""
+    """One method per event of a job or a pin."""
 
     def __init__(self, tracer: Tracer | None) -> None:
         self._tracer = tracer or Tracer()
@@ -140,7 +140,7 @@ class PolicyTrace(BranchListener):
             self._tracer.emit(event)
 
     def refused(self, tip: BranchTip, num_blocks: int, now: float) -> None:
-        """``num_blocks``: that a pin would have held."""
+        """``num_blocks``: the blocks that a pin would have held."""
         if self._tracer.on:
             event = self._pin_event("refused", tip, now)
             event.num_blocks = num_blocks
@@ -193,6 +193,6 @@ class PolicyTrace(BranchListener):
 
 
 def _correction(tip: BranchTip) -> dict[str, float]:
-    """By how much a learned model moved the median; nothing where none is believed."""
+    """The factor by which a learned model moved the median; empty if none is trusted."""
     factor = None if tip.estimate is None else tip.estimate.factor
     return {} if factor is None else {"tool_correction": factor}

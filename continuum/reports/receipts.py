@@ -1,4 +1,4 @@
-"""What a client is told about one turn of its job."""
+"""Builds a client's receipt of one turn of its job."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from engine.messages import TurnReceipt
 
 
 def make_receipt(turn: Turn) -> TurnReceipt:
-    """The receipt of a turn that ended, before a pin is decided on."""
+    """The receipt of a turn that ended, before the pin is decided."""
     tip = turn.tip
     return TurnReceipt(
         request_id=turn.request.request_id,

@@ -1,4 +1,4 @@
-"""The turns that ended last, of all jobs together, and their receipts."""
+"""The most recently ended turns of all jobs, with their receipts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TurnHistory:
             self._turns.popitem(last=False)
 
     def receipt_changed(self, tip: BranchTip) -> None:
-        """It is known which tools run, or the client gave a hint: the turn has another receipt."""
+        """Stores the new receipt of a turn, after its tools became known or its client gave a hint."""
         turn = self._turns.get(tip.request_id)
         if turn is not None and tip.receipt is not None:
             turn.receipt = tip.receipt

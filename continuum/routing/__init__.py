@@ -1,1 +1,1 @@
-"""Which engine core runs a turn: jobs at home."""
+"""Chooses the engine core of a turn: the home of its job."""

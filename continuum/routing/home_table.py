@@ -1,8 +1,8 @@
-"""Where things are at home: a table of fixed size that API server processes share, so that they agree.
+"""The home engine of jobs and prompt prefixes: a table of fixed size that API server processes share.
 
-A key is a number of 64 bits: a job's, or that of the beginning of a prompt. Each key has one slot, and who
-writes last has it. So memory is bounded, nothing is locked, and what is lost is found again by a shorter
-beginning.
+A key is a 64-bit number of a job or of a prefix of a prompt. Each key has one slot, and the last writer
+overwrites it. So memory is bounded and nothing is locked; a prefix that was overwritten is found again by a
+shorter prefix.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
 CHUNK_TOKENS = 64
-"""Beginnings of prompts are known to this many tokens. A prompt of 100,000 tokens has 1,562 of them."""
+"""Prefixes of prompts are recorded at multiples of this many tokens: 1,562 for a prompt of 100,000 tokens."""
 
 _ENGINE_BITS = 12
 _ENGINE_MASK = (1 << _ENGINE_BITS) - 1
@@ -20,7 +20,8 @@ MAX_ENGINES = _ENGINE_MASK
 
 
 def key_of(*names: str | None) -> int:
-    """The key of names, such as an owner's and a job's; None is no name, and differs from every name."""
+    """The key of names, such as an owner's and a job's; None stands for a missing name, and differs from
+    every name."""
     digest = blake2b(digest_size=8)
     for name in names:
         text = b"" if name is None else b"\1" + name.encode("utf-8", "surrogatepass")
@@ -31,10 +32,10 @@ def key_of(*names: str | None) -> int:
 def beginnings(
     tokens: Sequence[int], root: int, *, known: int = 0, known_key: int | None = None
 ) -> Iterator[int]:
-    """Keys of the beginnings of a prompt: of its first chunk, of its first two, and so on.
+    """Yields keys of the prefixes of a prompt: of its first chunk, of its first two, and so on.
 
-    ``root``: the key of those who share prefixes. ``known``: chunks whose keys are not asked for, the last of
-    which has ``known_key``.
+    ``root``: the key of those who share prefixes. ``known``: number of chunks whose keys are skipped; the
+    last of them has ``known_key``.
     """
     key = root if known_key is None else known_key
     for start in range(known * CHUNK_TOKENS, len(tokens) - CHUNK_TOKENS + 1, CHUNK_TOKENS):
@@ -44,18 +45,18 @@ def beginnings(
 
 
 class HomeTable:
-    """Engine numbers by key."""
+    """Maps keys to engine numbers."""
 
     def __init__(self, words: memoryview) -> None:
-        """``words``: the table, of 64 bits each, all 0 when it is new; their number is a power of two, 4,096
-        at least."""
+        """``words``: the table of 64-bit words, all 0 when it is new; their number is a power of two, at
+        least 4,096."""
         self._words = words
         self._mask = len(words) - 1
         if len(words) & self._mask or len(words) <= _ENGINE_MASK:
             raise ValueError(f"the number of words must be a power of two from 4096, got {len(words)}")
 
     def __getitem__(self, key: int) -> int | None:
-        """The engine where this key is at home; None if it is not known."""
+        """The home engine of this key; None if unknown."""
         word = self._words[self._slot(key)]
         if (word ^ key) & ~_ENGINE_MASK & _WORD_MASK or not word & _ENGINE_MASK:
             return None
@@ -65,12 +66,13 @@ class HomeTable:
         self._words[self._slot(key)] = (key & ~_ENGINE_MASK) | (engine + 1)
 
     def forget(self, engine: int) -> None:
-        """Nothing is at home there any more. Takes a tenth of a second."""
+        """Removes all keys whose home is this engine. Takes a tenth of a second."""
         words = self._words
         for slot, word in enumerate(words):
             if word & _ENGINE_MASK == engine + 1:
                 words[slot] = 0
 
     def _slot(self, key: int) -> int:
-        # A word lacks the key's lowest bits. Its place tells them, as the other bits that chose it are known.
+        # A word omits the key's lowest bits: the slot determines them, as the word has the other bits that
+        # chose it.
         return (key ^ (key >> 40)) & self._mask

@@ -1,7 +1,7 @@
-"""Jobs at home: a turn goes to the core that has its job's KV, unless computing again elsewhere is sooner.
+"""Sends a turn to the core that has its job's KV, unless recomputing it on another core is sooner.
 
-The unit of all costs is a token of prefill. A core's cost of a turn is what it has to compute of the prompt,
-what is queued before it, and what has to be evicted, or to end, before the turn fits.
+The unit of all costs is a token of prefill. A core's cost of a turn is what it must compute of the prompt,
+what is queued before it, and what must be evicted or end before the turn fits.
 """
 
 from __future__ import annotations
@@ -16,53 +16,53 @@ from continuum.routing.home_table import CHUNK_TOKENS, HomeTable, beginnings, ke
 from engine.routing import EngineLoad, RoutedTurn, RouterContext
 
 MOVE_MARGIN = 1.5
-"""A job moves if its home costs so many times as much as the best other core, and ``MOVE_TOKENS`` more."""
+"""A job moves if its home costs this many times as much as the best other core, and ``MOVE_TOKENS`` more."""
 MOVE_TOKENS = 2048
-"""Moves are not free: what is at home stays there, unused, until it is evicted."""
+"""Moves are not free: the KV at the old home stays there, unused, until it is evicted."""
 RETURN_SHARE = 0.95
-"""A job is expected back for as long as this share of all returns take, from turn to turn. Few clients tell
-that a job has ended, and what it leaves is evicted before the KV of those who return."""
+"""A job is expected to return for the time in which this share of all gaps end. Few clients announce the end
+of a job, and the KV of an ended job is evicted before that of jobs that return."""
 FIRST_RETURN_S, SHORTEST_RETURN_S, LONGEST_RETURN_S = 60.0, 10.0, 600.0
 RETURN_STEP = 0.02
-"""How far one return moves that time, as a share of it."""
+"""How much one return changes that time, as a share of it."""
 MAX_JOBS = 65_536
-"""Jobs of which a router knows how large they are."""
+"""Maximum number of jobs whose sizes a router remembers."""
 MAX_CANDIDATES = 64
-"""How many cores are looked at for a job that may move."""
+"""Maximum number of cores that are considered for a job that may move."""
 NEW_TOKENS_SMOOTHING = 0.05
 OPEN_TOKENS = 16_384
-"""What a request that runs or waits counts for, where a new job is placed: it slows the steps of all beside
-it. From 15,000 to 50,000 are alike (docs/design/admission-and-order.md); 5,000 are too few."""
+"""Weight in tokens of a running or waiting request when a new job is placed: it slows the steps of all
+others. 15,000 to 50,000 work equally well (docs/design/admission-and-order.md); 5,000 is too small."""
 LIKE_SHARE = 0.005
 """Cores whose loads differ by less than this share of a pool are equally good homes for a new job."""
 _END = 0x9E3779B97F4A7C15
-"""Makes of a prompt's last key that of an unnamed job which had a turn with this prompt."""
+"""XORed with a prompt's last key: the key of an unnamed job that had a turn with this prompt."""
 
 
 @dataclass(slots=True)
 class _Job:
-    """A job as this router saw it last."""
+    """The last known state of a job."""
 
     engine: int
     num_tokens: int
     seen_s: float
     num_chunks: int
     last_key: int | None
-    """Key of its prompt's beginning of ``num_chunks`` chunks."""
+    """Key of the first ``num_chunks`` chunks of its prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Home:
-    """Where a turn has KV, and how many tokens of its prompt."""
+    """The engine that has a turn's KV, and the number of prompt tokens there."""
 
     engine: int
     num_tokens: int
     job_key: int | None
-    """Key of the turn's own job, as far as this router knows; None if another's prompt begins alike there."""
+    """Key of the turn's own job, if known to this router; None if only another's prompt has this prefix."""
 
 
 class JobRouter:
-    """A ``Router``. Those of several processes share one table, so a job has one home for all of them."""
+    """A ``Router``. Routers of several processes share a table, so a job has one home for all of them."""
 
     name: ClassVar[str] = "jobs"
 
@@ -70,14 +70,14 @@ class JobRouter:
         self._block_size = context.block_size
         self._homes = HomeTable(context.shared_words)
         self._jobs: OrderedDict[int, _Job] = OrderedDict()
-        """Jobs by their keys, the one whose last turn is longest ago first."""
+        """Jobs by key, the least recent turn first."""
         self._active: OrderedDict[int, _Job] = OrderedDict()
-        """Jobs that are expected back, in the same order."""
+        """Jobs that are expected to return, in the same order."""
         self._return_s = FIRST_RETURN_S
         self._expected = [0] * context.num_engines
-        """Tokens of jobs that are at home there and expected back, those of this router."""
+        """Per engine, the tokens of this router's jobs that are at home there and expected to return."""
         self._mean_new_tokens = float(CHUNK_TOKENS)
-        """What turns have to compute of their prompts, on average."""
+        """Mean number of prompt tokens that a turn must compute."""
 
     def place(self, turn: RoutedTurn, loads: Sequence[EngineLoad | None], now: float) -> int:
         self._expect_no_longer(now)
@@ -107,11 +107,11 @@ class JobRouter:
         if key in self._jobs:
             self._drop(key)
 
-    # ---- where it is ----
+    # ---- finding the home ----
 
     def _keys(self, turn: RoutedTurn, root: int, job_key: int | None) -> list[int]:
-        """Keys of the prompt's beginnings, of a known job only those that are new: a client that names its
-        job is believed that the prompt goes on. If it does not, only these keys are of no use."""
+        """Keys of the prompt's prefixes; for a known job only the new ones, assuming that the prompt
+        continues the job's last one. If it does not, only these keys are useless."""
         job = None if job_key is None else self._jobs.get(job_key)
         if job is None or job.last_key is None or len(turn.prompt_token_ids) < job.num_tokens:
             return list(beginnings(turn.prompt_token_ids, root))
@@ -123,7 +123,7 @@ class JobRouter:
         job = None if job_key is None else self._jobs.get(job_key)
         engine = None if job_key is None else self._homes[job_key]
         if engine is None and job is not None:
-            engine = job.engine  # other keys have taken its place in the table
+            engine = job.engine  # other keys have overwritten it in the table
         if engine is None:
             return prefix
         if prefix is not None and prefix.engine == engine:
@@ -132,7 +132,7 @@ class JobRouter:
         return _Home(engine, min(known, len(turn.prompt_token_ids)), job_key)
 
     def _longest_prefix(self, keys: list[int], num_chunks: int) -> _Home | None:
-        """``num_chunks``: how many the prompt has; the last of the keys is that of all of them."""
+        """``num_chunks``: the prompt's number of chunks; the last of the keys is that of all of them."""
         for back, key in enumerate(reversed(keys)):
             num_tokens = (num_chunks - back) * CHUNK_TOKENS
             if (job := self._jobs.get(key)) is not None:
@@ -143,11 +143,11 @@ class JobRouter:
                 return _Home(engine, num_tokens, None)
         return None
 
-    # ---- where it goes ----
+    # ---- choosing the core ----
 
     def _is_crowded(self, home: _Home, loads: Sequence[EngineLoad | None]) -> bool:
-        """Whether a new job does better without what another has at home: agents of one kind begin alike,
-        all of them, and one core cannot hold them all. What it shares is neither computed nor held twice."""
+        """Whether a new job should leave another job's prefix: agents of one kind share one, and one core
+        cannot hold them all. Shared tokens count twice, as they are neither computed nor stored again."""
         if home.job_key is not None:
             return False
         weights = self._weights(loads)
@@ -174,13 +174,13 @@ class JobRouter:
         return new_tokens + self._queued_tokens(load) + short_blocks * self._block_size
 
     def _queued_tokens(self, load: EngineLoad) -> float:
-        """What waits there. Requests that were sent since its last report wait, too."""
+        """Tokens queued on the core. Requests that were sent since its last report count as waiting."""
         num_waiting = max(load.num_waiting, load.num_open - load.num_running)
         return num_waiting * self._mean_new_tokens
 
     def _new_home(self, key: int | None, turn: RoutedTurn, loads: Sequence[EngineLoad | None]) -> int:
-        """For who has nothing anywhere: the core that has least to hold and to do. Of those that are alike,
-        the key chooses (rendezvous hashing), so that several processes choose the same."""
+        """Chooses the least loaded core, for a turn that has KV nowhere. Among equally loaded cores the key
+        decides (rendezvous hashing), so that several processes choose the same."""
         weights = self._weights(loads)
         pool = max((load.num_blocks for load in loads if load is not None), default=0)
         limit = min(weights.values()) + LIKE_SHARE * pool * self._block_size
@@ -192,18 +192,18 @@ class JobRouter:
         return {engine: self._weight(engine, load) for engine, load in enumerate(loads) if load is not None}
 
     def _weight(self, engine: int, load: EngineLoad) -> float:
-        """Tokens that the core holds, or will when its jobs come back, and what its requests count for. What
-        it says of running ones is as old as its last step."""
+        """Tokens that the core holds, or will when its jobs return, plus the weight of its open requests. Its
+        report on memory is as old as its last step."""
         held = (load.num_blocks - load.num_free_blocks) * self._block_size
         return max(held, self._expected[engine]) + load.num_open * OPEN_TOKENS
 
-    # ---- what is remembered ----
+    # ---- remembering jobs ----
 
     def _learn(self, turn: RoutedTurn, keys: list[int], job_key: int | None, engine: int, now: float) -> None:
         for key in keys:
             self._homes[key] = engine
         if job_key is None:
-            # An unnamed job is known by its first turn's prompt: its size only counts while it is active.
+            # An unnamed job is identified by its latest prompt: its size only counts while it is active.
             job_key = keys[-1] if keys else key_of(turn.request_id)
             self._homes[job_key ^ _END] = engine
         else:
@@ -219,8 +219,8 @@ class JobRouter:
             self._drop(next(iter(self._jobs)))
 
     def _learn_return(self, key: int, now: float) -> None:
-        """A job is back: the time that returns take moves to their quantile, by stochastic approximation of
-        its logarithm (Robbins and Monro, 1951)."""
+        """Moves the logarithm of the expected return time towards its quantile when a job returns, by
+        stochastic approximation (Robbins and Monro, 1951)."""
         if (job := self._jobs.get(key)) is None:
             return
         is_late = now - job.seen_s > self._return_s
@@ -229,7 +229,7 @@ class JobRouter:
         self._drop(key)
 
     def _expect_no_longer(self, now: float) -> None:
-        """Do not count jobs that have been away for longer than most. Their homes stay known."""
+        """Stops counting jobs that have been away for too long. Their homes stay known."""
         while self._active:
             key, job = next(iter(self._active.items()))
             if now - job.seen_s < self._return_s:
@@ -246,7 +246,7 @@ class JobRouter:
 
 
 def _some(num_engines: int, request_id: str) -> Iterable[int]:
-    """Cores to look at: all of them, or some, others for each request. The best of some is nearly as good as
+    """Candidate cores: all, or a subset that depends on the request. The best of some is nearly as good as
     the best (Mitzenmacher, 2001: the power of two choices)."""
     if num_engines <= MAX_CANDIDATES:
         return range(num_engines)

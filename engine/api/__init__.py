@@ -1,1 +1,1 @@
-"""The OpenAI-compatible HTTP server over an AsyncLLM. It knows jobs by name only, and no policy."""
+"""The OpenAI-compatible HTTP server over an AsyncLLM. It knows jobs only by name, and no policy."""

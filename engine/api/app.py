@@ -1,6 +1,6 @@
-"""The web application: which module answers which path, and the middleware around all of them.
+"""The web application: maps paths to modules, with the middleware around all of them.
 
-It is built from an engine and knows no sockets.
+It is built from an engine and does not know sockets.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ ROUTERS = (
 
 
 def create_app(server: Server) -> ASGIApp:
-    """The application of one served model."""
+    """Builds the application of one served model."""
     routers = (*ROUTERS, dashboard.router) if server.config.dashboard else ROUTERS
     return _guarded(HeadRequests(ExactPaths(_described(server, routers), routers)), server.config)
 
@@ -90,7 +90,7 @@ def _describe(app: FastAPI, config: ServerConfig) -> None:
 
 
 def _guarded(app: ASGIApp, config: ServerConfig) -> ASGIApp:
-    """Adds the middleware. The one added last sees a request first."""
+    """Adds the middleware. The last one added receives a request first."""
     limits, access = config.limits, config.access
     app = ContentEncodingMiddleware(app, max_bytes=limits.max_body_bytes)
     app = BodyLimitMiddleware(app, max_bytes=limits.max_body_bytes, timeout_s=limits.body_timeout_s)
@@ -112,8 +112,8 @@ def _guarded(app: ASGIApp, config: ServerConfig) -> ASGIApp:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Answers what the framework refuses: an unknown path, or a method that the path does not
-    take."""
+    """Answers requests that the framework refuses: an unknown path, or a method that the path does not
+    accept."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         error = HTTPException(404, unknown_path_message(request.scope, _public_routes()))

@@ -24,26 +24,26 @@ class LimitsConfig:
     """Limits on what clients may use of the server."""
 
     max_num_queued_reqs: int | None = None
-    """The most requests that wait or run, over all API server processes; more are answered with
+    """Maximum number of requests that wait or run, over all API server processes; more are answered with
     503."""
     max_num_queued_tokens: int | None = None
-    """The most prompt tokens of requests without a first token yet; more are answered with 503."""
+    """Maximum number of prompt tokens of requests without a first token yet; more are answered with 503."""
     max_body_bytes: int = 32 * 2**20
     max_connections: int = 4096
-    """The most connections of one API server process. Beyond it the connection idle longest is
+    """Maximum number of connections of one API server process. Beyond it the connection idle longest is
     closed; if none is idle, the new one gets 503."""
     head_timeout_s: float = 10.0
-    """The most time for the request line and headers."""
+    """Maximum time for the request line and headers."""
     body_timeout_s: float = 60.0
     request_timeout_s: float | None = None
-    """The most time from a request's start in the engine to its last token; None is no limit."""
+    """Maximum time from a request's start in the engine to its last token; None means no limit."""
     core_silence_s: float = 5.0
-    """An engine core that has not answered for this long counts as stalled: /health is 503 until
-    it does."""
+    """An engine core that has not answered for this long counts as stalled: /health is 503 until it
+    answers."""
     core_step_s: float = 300.0
     """An engine core that has been in one step for this long counts as stalled too."""
     sse_keep_alive_interval: float = 15.0
-    """A stream that has been silent for this many seconds sends a comment; 0 is never."""
+    """A stream that has been silent for this many seconds sends a comment; 0 means never."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_queued_reqs", "max_num_queued_tokens", "max_body_bytes", "max_connections"):
@@ -68,13 +68,13 @@ class AccessConfig:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     """Each is ``KEY`` or ``NAME:KEY``; without any, everyone has access."""
     share_prefixes_across_tenants: bool = False
-    """Whether owners of different keys share cached prefixes. If so, one can tell from timing what
+    """Whether owners of different keys share cached prefixes. If so, timing can reveal to one owner what
     another has sent."""
     allowed_hosts: tuple[str, ...] = ()
-    """Host names that the server answers to, besides addresses and local names; ``*`` is all. None
-    is all, unless the server listens on a loopback address without keys."""
+    """Host names that the server answers to, besides addresses and local names; ``*`` means all. Empty means
+    all, unless the server listens on a loopback address without keys."""
     allowed_origins: tuple[str, ...] = ()
-    """Origins that may send cross-origin requests (CORS); none by default, ``*`` is all."""
+    """Origins that may send cross-origin requests (CORS); none by default, ``*`` means all."""
     allowed_methods: tuple[str, ...] = ("*",)
     allowed_headers: tuple[str, ...] = ("*",)
     allow_credentials: bool = False
@@ -85,8 +85,7 @@ class AccessConfig:
 
     @property
     def separates_owners(self) -> bool:
-        """Whether owners share no cached prefixes: true where keys have owners, unless configured
-        otherwise."""
+        """Whether owners share no cached prefixes: true if keys have owners, unless configured otherwise."""
         return not self.share_prefixes_across_tenants and bool(ApiKeys(self.api_keys).names)
 
 
@@ -96,7 +95,7 @@ class TlsConfig:
 
     certfile: str | None = None
     keyfile: str | None = None
-    """The private key; None if ``certfile`` holds it too."""
+    """The private key; None if ``certfile`` holds it, too."""
     ca_certs: str | None = None
     """Certificate authorities for client certificates."""
     cert_reqs: int = 0
@@ -114,7 +113,7 @@ class TlsConfig:
             )
 
     def check(self) -> None:
-        """ConfigError if the files cannot be used."""
+        """Raises ConfigError if the files cannot be used."""
         if self.certfile is None:
             return
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -134,15 +133,15 @@ class ServerConfig:
     """The server's address and model names, and how it reads replies."""
 
     served_model_names: tuple[str, ...]
-    """Names a request may use for the model; responses carry the first."""
+    """Names that a request may use for the model; responses carry the first."""
     host: str | None = None
-    """None listens on all interfaces."""
+    """None means all interfaces."""
     port: int = 8000
-    """0 takes a free one."""
+    """0 means any free port."""
     uds: str | None = None
     """Path of a Unix socket to listen on instead."""
     chat_template: str | None = None
-    """The chat template as Jinja text; None is the tokenizer's own."""
+    """The chat template as Jinja text; None means the tokenizer's own."""
     chat_template_content_format: str = "auto"
     """Whether the template is given contents as strings (``string``) or as lists of parts
     (``openai``); ``auto`` detects it from the template."""
@@ -153,12 +152,12 @@ class ServerConfig:
     tool_parser_plugin: str | None = None
     """A Python file that registers a custom tool parser."""
     messages_default_thinking: DefaultThinking = "off"
-    """Whether the model reasons where a Messages request does not say; ``template`` leaves it to
-    the template."""
+    """Whether the model reasons if a Messages request does not specify it; ``template`` leaves it to the
+    template."""
     trust_request_chat_template: bool = False
-    """Whether requests may bring a chat template. A template is a program, and may run forever."""
+    """Whether requests may contain a chat template. A template is a program, and may run forever."""
     receipts: bool = True
-    """Whether ``usage`` holds a receipt of what was done with the KV of the turn's job."""
+    """Whether ``usage`` holds a receipt: the cached, recomputed and pinned KV of the turn's job."""
     dashboard: bool = True
     """Whether ``GET /dashboard`` serves the live page of the engine."""
     keep_alive_s: int = 600
@@ -166,8 +165,7 @@ class ServerConfig:
     shutdown_grace_s: float = 5.0
     """How long running requests may continue after SIGTERM before they end with an error."""
     api_server_count: int = 1
-    """Number of API server processes before the one engine core; they do HTTP, tokenizing and
-    detokenizing."""
+    """Number of API server processes for one engine core; they do HTTP, tokenizing and detokenizing."""
     responses: ResponsesConfig = field(default_factory=ResponsesConfig)
     limits: LimitsConfig = LimitsConfig()
     access: AccessConfig = AccessConfig()

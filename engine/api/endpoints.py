@@ -1,5 +1,4 @@
-"""How endpoints are made: registered with the schema of their body, bodies validated, errors in
-the API's format."""
+"""Registers endpoints with the schema of their body, validates bodies, and formats errors for the API."""
 
 from __future__ import annotations
 
@@ -37,9 +36,8 @@ def endpoint(
     body: type[BaseModel] | None = None,
     operators_only: bool = False,
 ) -> Callable[[Endpoint], Endpoint]:
-    """Registers an endpoint under its paths. ``body`` is the schema for OpenAPI; the endpoint
-    parses it itself. ``operators_only``: the endpoint concerns all clients, so a key with a name
-    cannot use it."""
+    """Registers an endpoint under its paths. ``body`` is the schema for OpenAPI; the endpoint parses it
+    itself. ``operators_only``: the endpoint affects all clients, so a key with a name cannot use it."""
 
     def register(answer_request: Endpoint) -> Endpoint:
         async def answer(request: Request) -> Response:
@@ -69,7 +67,7 @@ def endpoint(
 
 
 def check_operator(request: Request) -> None:
-    """Raises 403 if the request's API key has an owner, who is one of several clients."""
+    """Raises 403 if the request's API key has an owner: such a key belongs to one of several clients."""
     if (owner := owner_of(request.headers)) is not None:
         raise HTTPException(
             403,
@@ -79,7 +77,7 @@ def check_operator(request: Request) -> None:
 
 
 def answer_error(request: Request, error: Exception) -> Response:
-    """The error in the format of the API that the path belongs to."""
+    """Returns the error in the format of the API that the path belongs to."""
     return error_response(error, ApiFormat.of_path(request.url.path), request.state.request_id)
 
 
@@ -93,9 +91,7 @@ def _request_body(body: type[BaseModel] | None) -> dict[str, Any] | None:
 def parse_body(kind: type[Body], body: bytes) -> Body:
     """Parses and validates a body. Bad UTF-8, bad or too deeply nested JSON and wrong types raise
     one kind of error."""
-    body = body.removeprefix(
-        BOM_UTF8
-    )  # which a parser may ignore (RFC 8259, 8.1), and Windows likes to write
+    body = body.removeprefix(BOM_UTF8)  # may be ignored (RFC 8259, 8.1); Windows often writes it
     body = without_lone_surrogates(body)
     check_json(body)
     try:
@@ -106,7 +102,7 @@ def parse_body(kind: type[Body], body: bytes) -> Body:
 
 
 def _refuse_stand_ins(kind: type[BaseModel], error: ValidationError) -> None:
-    """Raises RequestError if an unsupported field is given where a required one is missing."""
+    """Raises RequestError if an unsupported field is sent and a required one is missing."""
     for fault in error.errors(include_url=False, include_context=False):
         given = fault["input"]
         if fault["type"] == "missing" and len(fault["loc"]) == 1 and isinstance(given, dict):
@@ -115,12 +111,12 @@ def _refuse_stand_ins(kind: type[BaseModel], error: ValidationError) -> None:
 
 
 async def read_body(request: Request, kind: type[Body]) -> Body:
-    """The request's validated body."""
+    """Reads and validates the request's body."""
     return parse_body(kind, await request.body())
 
 
 def server_of(request: Request) -> Server:
-    """What this process serves with."""
+    """The server's shared components in this process."""
     server: Server = request.app.state.server
     return server
 
@@ -131,7 +127,7 @@ def model_of(request: Request, name: str | None) -> Model:
 
 
 def whole_number(request: Request, name: str, default: int, low: int, high: int) -> int:
-    """An integer of the query string; RequestError if it is out of range, whatever its length."""
+    """Reads an integer of the query string; RequestError if it is out of range, whatever its length."""
     text = request.query_params.get(name)
     if text is None:
         return default

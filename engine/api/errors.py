@@ -1,5 +1,5 @@
-"""Every error as a response in the client's API format: bounded in size, naming the field, without
-a traceback."""
+"""Converts every error to a response in the client's API format: of bounded size, naming the field, without a
+traceback."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_LISTED_FAULTS = 10
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 """OpenAI's error code, by which clients decide to shorten a conversation."""
 RETRY_AFTER_S = 1
-"""``Retry-After`` where this server may accept the request soon, or another server may."""
+"""``Retry-After`` if this server may accept the request soon, or another server may."""
 
 _OPENAI_TYPES = {
     400: "BadRequestError",
@@ -87,8 +87,8 @@ class ModelNotFoundError(NotFoundError):
 
 
 class ThreadsUnsupportedError(RequestError):
-    """The client asked for a conversation stored on the server (HTTP 400). Anthropic's clients
-    then send all of it."""
+    """The client requested a conversation stored on the server (HTTP 400). Anthropic's clients then send all
+    of it."""
 
     def __init__(self) -> None:
         super().__init__("thread is not supported: send the whole conversation in messages.", "thread")
@@ -133,7 +133,7 @@ class ErrorInfo(msgspec.Struct):
     type: str
     param: str | None
     code: int | str
-    """The HTTP status, or the code that OpenAI's clients act on."""
+    """The HTTP status, or the code that OpenAI's clients react to."""
 
 
 class ErrorResponse(msgspec.Struct):
@@ -143,14 +143,14 @@ class ErrorResponse(msgspec.Struct):
 
 
 class AnthropicErrorDetails(msgspec.Struct):
-    """Details by which Anthropic's libraries retry without what failed."""
+    """Details that Anthropic's libraries use to retry without the part that failed."""
 
     error_code: str
     unsupported: list[str]
 
 
 class AnthropicErrorInfo(msgspec.Struct):
-    """Anthropic's ``error``. It has no place for a field, so the message names it."""
+    """Anthropic's ``error``. It has no member for a field, so the message names it."""
 
     type: str
     message: str
@@ -179,14 +179,14 @@ class Failure:
 def describe(
     error: Exception, api_format: ApiFormat = ApiFormat.OPENAI, request_id: str | None = None
 ) -> ErrorResponse | AnthropicErrorResponse:
-    """The error in the format of this API."""
+    """Returns the error in the format of this API."""
     return _rendered(explain(error), api_format, request_id)
 
 
 def error_response(
     error: Exception, api_format: ApiFormat = ApiFormat.OPENAI, request_id: str | None = None
 ) -> Response:
-    """The complete error response."""
+    """Returns the complete error response."""
     failure = explain(error)
     body = msgspec.json.encode(_rendered(failure, api_format, request_id))
     return Response(body, failure.status, _headers(error), "application/json")
@@ -270,8 +270,7 @@ def _bounded(text: str, max_chars: int) -> str:
 
 
 def _from_validation(error: ValidationError) -> Failure:
-    """One line per invalid field. The client's input is never echoed, since it may be megabytes
-    long."""
+    """One line per invalid field. The client's input is never repeated, since it may be megabytes long."""
     faults: dict[str, str] = {}
     for fault in error.errors(include_url=False, include_context=False, include_input=False):
         parts = [str(part) or '""' for part in fault["loc"]]  # a field may have an empty name

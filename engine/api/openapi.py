@@ -23,7 +23,7 @@ _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
 def describe_api(app: FastAPI, *, model_names: Sequence[str], needs_key: bool) -> Schema:
-    """The OpenAPI document. ``needs_key``: requests need an API key."""
+    """Builds the OpenAPI document. ``needs_key``: requests need an API key."""
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     _, schemas = msgspec.json.schema_components(tuple(_ERRORS.values()), ref_template=_COMPONENTS + "{name}")
     for path, operation in _operations(document):
@@ -48,8 +48,7 @@ def _operations(document: Schema) -> Iterator[tuple[str, Schema]]:
 
 
 def _add_parameters(operation: Schema, path: str) -> None:
-    """Adds the path parameters, which the framework does not know as endpoints read them
-    themselves."""
+    """Adds the path parameters, which the framework does not know because endpoints read them themselves."""
     names = _PLACEHOLDER.findall(path)
     if names:
         operation["parameters"] = [
@@ -92,8 +91,7 @@ def _body_schema(operation: Schema) -> Schema:
 
 
 def _with_shared_schemas(operation: Schema) -> dict[str, Schema]:
-    """Moves the schemas that a body's schema defines to the shared ones, and updates its
-    references."""
+    """Moves the schemas that a body's schema defines to the shared ones, and updates its references."""
     body = _body_schema(operation)
     brought = body.pop("$defs", {})
     names = {f"#/$defs/{name}": f"{body['title']}.{name}" for name in brought}

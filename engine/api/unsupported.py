@@ -1,5 +1,4 @@
-"""Fields that change the result on other servers and are unsupported here: they are refused, not
-ignored.
+"""Refuses fields that change the result on other servers but are unsupported here.
 
 A field at a neutral value is accepted, since clients send all of theirs.
 """
@@ -26,7 +25,7 @@ _OTHER_NAMES = {
     "thinking_budget": "thinking_token_budget",
     "reasoning_budget": "thinking_token_budget",
 }
-"""Other servers' names of fields that exist here."""
+"""Other servers' names of fields that exist here under another name."""
 
 _UNKNOWN: Mapping[str, tuple[object, ...]] = {
     **dict.fromkeys(
@@ -52,15 +51,15 @@ _INSTEAD = {
         "use logit_bias, allowed_token_ids, bad_words or structured_outputs",
     ),
 }
-"""What some of them ask for can be had by other fields."""
+"""Alternatives to some of these fields."""
 
 _ALWAYS = frozenset(("web_search_options", "audio"))
 """Fields that have an effect even if empty."""
 
 
 def refuse_unsupported(fields: Mapping[str, object]) -> None:
-    """Raises RequestError for the first field that would change the result. ``fields``: the
-    unknown fields of the body."""
+    """Raises RequestError for the first field that would change the result. ``fields``: the unknown fields of
+    the body."""
     for name, value in fields.items():
         if value is None:
             continue

@@ -1,1 +1,1 @@
-"""Several engine cores behind the same API servers."""
+"""Several engine cores that share API servers."""

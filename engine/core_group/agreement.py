@@ -1,4 +1,4 @@
-"""What all engine cores of a group must have in common, whichever machine they run on."""
+"""The settings that all engine cores of a group must share, on whichever machine they run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.version import package_version
 
 
 def settings_of(config: EngineConfig) -> dict[str, str]:
-    """By the names of the options. A model folder goes by its name, wherever it lies."""
+    """The settings by the names of their options. A model folder counts by its name, not its path."""
     model, cache = config.model, config.cache
     return {
         "version": package_version(),
@@ -29,7 +29,7 @@ def settings_of(config: EngineConfig) -> dict[str, str]:
 
 
 def difference(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str | None:
-    """A sentence on the first setting that is not the same; None if all are."""
+    """A sentence on the first setting that differs; None if none does."""
     for name in ours.keys() | theirs.keys():
         if ours.get(name) != theirs.get(name):
             return f"{name} is {ours.get(name)!r} on the head, but {theirs.get(name)!r} on the node"

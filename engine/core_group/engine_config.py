@@ -1,4 +1,4 @@
-"""The configuration of each core of a group: the same, with files of its own."""
+"""The configuration of each core of a group: the same, but with separate files."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from engine.engine_files import path_of_engine
 
 
 def spec_of_engine(spec: CoreSpec, index: int) -> CoreSpec:
-    """What one core of the group is built from."""
+    """The spec from which one core of the group is built."""
     return replace(spec, config=config_of_engine(spec.config, index))
 
 
 def config_of_engine(config: EngineConfig, index: int) -> EngineConfig:
-    """The configuration of one core. The first one's files have the names that were given, the others'
-    end in its number."""
+    """The configuration of one core. The first core's files have the given names, the others' include the
+    core's number."""
     return replace(
         config,
         parallel=replace(config.parallel, data_parallel_rank=index),

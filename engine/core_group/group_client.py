@@ -1,7 +1,7 @@
-"""A group of engine cores as one: each request goes to the core that the router chooses.
+"""A group of engine cores as one client: each request goes to the core that the router chooses.
 
-What is about a request goes where the request is. What is about a job goes to every core, since a job may
-have moved. A core that dies ends its own requests; the others go on.
+Messages about a request go to its core. Messages about a job go to every core, since a job may have moved.
+The death of a core ends its own requests; the others go on.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CoreDied = Callable[[int, AsyncMPClient], bool]
 
 @dataclass(slots=True)
 class _Engine:
-    """A place in the group, and the core that is there."""
+    """A place in the group, and its core."""
 
     index: int
     client: AsyncMPClient | None
@@ -56,7 +56,7 @@ class _Engine:
 
 
 class CoreGroupClient:
-    """An ``AsyncCoreClient`` over several cores on this machine."""
+    """An ``AsyncCoreClient`` over several cores."""
 
     ready: EngineReady
 
@@ -72,10 +72,10 @@ class CoreGroupClient:
         clock: Clock | None = None,
         records: OperatorRecords | None = None,
     ) -> None:
-        """Starts or joins all cores; None is one that is to come (``replace``). ``on_core_died`` is called on
-        the event loop with the number of a core that has died and its client, which it is to close, and says
-        whether another one will come in its place. ``on_attached`` is called when the group has its loop.
-        ``ready``: what the cores can, if it is known although none may be up."""
+        """Start or join all cores; None is one that comes later (``replace``). ``on_core_died`` is called on
+        the event loop with the number of a core that has died and its client, which it must close; it returns
+        whether another core will come in its place. ``on_attached`` is called when the group has its loop.
+        ``ready``: the cores' answer, if it is known although none may be up."""
         self._engines = [
             _Engine(index, None if core is None else AsyncMPClient(core)) for index, core in enumerate(cores)
         ]
@@ -86,7 +86,7 @@ class CoreGroupClient:
         self._clock = clock or MonotonicClock()
         self._ledger = RequestLedger()
         self._awaited = {engine.index for engine in self._engines if engine.client is None}
-        """Places to which a core is to come."""
+        """Places that wait for a core."""
         self._records = records or OperatorRecords()
         self._joining: set[asyncio.Task[None]] = set()
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -96,9 +96,9 @@ class CoreGroupClient:
     # ---- life ----
 
     def await_ready(self) -> EngineReady:
-        """Wait until every core has loaded its model; the least of what they can is what the group can.
+        """Wait until every core has loaded its model; the group reports the smallest of their KV pools.
 
-        One that was joined and has ended since is to come again.
+        A core that was joined and has ended since is awaited again.
         """
         try:
             answers = [ready for engine in self._engines if (ready := self._ready_of(engine)) is not None]
@@ -155,7 +155,7 @@ class CoreGroupClient:
         return {index: client for index, client in engines if client is not None and not client.dead}
 
     def _clients(self, indexes: Collection[int] | None = None) -> Iterator[AsyncMPClient]:
-        """Clients of the cores that are up, those at these places only if they are given."""
+        """Clients of the cores that are up; if ``indexes`` is given, only at these places."""
         for index, client in self.clients_up().items():
             if indexes is None or index in indexes:
                 yield client
@@ -188,7 +188,7 @@ class CoreGroupClient:
         return index, client
 
     def _loads(self) -> list[EngineLoad | None]:
-        """The load of each core that takes new requests. Where all are to take none, all do."""
+        """The load of each core that takes new requests. If all are draining, all take them."""
         up = self.clients_up()
         taking = [index for index in up if not self._board.is_draining(index)] or up
         loads: list[EngineLoad | None] = [None] * len(self._engines)
@@ -197,7 +197,7 @@ class CoreGroupClient:
         return loads
 
     def abort_requests(self, request_ids: list[str], *, stopped: bool = False) -> None:
-        """End requests; their cores tell the end of each."""
+        """End requests; their cores report the end of each."""
         for index, share in self._ledger.by_engine(request_ids).items():
             for client in self._clients((index,)):
                 with suppress(EngineDeadError):  # it is dying, and its requests end with it
@@ -207,7 +207,7 @@ class CoreGroupClient:
 
     def _take(self, engine: _Engine, client: AsyncMPClient, delivery: Delivery) -> None:
         if client is not engine.client:
-            return  # of a core that was replaced
+            return  # from a core that was replaced
         if isinstance(delivery, EngineDeadError):
             self._lose(engine, client)
             return
@@ -221,8 +221,8 @@ class CoreGroupClient:
         self._deliver(delivery)
 
     def _lose(self, engine: _Engine, client: AsyncMPClient) -> None:
-        """A core has died: its requests fail, but for those that it has not answered yet, and what was at
-        home there has no home."""
+        """Handle the death of a core: requests that it has answered fail, the others move, and the router
+        forgets it."""
         if self._closed:
             return
         engine.client = None
@@ -239,7 +239,7 @@ class CoreGroupClient:
         self._end_if_none_is_left()
 
     def _moved(self, requests: Sequence[EngineCoreRequest]) -> Iterator[str]:
-        """Send requests to other cores. The ids of those for which there is none: all cores may be dying."""
+        """Send requests to other cores; yields the ids of those that none takes, as all may be dying."""
         for request in requests:
             try:
                 self.add_requests([request])
@@ -251,8 +251,8 @@ class CoreGroupClient:
             self._deliver(EngineDeadError("All engine cores have died."))
 
     def replace(self, index: int, client: AsyncMPClient) -> None:
-        """A new core has come in place of one that died; on the event loop, after its ``await_ready``. It is
-        up once it is what operators have made of the others."""
+        """Put a new core in the place of one that died; on the event loop, after its ``await_ready``. It is
+        up once it has the operators' changes to the others."""
         assert self.loop is not None
         engine = self._engines[index]
         client.attach(self.loop, partial(self._take, engine, client))
@@ -264,7 +264,7 @@ class CoreGroupClient:
         try:
             async with self._records.operating():
                 record = None
-                while record != (now := self._records.read()):  # a pause does not wait
+                while record != (now := self._records.read()):  # a pause takes no lock
                     record = now
                     await client.call_utility("take_record", msgspec.to_builtins(record))
                 if not client.dead:
@@ -279,14 +279,14 @@ class CoreGroupClient:
             self._end_if_none_is_left()
 
     def give_up(self, index: int) -> None:
-        """No core will come in place of the one that died."""
+        """Note that no core will come in place of the one that died."""
         self._awaited.discard(index)
         self._end_if_none_is_left()
 
     # ---- utilities and signals ----
 
     async def call_utility(self, method: str, *args: object) -> Any:
-        """Ask every core that is up; one that dies meanwhile is left out."""
+        """Call a utility of every core that is up; one that dies meanwhile is left out."""
         calls = [client.call_utility(method, *args) for client in self._clients()]
         answers = await asyncio.gather(*calls, return_exceptions=True)
         answer = merge_answers(method, _without_the_dead(answers), args)
@@ -331,7 +331,7 @@ class CoreGroupClient:
         )
 
     def set_draining(self, engine: int, *, draining: bool) -> None:
-        """RequestError if there is no such core."""
+        """Set whether a core is draining; RequestError if there is no such core."""
         if not 0 <= engine < len(self._engines):
             last = len(self._engines) - 1
             raise RequestError(f"engine must be a number from 0 to {last}, got {engine}.", "engine")
@@ -347,8 +347,8 @@ class CoreGroupClient:
 
 
 def _without_the_dead(answers: Sequence[Any]) -> list[Any]:
-    """The answers of the cores that live. Raises the first error that is not a death, or the death if there
-    is nothing else."""
+    """The answers of the live cores. Raises the first error that is not a death, or the death if there is
+    nothing else."""
     for answer in answers:
         if isinstance(answer, BaseException) and not isinstance(answer, EngineDeadError):
             raise answer

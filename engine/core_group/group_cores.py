@@ -1,4 +1,4 @@
-"""The cores of a group as they are started: processes of this machine, and those that nodes bring."""
+"""Makes the cores of a group: processes of this machine, and cores that nodes run."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class StartableCore(Core, Protocol):
 
 
 class GroupCores:
-    """Makes a core for each place of a group, and another when that has died."""
+    """Makes a core for each place of a group, and another one when that has died."""
 
     def __init__(self, spec: CoreSpec) -> None:
-        """ConfigError if nodes are to join, and cannot."""
+        """ConfigError if nodes are expected but cannot join."""
         parallel = spec.config.parallel
         self._spec = spec
         self.share_experts = cores_sharing_experts(spec.config) > 1
-        """Whether none can go on without the others."""
+        """Whether the cores share experts: then none can go on without the others."""
         self.count = parallel.data_parallel_size
         self.num_awaited = parallel.num_awaited
-        """How many must be ready before the group serves: those with the lowest numbers."""
+        """Number of cores that must be ready before the group serves: those with the lowest numbers."""
         remote = [index for index in range(self.count) if index not in parallel.local_engines]
         self._listener: NodeListener | None = None
         self._nodes: RayNodes | None = None
@@ -51,7 +51,7 @@ class GroupCores:
         self.meet_anew()
 
     def meet_anew(self) -> None:
-        """Let cores that are made from now on meet at a port of their own, not at that of those before."""
+        """Let cores that are made from now on meet at a new port, not at that of earlier ones."""
         if self.share_experts and self._listener is None:
             config = self._spec.config
             parallel = replace(config.parallel, data_parallel_master_port=free_port())
@@ -59,11 +59,11 @@ class GroupCores:
 
     @property
     def block_size(self) -> int:
-        """In tokens."""
+        """Size of a KV block in tokens."""
         return self._spec.config.cache.block_size
 
     def make(self, index: int) -> StartableCore:
-        """A core for this place."""
+        """Make a core for this place."""
         if index in self._spec.config.parallel.local_engines:
             spec = self._spec if index not in self._made else _without_adapters(self._spec)
             self._made.add(index)
@@ -84,8 +84,8 @@ class GroupCores:
 
 
 def _without_adapters(spec: CoreSpec) -> CoreSpec:
-    """For a core that comes again: adapters are loaded when requests name them. Those of the start may have
-    been unloaded, or written anew, which must not keep a core from coming back."""
+    """The spec of a restarted core: adapters are loaded when requests name them. Those of the start may have
+    been unloaded or rewritten, which must not keep a core from restarting."""
     if spec.config.lora is None:
         return spec
     return replace(spec, config=replace(spec.config, lora=replace(spec.config.lora, modules=())))

@@ -1,4 +1,4 @@
-"""Owns the cores that API servers in other processes use, and starts those again that die."""
+"""Owns the cores that API servers in other processes use, and restarts those that die."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.core_process.launcher import ClientHandle
 from engine.messages import EngineReady
 
 Handles = tuple[ClientHandle | None, ...]
-"""What an API server process joins each core with; None for one that is being started again."""
+"""Handles by which an API server process joins the cores; None for one that is being restarted."""
 
 
 def with_handle(handles: Handles, index: int, handle: ClientHandle) -> Handles:
@@ -46,12 +46,12 @@ CoreChange = CoreDied | CoreBack | CoreGivenUp
 
 
 class GroupSupervisor:
-    """``on_change`` is called on threads of its own; the other methods only by the owner's."""
+    """Owns a group's cores. ``on_change`` is called on separate threads, the methods only on the owner's."""
 
     ready: EngineReady
 
     def __init__(self, group: GroupCores, on_change: Callable[[CoreChange], None]) -> None:
-        """Waits until as many cores are ready as must be; raises the reason if one cannot be."""
+        """Wait until the required cores are ready; raises the error of one that cannot start."""
         self._group = group
         self._on_change = on_change
         self._cores: list[CoreSupervisor | None] = []
@@ -80,17 +80,17 @@ class GroupSupervisor:
         return self._group.count > 1
 
     def add_client(self) -> Handles:
-        """What one more API server process joins the cores with."""
+        """Handles by which one more API server process joins the cores."""
         return tuple(None if core is None else core.add_client() for core in self._cores)
 
     def remove_client(self, handles: Handles) -> None:
-        """The process that had these has exited: end its requests."""
+        """End the requests of a process that had these handles and has exited."""
         for core, handle in zip(self._cores, handles, strict=True):
             if core is not None and handle is not None and core.pid == handle.pid:
                 core.remove_client(handle)
 
     def died(self, index: int) -> bool:
-        """A core has died: start another; False if there is none left, nor to come."""
+        """Restart a core that has died; False if no core is left or expected."""
         core = self._cores[index]
         if not self.is_group or core is None:
             return False
@@ -105,18 +105,18 @@ class GroupSupervisor:
         return self.has_cores
 
     def came_back(self, back: CoreBack) -> None:
-        """A core is ready in place of one that died."""
+        """Note that a core is ready in place of one that died."""
         self._awaited.discard(back.index)
         self._cores[back.index] = back.supervisor
 
     def given_up(self, index: int) -> bool:
-        """No core will come in this place; False if there is none left, nor to come."""
+        """Note that no core will come in this place; False if no core is left or expected."""
         self._awaited.discard(index)
         return self.has_cores
 
     @property
     def has_cores(self) -> bool:
-        """Whether there are cores, or some to come."""
+        """Whether there are cores, or some are expected."""
         return bool(self._awaited) or any(core is not None for core in self._cores)
 
     def close(self) -> None:

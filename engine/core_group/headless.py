@@ -1,7 +1,7 @@
 """A node without API servers: runs engine cores of a group whose head is another machine.
 
-A core is started when the head has taken the node in, and ends when the connection does. The node then asks
-again, for as long as it takes: a head that comes back finds it there.
+A core is started when the head has accepted the node, and ends with the connection. The node then keeps
+trying to join, so a head that restarts finds it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 POLL_MS = 100
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.3, 3.0
-"""Between two attempts to reach the head: doubled each time."""
+"""Delay between two attempts to reach the head; doubled each time."""
 
 
 def run_headless(spec: CoreSpec) -> int:
@@ -67,10 +67,10 @@ def run_headless(spec: CoreSpec) -> int:
 
 
 class NodeCore:
-    """One core of this node, started again and again."""
+    """One core of this node, restarted whenever it ends."""
 
     def __init__(self, spec: CoreSpec, stopping: threading.Event) -> None:
-        """``stopping`` is set to end it, and by it if it cannot go on."""
+        """``stopping`` is set to end the core, also by this object if it cannot go on."""
         self._spec = spec
         self._stopping = stopping
         self.engine = spec.config.parallel.data_parallel_rank
@@ -80,7 +80,7 @@ class NodeCore:
         self.has_given_up = False
 
     def run(self) -> None:
-        """Returns when ``stopping`` is set."""
+        """Run the core until ``stopping`` is set."""
         delay_s, is_told = FIRST_DELAY_S, False
         while not self._stopping.is_set():
             channel = self._joined()
@@ -99,7 +99,7 @@ class NodeCore:
                 self._stopping.set()
 
     def _joined(self) -> NodeChannel | None:
-        """A connection to the head, which has taken this core in; None if it is not there, or has another."""
+        """A connection to the head, which has accepted this core; None if there is no head, or it refuses."""
         config = self._spec.config
         address = config.parallel.data_parallel_address, config.parallel.data_parallel_rpc_port
         try:
@@ -123,7 +123,7 @@ class NodeCore:
 
 
 class CoreRelay:
-    """A core from its start to its end, and the frames between it and the head."""
+    """Runs a core from its start to its end, and relays the frames between it and the head."""
 
     def __init__(self, spec: CoreSpec, channel: NodeChannel, stopping: threading.Event) -> None:
         self._core = CoreProcess(spec)
@@ -137,7 +137,7 @@ class CoreRelay:
         self._clients: dict[int, threading.Thread] = {}
 
     def run(self) -> bool:
-        """Whether the core has died by itself."""
+        """Run the core; returns whether it has died by itself."""
         self._core.launch()
         self._core.start(self._over.set)
         self._add_client(FIRST_CLIENT)
@@ -169,7 +169,7 @@ class CoreRelay:
         self._channel.close()
 
     def _await_ready(self) -> None:
-        """Tell the head that the core is ready, or why it is not."""
+        """Report to the head that the core is ready, or why it is not."""
         try:
             ready = self._core.handshake(self._context)
         except EngineError as error:
@@ -184,7 +184,7 @@ class CoreRelay:
         start_log.info("Engine core %d is ready, as process %d.", self._engine, self._core.pid)
 
     def _read(self) -> None:
-        """What the head sends to the core's input."""
+        """Relay what the head sends to the core's input."""
         with ExitStack() as stack, suppress(OSError):
             inputs = stack.enter_context(self._context.socket(zmq.PUSH))
             inputs.linger = 0
@@ -213,7 +213,7 @@ class CoreRelay:
         bound.wait(5.0)
 
     def _write(self, index: int, bound: threading.Event) -> None:
-        """What the core sends to one of its clients."""
+        """Relay what the core sends to one of its clients."""
         with self._context.socket(zmq.PULL) as outputs, suppress(OSError):
             outputs.linger = 0
             outputs.rcvhwm = 0

@@ -1,4 +1,4 @@
-"""Which core has which request: the open ones, and turns that ended, of which signals may still speak."""
+"""Tracks which core has which request: open ones, and ended turns that signals may still name."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class LostRequests:
     """The open requests of a core that has died."""
 
     answered: list[str]
-    """Those of which the client has had tokens."""
+    """Requests whose client has received tokens."""
     unanswered: list[EngineCoreRequest]
-    """Those that another core can run as if nothing had been."""
+    """Requests that another core can run from the start."""
 
 
 class RequestLedger:
-    """One per API server process."""
+    """The requests of one API server process."""
 
     def __init__(self) -> None:
         self._open: dict[str, int] = {}
@@ -30,16 +30,16 @@ class RequestLedger:
         self._unanswered: dict[str, EngineCoreRequest] = {}
 
     def sent(self, request: EngineCoreRequest, engine: int) -> None:
-        """The request was sent to this core."""
+        """Note that the request was sent to this core."""
         self._open[request.request_id] = engine
         self._unanswered[request.request_id] = request
 
     def answered(self, request_id: str) -> None:
-        """The core has answered the request, with a token or with its end."""
+        """Note that the core has answered the request, with a token or with its end."""
         self._unanswered.pop(request_id, None)
 
     def ended(self, request_id: str) -> bool:
-        """Its last output has come; False if that is known already."""
+        """Note that the last output of a request has come; False if that is already known."""
         engine = self._open.pop(request_id, None)
         if engine is None:
             return False
@@ -62,7 +62,7 @@ class RequestLedger:
         return shares
 
     def lose(self, engine: int) -> LostRequests:
-        """The core has died: its open requests, which are no longer open. Its ended turns are forgotten."""
+        """Remove and return the open requests of a core that has died; forget its ended turns."""
         lost = [request_id for request_id, its in self._open.items() if its == engine]
         for request_id in lost:
             del self._open[request_id]

@@ -1,7 +1,7 @@
-"""What each core of a group has to do, in memory that all API server processes of a server share.
+"""The load of each core of a group, in memory that all API server processes of a server share.
 
-The core tells its load with its outputs, to one of the processes; that one writes it here. Each process
-counts its own open requests in a row of its own. Nothing is locked: a sum may miss concurrent changes.
+A core reports its load with its outputs to one of the processes, which writes it here. Each process counts
+its open requests in a separate row. Nothing is locked: a sum may miss concurrent changes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _WORD_BYTES = 8
 
 
 class _Column(IntEnum):
-    """A number that is told of each core."""
+    """A number that is kept for each core."""
 
     DRAINING = 0
     RUNNING = 1
@@ -28,7 +28,7 @@ class _Column(IntEnum):
 
 
 class LoadBoard:
-    """One per API server process; several see the same numbers if they are given the same folder."""
+    """The board of one API server process; processes that are given the same folder share its numbers."""
 
     def __init__(
         self, num_engines: int, *, num_processes: int = 1, process: int = 0, folder: Path | None = None
@@ -41,7 +41,7 @@ class LoadBoard:
         self._cells = memoryview(memory).cast("q")
 
     def report(self, engine: int, stats: SchedulerStats) -> None:
-        """The core has told its load."""
+        """Write the load that a core has reported."""
         self._set(_Column.RUNNING, engine, stats.num_running_reqs)
         self._set(_Column.WAITING, engine, stats.num_waiting_reqs)
         self._set(_Column.BLOCKS, engine, stats.num_total_blocks)
@@ -53,20 +53,20 @@ class LoadBoard:
         self._cells[self._own + engine] += number
 
     def forget(self, engine: int) -> None:
-        """The core has died: nothing of what it had is left."""
+        """Clear the load of a core that has died."""
         for column in (_Column.RUNNING, _Column.WAITING, _Column.PINNED_BLOCKS):
             self._set(column, engine, 0)
         self._set(_Column.FREE_BLOCKS, engine, self._get(_Column.BLOCKS, engine))
 
     def set_draining(self, engine: int, *, draining: bool) -> None:
-        """Whether the core is to take no new requests."""
+        """Set whether the core takes no new requests."""
         self._set(_Column.DRAINING, engine, int(draining))
 
     def is_draining(self, engine: int) -> bool:
         return bool(self._get(_Column.DRAINING, engine))
 
     def load_of(self, engine: int) -> EngineLoad:
-        """The latest that is known of a core."""
+        """The latest known load of a core."""
         first = len(_Column) * self._num_engines + engine
         return EngineLoad(
             num_open=sum(self._cells[first :: self._num_engines]),
@@ -78,7 +78,7 @@ class LoadBoard:
         )
 
     def clear_process(self, process: int) -> None:
-        """The process has ended, and its requests with it."""
+        """Clear the open requests of a process that has ended."""
         first = (len(_Column) + process) * self._num_engines
         for engine in range(self._num_engines):
             self._cells[first + engine] = 0

@@ -1,4 +1,4 @@
-"""One answer of a group to a call of a utility, made of its cores' answers: msgpack's plain types."""
+"""Merges the cores' answers to a utility call into the group's answer, in msgpack's plain types."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.core.scheduler_report import PauseState
 from engine.watch.merged_view import merge_views
 
 Answers = Sequence[Any]
-"""What each core has answered, in the order of their numbers; at least one."""
+"""The cores' answers, in the order of their numbers; at least one."""
 
 _SWITCHING = ("opening", "closing")
 
@@ -45,7 +45,7 @@ def _statistics(answers: Answers, args: Sequence[Any]) -> dict[str, Any]:
 
 
 def _jobs(answers: Answers, args: Sequence[Any]) -> list[dict[str, Any]]:
-    """The most recently active first. A job that moved is told by the core that saw it last."""
+    """All jobs, the most recently active first. For a job that moved, the core that saw it last answers."""
     latest: dict[str, dict[str, Any]] = {}
     for job in sorted((job for jobs in answers for job in jobs), key=_idle_s):
         latest.setdefault(job["id"], job)

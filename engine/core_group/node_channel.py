@@ -1,7 +1,7 @@
-"""The connection between a server and an engine core on another machine: what is said, and that both live.
+"""The connection between a server and an engine core on another machine: its messages and heartbeats.
 
-A message is its length, in 4 bytes, and msgpack; nothing that comes is ever run. Who is silent for
-``SILENCE_S`` is gone.
+A message is its length, in 4 bytes, and msgpack; what is received is never run as code. A side that is silent
+for ``SILENCE_S`` counts as gone.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ SILENCE_S = 2.0
 MAX_MESSAGE_BYTES = 2**30
 HELLO_BYTES = 64 * 2**10
 HELLO_S = 5.0
-"""How large a connection's first message may be and how long it may take: it may be a stranger's."""
+"""Limits of a connection's first message, in bytes and seconds: it may be a stranger's."""
 MESSAGE_S = 600.0
-"""How long a message of a node may take to come."""
+"""How long a message of a node may take to arrive."""
 TOKEN_VARIABLE = "CONTINUUM_GROUP_TOKEN"
 _LENGTH = struct.Struct("!I")
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """A node has a place for this core, and is configured like this."""
+    """A node can run this core, with these settings."""
 
     protocol: int
     token: str
     engine: int
     settings: dict[str, str]
-    """What all cores of a group must have in common, by name."""
+    """Settings that all cores of a group must share, by name."""
 
 
 class Welcome(msgspec.Struct, array_like=True, frozen=True, tag=True):
@@ -46,7 +46,7 @@ class Welcome(msgspec.Struct, array_like=True, frozen=True, tag=True):
 
 
 class Refuse(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """The node may not join: nothing is gained by asking again if it is final."""
+    """The node may not join; if ``is_final``, it need not try again."""
 
     reason: str
     is_final: bool
@@ -79,7 +79,7 @@ class Ended(msgspec.Struct, array_like=True, frozen=True, tag=True):
 
 
 class Beat(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """Still there."""
+    """A heartbeat."""
 
 
 NodeMessage = Hello | Welcome | Refuse | Ready | Failed | Forward | Ended | Beat
@@ -100,7 +100,7 @@ class NodeChannel:
         keep_alive(connection)
 
     def beat(self) -> None:
-        """Let the other side know, from now on, that this one lives."""
+        """Send heartbeats to the other side from now on."""
         threading.Thread(target=self._beat, name="node-beat", daemon=True).start()
 
     def _beat(self) -> None:
@@ -109,14 +109,14 @@ class NodeChannel:
                 self.send(_BEAT)
 
     def send(self, message: NodeMessage) -> None:
-        """OSError if the other side has gone."""
+        """Send a message; OSError if the other side has gone."""
         content = _encode(message)
         with self._sending:
             self._connection.sendall(_LENGTH.pack(len(content)) + content)
 
     def receive(self, *, is_first: bool = False) -> NodeMessage:
-        """The next message but for beats; OSError if the other side has gone or says what is no message.
-        ``is_first``: of a stranger, who has little time and room."""
+        """The next message except beats; OSError if the other side has gone or sends no valid message.
+        ``is_first``: it is a stranger's, with tight limits of time and size."""
         most = HELLO_BYTES if is_first else MAX_MESSAGE_BYTES
         time_s = HELLO_S if is_first else MESSAGE_S
         hello_until = time.monotonic() + HELLO_S if is_first else None
@@ -131,7 +131,7 @@ class NodeChannel:
                 return message
 
     def close(self) -> None:
-        """May be called on any thread, and again: who receives gets an OSError."""
+        """Close the connection: a waiting ``receive`` raises OSError. Thread-safe, may be called again."""
         self._closed.set()
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Where nodes join a group: takes their connections, and refuses those that do not belong to it."""
+"""Accepts the connections of nodes that join a group, and refuses those that do not belong to it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from engine.parallel_config import is_loopback
 logger = logging.getLogger(__name__)
 
 MAX_STRANGERS = 64
-"""Connections that have not said hello: more are closed at once."""
+"""The most connections that have not said hello; further ones are closed at once."""
 
 
 def group_token(address: str) -> str:
-    """What nodes and their head must both know. ConfigError if the network is not this machine's alone and
-    there is none."""
+    """The secret that nodes and their head share. ConfigError if there is none although other machines can
+    reach the address."""
     token = os.environ.get(TOKEN_VARIABLE, "")
     if not token and not is_loopback(address):
         raise ConfigError(
@@ -50,7 +50,7 @@ class NodeListener:
         address, port = config.parallel.data_parallel_address, config.parallel.data_parallel_rpc_port
         self._token = group_token(address)
         self._joined: dict[int, NodeChannel] = {}
-        """Connections of nodes that nobody has taken yet."""
+        """Connections of nodes that no core has taken yet."""
         self._in_use: dict[int, NodeChannel] = {}
         self._changed = threading.Condition()
         self._closed = False
@@ -73,7 +73,7 @@ class NodeListener:
             return channel
 
     def give_back(self, engine: int, channel: NodeChannel) -> None:
-        """The connection has ended: another node may come for this core."""
+        """Note that the connection has ended: another node may come for this core."""
         channel.close()
         with self._changed:
             if self._in_use.get(engine) is channel:

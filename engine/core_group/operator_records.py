@@ -1,6 +1,6 @@
 """The record of what operators have changed, and the lock that they take.
 
-Of one process; or of all API server processes of a server, in a folder that these share.
+There is one per process, or one for all API server processes of a server, in a folder that these share.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _CHANGES = frozenset(("pause", "resume", "sleep", "wake_up", "update_weights", "
 
 
 class OperatorRecords:
-    """Used on one event loop."""
+    """Reads and writes the record; used on one event loop."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """``folder``: of the server's processes; None for one process."""
+        """``folder``: shared by the server's processes; None for one process."""
         self._folder = folder
         self._own = OperatorRecord()
         self._lock = asyncio.Lock()
@@ -41,7 +41,7 @@ class OperatorRecords:
             return OperatorRecord()
 
     def note(self, method: str, args: tuple[object, ...], answer: Any) -> None:
-        """A utility of this name has done its work on all cores that are up."""
+        """Record that a utility with this name has done its work on all cores that are up."""
         if method not in _CHANGES or answer is False or isinstance(answer, str):
             return
         if self._folder is None:

@@ -1,4 +1,4 @@
-"""A group whose cores this process owns: starts them, and starts those again that die."""
+"""A group whose cores this process owns: starts them, and restarts those that die."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class OwnCoreGroup(CoreGroupClient):
     """The group of a server with one API server process."""
 
     def __init__(self, group: GroupCores, make_router: RouterFactory) -> None:
-        """Starts the cores; they load their models at the same time."""
+        """Start the cores; they load their models at the same time."""
         self._cores = group
         cores = [group.make(index) for index in range(group.num_awaited)]
         for core in cores:

@@ -1,4 +1,4 @@
-"""An actor of Ray that starts a node of a group and watches it. Imports no Ray, and no model code."""
+"""A Ray actor that starts a node of a group and watches it. Imports no Ray, and no model code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STOP_TIMEOUT_S = 8.0
 
 @dataclass(frozen=True, slots=True)
 class NodeStart:
-    """All that a node is started with."""
+    """All that a node needs to start."""
 
     spec: bytes
     """A pickled ``CoreSpec``, headless and with one core."""
@@ -28,7 +28,7 @@ class NodeStart:
 
 
 class NodeActor:
-    """The node is a process of its own and ends with the actor, whose end closes its standard input."""
+    """Runs the node as a separate process; the end of the actor closes its standard input, which ends it."""
 
     def __init__(self, start: NodeStart) -> None:
         self._stopping = False
@@ -54,8 +54,8 @@ class NodeActor:
             self._process.wait()
 
     def _watch(self) -> None:
-        """A node that was killed ends the actor, so that Ray starts both again; one that gave up, or that the
-        head refuses, has said why in the actor's log."""
+        """Watch the node. If it was killed, end the actor, so that Ray restarts both; if it gave up, or the
+        head refuses it, it has logged the reason."""
         code = self._process.wait()
         if code < 0 and not self._stopping:
             os._exit(1)

@@ -15,7 +15,7 @@ from engine.process.process_log import begin_log, start_log
 
 
 def main() -> None:
-    """Standard input has a ``NodeStart``, and then nothing until the actor has ended."""
+    """Run the node. Standard input has a ``NodeStart``, and then nothing until the actor has ended."""
     start: NodeStart = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_stop_with_actor, name="actor-watch", daemon=True).start()
     begin_log(start.log_level, f"node {os.getpid()}", shows_start=False)

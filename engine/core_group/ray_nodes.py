@@ -1,6 +1,6 @@
-"""Cores of a group on a Ray cluster: an actor of Ray's starts a node for each, wherever there is room.
+"""Cores of a group on a Ray cluster: a Ray actor starts a node for each, wherever there is space.
 
-The node is that of ``--headless``: it joins the group over TCP, and all that a group knows of nodes holds.
+The node is that of ``--headless``: it joins the group over TCP like any other.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class RayNodes:
             raise
 
     def start(self, engine: int) -> None:
-        """Have a node started for this core, unless it was. Those that the head waits for come first, and so
-        have a place first. Thread-safe."""
+        """Start a node for this core, unless it was started. Those that the head waits for are started first,
+        and so get a place first. Thread-safe."""
         with self._lock:
             if engine not in self._actors:
                 self._actors[engine] = self._make(self._starts[engine])
 
     def close(self) -> None:
-        """End all nodes, orderly where they answer. Repeatable."""
+        """End all nodes, cleanly where they answer. Repeatable."""
         self.listener.close()
         self._leave_cluster()
 
@@ -90,7 +90,7 @@ def _at_our_address(config: EngineConfig, ray: Any) -> EngineConfig:
 
 
 def _node_spec(spec: CoreSpec, engine: int) -> CoreSpec:
-    """What a node runs: one core of the group."""
+    """The spec of a node: one core of the group."""
     parallel = replace(
         spec.config.parallel,
         data_parallel_backend="mp",
@@ -103,8 +103,8 @@ def _node_spec(spec: CoreSpec, engine: int) -> CoreSpec:
 
 
 def _node_maker(ray: Any, config: EngineConfig, num_nodes: int) -> Callable[[NodeStart], Any]:
-    """Makes an actor for a node, wherever there is room. One that dies, or whose node does, Ray starts
-    again."""
+    """A function that makes an actor for a node, wherever there is space. Ray restarts an actor that dies, or
+    whose node does."""
     num_ranks = ranks_per_core(config)
     needed = {"CPU": num_ranks * num_nodes}
     has_gpus = with_gpus(ray, config.model.device, num_ranks * num_nodes)

@@ -1,4 +1,4 @@
-"""An engine core on another machine, as its clients see one of this machine: frames go through a relay."""
+"""An engine core on another machine, which clients use like a local one: a relay passes the frames."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RemoteCore:
         self.exit_code: int | None = None
 
     def launch(self) -> None:
-        """The node starts the core, when it comes."""
+        """Make the folder of the sockets; the node starts the core, when it comes."""
         self.folder = make_private_folder("engine-")
 
     @property
@@ -95,7 +95,7 @@ class RemoteCore:
             thread.start()
 
     def _to_node(self, channel: NodeChannel) -> None:
-        """What clients send to the core's input."""
+        """Relay what clients send to the core's input."""
         with self._context.socket(zmq.PULL) as inputs:
             inputs.linger = 0
             inputs.rcvhwm = 0
@@ -107,7 +107,7 @@ class RemoteCore:
         channel.close()
 
     def _from_node(self, channel: NodeChannel) -> None:
-        """What the core sends to its clients, until it ends."""
+        """Relay what the core sends to its clients, until it ends."""
         sockets: dict[int, zmq.Socket[bytes]] = {}
         with suppress(OSError):
             while not isinstance(said := channel.receive(), Ended):
@@ -134,12 +134,12 @@ class RemoteCore:
             self._on_exit()
 
     def ask_to_end(self) -> None:
-        """Its node ends it when the connection does."""
+        """Close the connection; its node then ends the core."""
         if self._channel is not None:
             self._channel.close()
 
     def stop(self) -> None:
-        """Let go of the core, which its node then ends. May be called again."""
+        """Release the core, which its node then ends. May be called again."""
         self._stopping.set()
         if self._channel is not None:
             self._channel.close()

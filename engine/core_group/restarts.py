@@ -1,4 +1,4 @@
-"""Starts cores of a group again after their death, and those that come later, each on a thread of its own."""
+"""Restarts cores of a group after their death, and starts later ones, each on a separate thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.process.restart_limit import MAX_RESTARTS, RESTART_WINDOW_S, Restart
 logger = logging.getLogger(__name__)
 
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
-"""Between two attempts: doubled each time."""
+"""Delay between two attempts; doubled each time."""
 
 
 class CoreHandle(Protocol):
@@ -54,14 +54,14 @@ class CoreRestarts(Generic[Handle]):
         self._starting: dict[int, StartableCore] = {}
         self._is_hopeless = False
         self._ending: set[int] = set()
-        """Cores that are about to end because one has died with which they share experts."""
+        """Cores that are about to end because another one, with which they share experts, has died."""
 
     def begin(self, index: int) -> None:
         """Start a core that the group did not wait for."""
         self._on_thread(index, None, will=True)
 
     def restart(self, index: int, old: CoreHandle, others: Mapping[int, CoreHandle]) -> bool:
-        """A core has died: close its handle and start another; False if it has died too often. Of cores that
+        """Close the handle of a core that died and start another; False if it has died too often. If cores
         share experts, end the others that are up, too."""
         if self._cores.share_experts:
             self._end_others(index, others)
@@ -85,8 +85,8 @@ class CoreRestarts(Generic[Handle]):
             core.ask_to_end()
 
     def _may_start(self, index: int) -> bool:
-        """Whether to start a core after one more end; where cores share experts, one that is not started
-        takes the others along."""
+        """Count one more end of a core; returns whether to start it again. Where cores share experts, one
+        that is not started keeps the others from starting."""
         with self._lock:
             if not self._limits[index].count() and self._cores.share_experts:
                 self._is_hopeless = True
@@ -143,7 +143,7 @@ class CoreRestarts(Generic[Handle]):
 def report_core_died(
     index: int, pid: int, exit_code: int | None, *, comes_back: bool, share_experts: bool
 ) -> None:
-    """Tell the user of the server."""
+    """Report a core's death to the user of the server."""
     others = "the others end with it, as they share experts" if share_experts else "the other cores go on"
     what_follows = (
         "it is started again"

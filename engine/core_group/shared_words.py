@@ -13,7 +13,7 @@ _WORD_BYTES = 8
 
 def shared_words(folder: Path | None = None) -> memoryview:
     """``SHARED_WORDS`` words of 64 bits, 0 at first: those of a file in ``folder``, or this process's own.
-    Pages that nobody writes to take no memory."""
+    Pages that are never written take no memory."""
     size = SHARED_WORDS * _WORD_BYTES
     if folder is None:
         return memoryview(mmap.mmap(-1, size)).cast("Q")

@@ -1,4 +1,4 @@
-"""The engine core as those use it who send requests: one process, or a group of them."""
+"""The engine core as its clients use it: one process, or a group of them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class EngineState(msgspec.Struct, kw_only=True):
     engine: int
     """The number of the core."""
     state: Literal["up", "draining", "down"]
-    """``draining``: takes no new requests; ``down``: has died, and is being started again."""
+    """``draining``: takes no new requests; ``down``: has died, and is being restarted."""
     process_id: int | None
     num_open: int
-    """Requests that it was sent and that have not ended."""
+    """Requests that were sent to it and have not ended."""
     num_running: int
     num_waiting: int
     num_blocks: int
@@ -34,7 +34,7 @@ class EngineState(msgspec.Struct, kw_only=True):
 
 
 def lone_engine(process_id: int, statistics: dict[str, Any]) -> EngineState:
-    """A server's only core, by the statistics that it answers with."""
+    """The state of a server's only core, from its statistics."""
     names = ("num_running", "num_waiting", "num_blocks", "num_free_blocks", "num_pinned_blocks")
     return EngineState(
         engine=0,
@@ -54,7 +54,7 @@ class SyncCoreClient(Protocol):
     def add_request(self, request: EngineCoreRequest) -> None: ...
 
     def abort_requests(self, request_ids: list[str], *, stopped: bool = False) -> None:
-        """``stopped``: a stop string was found, which ends a turn as EOS does."""
+        """End requests. ``stopped``: a stop string was found, which ends a turn as EOS does."""
 
     def get_output(self) -> EngineCoreOutputs:
         """Wait for the core's next message; EngineDeadError if the core has died."""
@@ -84,16 +84,16 @@ class AsyncCoreClient(Protocol):
         """Wait until the model is loaded; if it cannot be, closes this client and raises the error."""
 
     def attach(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[Delivery], None]) -> None:
-        """Call ``deliver`` on this loop from now on, also for what came before."""
+        """Call ``deliver`` on this loop from now on, also for earlier messages."""
 
     def operating(self) -> AbstractAsyncContextManager[None]:
-        """Held by one operator at a time, of all API server processes."""
+        """A lock that one operator at a time holds, of all API server processes."""
 
     def add_requests(self, requests: Sequence[EngineCoreRequest]) -> None:
-        """Send the requests of one prompt: as many as it is to have answers."""
+        """Send the requests of one prompt: one for each answer that it is to have."""
 
     def abort_requests(self, request_ids: list[str], *, stopped: bool = False) -> None:
-        """``stopped``: a stop string was found, which ends a turn as EOS does."""
+        """End requests. ``stopped``: a stop string was found, which ends a turn as EOS does."""
 
     async def call_utility(self, method: str, *args: object) -> Any:
         """Call a utility by name; EngineGenerateError with its text if it fails."""
@@ -108,7 +108,7 @@ class AsyncCoreClient(Protocol):
         """The cores, in the order of their numbers."""
 
     def set_draining(self, engine: int, *, draining: bool) -> None:
-        """Whether a core is to take no new requests; those that it has go on."""
+        """Set whether a core takes no new requests; its open requests go on."""
 
     def close(self) -> None:
         """Stop the core if this client started it, and wait until it has exited. May be called again."""

@@ -1,7 +1,7 @@
 """The clients of one core (API server processes), and which of them sent each request. Knows no sockets.
 
 Client 0 is the process that started the core and cannot leave; others join later. An index is never reused,
-so late messages of a client that has left can be told apart.
+so late messages of a client that has left are recognized.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a client sends of prompts that continue an earlier turn: the new tokens, and which turn that was.
+"""Shortens prompts that continue an earlier turn to their new tokens and the turn's id.
 
-The core that had the turn knows the rest. If it has forgotten it, it asks for the whole request, which is
-kept here until it has answered.
+The core that had the turn knows the rest. If it has forgotten it, it requests the whole request, which is
+kept here until the core has answered.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ def as_written(request: EngineCoreRequest) -> EngineCoreRequest:
 
 
 class ContinuedPrompts:
-    """Of one client and one core."""
+    """The continued prompts of one client and one core."""
 
     def __init__(self) -> None:
         self._turns: OrderedDict[str, str] = OrderedDict()
-        """The core's ids of turns that it was asked to keep, by the callers' ids."""
+        """The core's ids of turns that it keeps on request, by the callers' ids."""
         self._unanswered: dict[str, EngineCoreRequest] = {}
         """Whole requests that were sent in part, until the core has answered."""
         self._aborted: set[str] = set()
         """Those of them that were aborted meanwhile."""
 
     def to_send(self, request: EngineCoreRequest) -> EngineCoreRequest:
-        """The request as it is to be encoded: in part, if this core was sent the turn that it continues."""
+        """The request to encode: shortened, if this core was sent the turn that it continues."""
         sent = self._in_part(request)
         if request.keeps_tokens and request.sampling_params.n == 1 and request.external_req_id is not None:
             self._turns[request.external_req_id] = request.request_id
@@ -62,19 +62,19 @@ class ContinuedPrompts:
         return msgspec.structs.replace(request, prompt_token_ids=tokens[num_known:], continues=prefix)
 
     def answered(self, outputs: Iterable[EngineCoreOutput]) -> None:
-        """The core has these requests, so none of them is wanted again."""
+        """Forget requests that the core has answered: it needs none of them as a whole."""
         if self._unanswered:
             for output in outputs:
                 if self._unanswered.pop(output.request_id, None) is not None:
                     self._aborted.discard(output.request_id)
 
     def aborted(self, request_ids: Iterable[str]) -> None:
-        """These requests were aborted, maybe before the core had all of them."""
+        """Note that these requests were aborted, maybe before the core had all of them."""
         self._aborted |= self._unanswered.keys() & set(request_ids)
 
     def take_wanted(self, request_ids: Iterable[str]) -> tuple[list[EngineCoreRequest], list[str]]:
-        """The whole of requests that the core wants, and the ids of those to abort once it has them: it then
-        tells the end of each."""
+        """The requests that the core wants as a whole, and the ids of those to abort once it has them, so
+        that it reports the end of each."""
         known = [request_id for request_id in request_ids if request_id in self._unanswered]
         requests = [self._unanswered.pop(request_id) for request_id in known]
         to_abort = [request_id for request_id in known if request_id in self._aborted]

@@ -1,4 +1,4 @@
-"""The adapters of an engine core: loaded when somebody names them, dropped when nobody does."""
+"""The adapters of an engine core: loaded when a request names them, dropped when none does."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class CoreAdapters(CorePart):
         self.ensure(Adapter(name, path, digest))
 
     def unload_adapter(self, key: str) -> None:
-        """Drop an adapter, or as soon as requests of it have ended and another one is loaded or dropped."""
+        """Drop an adapter; if requests have it, when they have ended and another one is loaded or dropped."""
         with self._loading:
             self._unwanted.add(key)
             self._sweep(keep=None)
@@ -68,7 +68,7 @@ class CoreAdapters(CorePart):
         return self._config.max_cpu_loras or len(self._loaded)
 
     def _sweep(self, keep: str | None) -> None:
-        """Drop what is not wanted and what is too many, unless a request has it."""
+        """Drop unwanted adapters, and those beyond the limit, unless a request has them."""
         kept = self._in_use() | {keep}
         for key in list(self._loaded):
             too_many = self._config is not None and len(self._loaded) > self._most

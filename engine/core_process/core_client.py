@@ -1,4 +1,4 @@
-"""Clients of an engine core that runs in a process of its own, over ZMQ sockets."""
+"""Clients of an engine core that runs in a separate process, over ZMQ sockets."""
 
 from __future__ import annotations
 
@@ -134,10 +134,10 @@ def _read_outputs(socket: zmq.Socket[bytes], outputs: _Outputs) -> None:
 
 
 class MPClient:
-    """A core in a process of its own: starts or joins it, and sends to it once it is ready.
+    """Client of a core in a separate process: starts or joins it, and sends to it once it is ready.
 
     Whatever ends the core, ENGINE_CORE_DEAD arrives on the output socket: from the core itself as its final
-    message, or from the thread that waits for its process. So there is one way to learn of it.
+    message, or from the thread that waits for its process. So all learn of it in the same way.
     """
 
     ready: EngineReady
@@ -208,7 +208,7 @@ class MPClient:
         return self._core.exited or self._calls.failed
 
     def ask_to_end(self) -> None:
-        """Let the core end, which is then told like any other end, if this client started it."""
+        """If this client started the core, let it end; that is reported like any other end."""
         self._core.ask_to_end()
 
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -250,7 +250,7 @@ class MPClient:
     def close(self) -> None:
         """Stop the core if this client started it, and wait until it has exited. May be called again."""
         self._stop_core()
-        self._exit_sent.wait()  # a context must not end while another thread asks it for a socket
+        self._exit_sent.wait()  # a context must not end while another thread opens a socket
         if self._reader is not None:
             self._reader.join()
         self._output_socket.close()
@@ -355,7 +355,7 @@ class AsyncMPClient(MPClient):
             self._output_socket.close()
 
     def _hand_on(self, deliver: Callable[[Delivery], None], delivery: Delivery) -> None:
-        """Deliver what the core sends, but for what only this client can answer."""
+        """Deliver the core's messages, except its requests for whole prompts, which are answered here."""
         if isinstance(delivery, EngineCoreOutputs):
             if delivery.wanted_whole:
                 requests, to_abort = self._continued.take_wanted(delivery.wanted_whole)
@@ -389,14 +389,14 @@ class AsyncMPClient(MPClient):
         return msgspec.convert(await future, TurnReceipt | None)
 
     def operating(self) -> contextlib.AbstractAsyncContextManager[None]:
-        """Held by one operator at a time."""
+        """A lock that one operator at a time holds."""
         return self._operating
 
     async def engine_states(self) -> list[EngineState]:
         return [lone_engine(self.pid, await self.call_utility("statistics"))]
 
     def set_draining(self, engine: int, *, draining: bool) -> None:
-        """RequestError: there is no other core to take its requests."""
+        """Raise RequestError: there is no other core to take its requests."""
         raise RequestError("This server has one engine core, so none can be drained.", "engine")
 
     def tell(self, signal: Signal) -> None:
@@ -450,7 +450,7 @@ class CoreSupervisor(MPClient):
     """Owns a core that API servers in other processes use; sends no requests itself."""
 
     def __init__(self, core: Core, on_death: Callable[[], None]) -> None:
-        """``on_death`` is called on a thread of its own, but not after ``close``."""
+        """``on_death`` is called on a separate thread, but not after ``close``."""
         super().__init__(core)
         self._indexes = itertools.count(FIRST_CLIENT + 1)
         self._closing = False
@@ -467,7 +467,7 @@ class CoreSupervisor(MPClient):
         return ClientHandle(self.folder, self.pid, self.ready, next(self._indexes))
 
     def remove_client(self, handle: ClientHandle) -> None:
-        """The process that had this handle has exited: end its requests."""
+        """End the requests of a process that had this handle and has exited."""
         with contextlib.suppress(EngineDeadError):
             self._send(EngineCoreRequestType.LEAVE, ClientNotice(handle.client_index))
 

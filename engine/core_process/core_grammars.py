@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class CoreGrammars:
-    """Compiles on threads of its own; all else is called under the core's lock."""
+    """Compiles on separate threads; all other methods are called under the core's lock."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class CoreGrammars:
         compiled: Callable[[Request, TokenGrammar], None],
         failed: Callable[[Request, str], None],
     ) -> None:
-        """``compiled`` or ``failed`` is called once for each request, on any thread; not behind ``close``."""
+        """``compiled`` or ``failed`` is called once for each request, on any thread; not after ``close``."""
         self._compiler = GrammarCompiler(lambda: TokenTable.of(Tokenizer.load(model), vocab_size))
         self._masks = BitmaskFiller(self._compiler, vocab_size)
         self._compiled = compiled
@@ -64,7 +64,7 @@ class CoreGrammars:
         self._compiled(request, grammar)
 
     def reserve(self, plan: SchedulerOutput, sampled: Mapping[str, TokenGrammar]) -> None:
-        """Promise the plan bitmasks, if grammars are ``sampled`` in it."""
+        """Reserve bitmasks for the plan, if grammars are ``sampled`` in it."""
         if sampled:
             plan.masks = self._masks.reserve()
 

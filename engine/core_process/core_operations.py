@@ -1,7 +1,7 @@
-"""What operators change in an engine core: pause, sleep and new weights, and why nothing is admitted.
+"""Operators' changes to an engine core: pause, sleep and new weights, and why nothing is admitted.
 
-Each reason is noted by itself, so that none undoes another: a core that is paused, put to sleep, resumed and
-woken up runs.
+Each reason is recorded separately, so that none undoes another: a core that is paused, put to sleep, resumed
+and woken up runs.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class CoreOperations:
         self._level = 0
         self._reasons: set[Reason] = set()
         self._weights: str | None = None
-        """The folder that is served; None: that of the start."""
+        """The folder of the weights that are served; None: that of the start."""
         self._weights_before: str | None = None
         self._changing = threading.Lock()
         """Held while the engine changes: a call may take as long as loading a model."""
@@ -80,11 +80,11 @@ class CoreOperations:
         self._set(add=Reason.KEPT if running_too else Reason.PAUSED, drop=(Reason.PAUSED, Reason.KEPT))
 
     def resume(self) -> None:
-        """End the pause. A core that sleeps goes on sleeping."""
+        """End the pause. A core that sleeps stays asleep."""
         self._set(drop=(Reason.PAUSED, Reason.KEPT))
 
     def why_paused(self) -> list[str]:
-        """The reasons why nothing is admitted; none if it is."""
+        """The reasons why nothing is admitted; empty if requests are admitted."""
         with self._lock:
             return sorted(reason.value for reason in self._reasons)
 
@@ -103,7 +103,7 @@ class CoreOperations:
 
     def rest(self) -> bool:
         """Admit nothing more, and evict what is cached, on all tiers; False while requests or steps still
-        hold blocks: then it is asked again. ``stop_resting`` ends it."""
+        hold blocks: then the caller tries again. ``stop_resting`` ends it."""
         with self._changing:
             return self._rests()
 
@@ -120,14 +120,14 @@ class CoreOperations:
             return is_done
 
     def stop_resting(self) -> None:
-        """Go on: whoever had asked the engine to rest waits no more."""
+        """Admit requests again: the caller that wanted the engine to rest waits no more."""
         with self._changing:
             self._set(drop=(Reason.RESTING,))
 
     # ---- sleep and weights ----
 
     def check_operation(self, method: str, *args: Any) -> None:
-        """Refuse ``sleep`` or ``update_weights`` with these arguments before it costs anybody anything."""
+        """Refuse an invalid ``sleep`` or ``update_weights`` call before it disturbs any request."""
         if method == "sleep":
             if args[0] not in LEVELS:
                 raise RequestError(f"level must be 1 or 2, got {args[0]}.", "level")
@@ -151,7 +151,7 @@ class CoreOperations:
             return True
 
     def wake_up(self) -> None:
-        """Load the weights if they were dropped, and go on with what waits."""
+        """Load the weights if they were dropped, and continue with waiting requests."""
         with self._changing:
             if self._level:
                 self.on_loaded(self._executor.call_worker("wake_up"))
@@ -159,7 +159,7 @@ class CoreOperations:
             self._set(drop=(Reason.ASLEEP,))
 
     def sleep_level(self) -> int:
-        """0: it is awake."""
+        """How deep the engine sleeps; 0: it is awake."""
         return self._level
 
     def update_weights(self, folder: str) -> bool:
@@ -174,14 +174,14 @@ class CoreOperations:
             return True
 
     def undo_weights(self, folder: str) -> None:
-        """Serve what was served before this folder, if it is served: another core could not load it."""
+        """If this folder is served, serve the weights before it: another core could not load it."""
         with self._changing:
             if self._weights == folder:
                 self._load(self._weights_before)
                 self._weights = self._weights_before
 
     def _load(self, folder: str | None) -> None:
-        """Load a folder's weights; None: those of the start. The worker goes back to those before if it
+        """Load a folder's weights; None: those of the start. The worker restores the previous ones if it
         cannot."""
         try:
             saved = self._executor.call_worker("update_weights", folder)
@@ -199,7 +199,7 @@ class CoreOperations:
     # ---- a core that comes later ----
 
     def take_record(self, given: Any) -> None:
-        """Become what operators have made of the other cores, before any request is served."""
+        """Apply the operators' changes to the other cores, before any request is served."""
         record = msgspec.convert(given, OperatorRecord)
         if record.weights != self._weights and record.weights is not None:
             _at_once(self.update_weights(record.weights))
@@ -218,6 +218,6 @@ class CoreOperations:
 
 
 def _at_once(is_done: bool) -> None:
-    """A core that serves nothing yet rests already."""
+    """Raise RequestError unless it is done: a core that serves nothing yet rests already."""
     if not is_done:
         raise RequestError("A core that joins has requests.", "record")

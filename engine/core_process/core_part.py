@@ -1,6 +1,6 @@
-"""What features do around the core's loop: each is a part, and all parts are asked at the same few moments.
+"""Plug-ins around the core's loop: each feature is a part, and all parts are called at the same moments.
 
-As ``engine.core.parts``, for what is not pure: threads, sockets, files, clocks.
+Like ``engine.core.parts``, for what is not pure: threads, sockets, files, clocks.
 """
 
 from __future__ import annotations
@@ -15,43 +15,43 @@ from engine.reported_stats import SchedulerStats
 
 
 class CorePart:
-    """What one feature does around the loop. All but ``opening`` is called under the core's lock, and must
-    not wait; the last two are not."""
+    """What one feature does around the loop, at each moment. All methods but ``opening``, ``persist`` and
+    ``stop`` are called under the core's lock, and must not wait."""
 
     def opening(self, message: EngineCoreRequest) -> None:
-        """A request came in, and is in no queue yet. RequestError refuses it."""
+        """Called when a request has come in, before it is queued. RequestError refuses it."""
 
     def opened(self, message: EngineCoreRequest) -> None:
-        """It was queued: before it can have a token, or end."""
+        """Called when it was queued, before it can have a token or end."""
 
     def answered(self, outputs: Sequence[EngineCoreOutput]) -> None:
-        """These outputs go to clients; a part may add to them."""
+        """Called with outputs that go to clients; a part may add to them."""
 
     def request_ended(self, request: Request, now: float) -> None:
-        """A request has ended, however it did. Must not raise."""
+        """Called when a request has ended in any way. Must not raise."""
 
     def publish(self) -> None:
-        """Hand on what has happened since the last call."""
+        """Publish what has happened since the last call."""
 
     def fill_stats(self, stats: SchedulerStats) -> None:
         """Add counts since the last call."""
 
     def utilities(self) -> Mapping[str, Callable[..., Any]]:
-        """What another process may call, by name."""
+        """Methods that another process may call, by name."""
         return {}
 
     def persist(self, now: float) -> None:
-        """The engine stops, the scheduler is closed: complete what must survive. A step may be running."""
+        """Complete what must survive: the engine stops, the scheduler is closed. A step may be running."""
 
     def stop(self) -> None:
-        """The engine has stopped; no step runs."""
+        """Called when the engine has stopped and no step runs."""
 
 
 class CoreParts:
-    """The parts of one core, in the order in which they are asked."""
+    """The parts of one core, in the order in which they are called."""
 
     def __init__(self, parts: Iterable[CorePart | None]) -> None:
-        """None: a part that is off."""
+        """Take the parts; None is one that is off."""
         self.all = tuple(part for part in parts if part is not None)
         self._opening = self._with("opening")
         self._opened = self._with("opened")

@@ -30,7 +30,7 @@ from tracing.tracer import Tracer
 
 
 def policy_context(config: EngineConfig, info: ModelInfo, tracer: Tracer) -> PolicyContext:
-    """What the policy is told of the engine."""
+    """What the policy knows of the engine."""
     return PolicyContext(
         config.cache.block_size,
         info.num_gpu_blocks - 1,
@@ -45,8 +45,8 @@ def policy_context(config: EngineConfig, info: ModelInfo, tracer: Tracer) -> Pol
 def make_policy(
     factory: PolicyFactory, config: EngineConfig, info: ModelInfo, tracer: Tracer
 ) -> SchedulingPolicy:
-    """The policy that was chosen; where a model pools there are no jobs, and one that knows them gives way to
-    ``fcfs``."""
+    """The chosen policy; for a pooling model, which has no jobs, ``fcfs`` takes the place of one that uses
+    signals."""
     policy = factory(policy_context(config, info, tracer))
     return (
         policy
@@ -70,7 +70,7 @@ def scheduler_config(config: EngineConfig, info: ModelInfo) -> SchedulerConfig:
 
 
 def engine_ready(config: EngineConfig, info: ModelInfo, policy: SchedulingPolicy) -> EngineReady:
-    """What API server processes are told of the engine."""
+    """What API server processes need to know of the engine."""
     return EngineReady(
         num_gpu_blocks=info.num_gpu_blocks,
         max_model_len=info.max_model_len,
@@ -128,8 +128,8 @@ def make_scheduler(
 
 
 def _encoder_cache(config: EngineConfig, pictures: PictureModel) -> EncoderCacheManager:
-    """As large as the largest picture at least, as V1's ``compute_encoder_budget``. ConfigError if that must
-    be whole in a step, and is larger."""
+    """An encoder cache of at least the largest picture, as V1's ``compute_encoder_budget``. ConfigError if
+    that picture must be whole in a step, and does not fit."""
     whole, most = config.scheduler.disable_chunked_mm_input, config.scheduler.max_num_batched_tokens
     if whole and most < pictures.max_tokens:
         raise ConfigError(
@@ -162,7 +162,7 @@ def _join_storage(scheduler: Scheduler, *, saves: bool) -> None:
 
 
 def open_saved_prefixes(config: EngineConfig, info: ModelInfo, scheduler: Scheduler) -> SavedPrefixes | None:
-    """Finds what of prompts that folder has; None if this engine reads none."""
+    """Finds prefixes of prompts in that folder; None if this engine reads none."""
     transfer = config.kv_transfer
     if transfer is None or not transfer.loads_saved or info.saved_kv is None:
         return None

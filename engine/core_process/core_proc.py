@@ -183,7 +183,7 @@ class EngineCoreProc:
             call = partial(self._core.call_utility, message.method, message.args)
             self._answer(message.client_index, message.call_id, call)
 
-        if message.method in SLOW_UTILITIES:  # the core must not fall silent meanwhile
+        if message.method in SLOW_UTILITIES:  # the input thread must keep reading meanwhile
             threading.Thread(target=answer, name=message.method, daemon=True).start()
         else:
             answer()
@@ -285,7 +285,7 @@ class ParentWatch:
         _leave(self._start, 0)
 
     def _parent_has_gone(self) -> bool:
-        """Waits for up to half a second."""
+        """Whether the parent has gone; waits for up to half a second."""
         readable, _, _ = select.select([0], [], [], PARENT_POLL_S)
         return bool(readable and not os.read(0, 1)) or os.getppid() != self._start.parent_pid
 
@@ -300,7 +300,7 @@ def main() -> None:
 
 
 def _leave(start: CoreStart, exit_code: int) -> NoReturn:
-    """Exit without ``sys.exit``: native libraries with threads of their own may hang in its cleanup."""
+    """Exit without ``sys.exit``: native libraries with threads may hang in its cleanup."""
     shutil.rmtree(start.folder, ignore_errors=True)
     logging.shutdown()
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Drafts between two steps: proposed behind an output, for the next plan, which waits for it."""
+"""Proposes drafts between two steps: after an output, for the next plan, which waits for them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Drafting(CorePart):
     def __init__(self, proposals: DraftProposals) -> None:
         self._proposals = proposals
         self.awaits_output = False
-        """Whether a request is likely to have drafts behind the step under way: none is planned before."""
+        """Whether a request is likely to have drafts after the step under way; no plan is made before."""
 
     def after_output(
         self,
@@ -34,9 +34,9 @@ class Drafting(CorePart):
         *,
         is_idle: bool,
     ) -> None:
-        """Take what became of a step's drafts, and propose the next ones.
+        """Record the results of a step's drafts, and propose the next ones.
 
-        Unless the worker ``is_idle`` the tokens of the step under way are not known: then it is only found
+        Unless the worker ``is_idle``, the tokens of the step under way are not known: then this only finds
         out whether to wait for them.
         """
         self._proposals.observe(plan, result)
@@ -52,7 +52,7 @@ class Drafting(CorePart):
 def make_drafting(
     config: EngineConfig, executor: Executor, job_of: Callable[[Request], str | None]
 ) -> Drafting | None:
-    """None if nothing is to be drafted; ConfigError for a drafter that does not go with the model.
+    """The drafting part, or None; ConfigError for a drafter that does not go with the model.
 
     Runs steps to learn what they cost, so it is called before the first request.
     """

@@ -66,12 +66,12 @@ from tracing.tracer import Tracer
 logger = logging.getLogger(__name__)
 
 STALLED_RETRY_S = 0.05
-"""When to schedule again if requests wait but none could be scheduled (paused, or delayed by the policy) and
-no blocks came free."""
+"""Time until scheduling is retried if requests wait but none could be scheduled (paused, or delayed by the
+policy) and no blocks became free."""
 LEASE_POLL_S = 0.2
-"""When to ask an idle executor whether leased KV has been read."""
+"""How often an idle executor is polled for leased KV that has been read."""
 LOAD_POLL_S = 0.001
-"""When to ask the executor again if nothing can run before a load has ended."""
+"""How often the executor is polled if nothing can run before a load has ended."""
 SHORTEST_WAIT_S = 0.001
 KV_NOT_FETCHED = "The prompt's KV could not be fetched (kv_load_failure_policy: fail)."
 PERSIST_TIMEOUT_S = 4.0
@@ -87,7 +87,7 @@ class SubmittedPlan:
     at: float
 
     def output(self) -> ModelRunnerOutput:
-        """Wait for it."""
+        """Wait for the plan's output."""
         output = self.pending.result()
         if self.plan.masks is not None:
             self.plan.masks.result()  # the executor may not have needed them
@@ -120,7 +120,7 @@ class EngineCore:
         self._persisted = threading.Event()
         self._submitted: deque[SubmittedPlan] = deque()
         """Plans whose output has not been processed, the oldest first."""
-        self._may_have_tokens = True  # the plan to follow, as the last one had, or an output came since
+        self._may_have_tokens = True  # whether the next plan may, as the last one did or an output came since
         with closed_on_failure(kv_events):
             self._executor: Executor = executor_factory(config)
             self._max_submitted = self._executor.max_concurrent_batches
@@ -139,7 +139,7 @@ class EngineCore:
             kv_events.attach(self._untraced, clock)
         self._saved_prefixes = open_saved_prefixes(config, info, self._untraced)
         self._asks_readers = False
-        """Whether the worker is to be asked what readers of leases have said, though nothing runs."""
+        """Whether to poll the worker for reports of lease readers, though nothing runs."""
         self._grammars = CoreGrammars(
             config.model, info.vocab_size, compiled=self._queue_with, failed=self._fail
         )
@@ -184,7 +184,7 @@ class EngineCore:
         self._parts.request_ended(request, now)
 
     def _loaded(self, folder: Path | None) -> None:
-        """Other weights have been loaded, whose saved KV is in this folder: look there for what waits."""
+        """Other weights have been loaded: look up waiting requests in this folder of their saved KV."""
         if self._saved_prefixes is not None and folder is not None:
             with self._changed:
                 self._saved_prefixes.use(folder)
@@ -198,13 +198,13 @@ class EngineCore:
         self, message: EngineCoreRequest, before: KnownPrefix | None = None
     ) -> list[EngineCoreOutput]:
         """Queue a request; returns an error output if it cannot be added. Other requests are not affected.
-        ``before`` is what it continues."""
+        ``before``: the turn that it continues."""
         try:
             check_request(message, self.ready)
             if message.request_id in self.scheduler.requests:
                 raise RequestError(f"Request id {message.request_id!r} is in use.")
             self._parts.opening(message)
-            # Hashing a long prompt takes milliseconds, and so do files: before the lock.
+            # Without the lock: hashing a long prompt takes milliseconds, and so do files.
             request = Request.from_core_request(message, self.scheduler.request_block_hasher, before)
             saved = self._saved_prefixes
             looked_in = None if saved is None else saved.saved
@@ -278,13 +278,13 @@ class EngineCore:
         return self.scheduler.kv.num_pins, len(self.scheduler.requests)
 
     def report_again(self) -> None:
-        """Report the stats once more: whoever got the last report may be gone, or somebody is new."""
+        """Report the stats again: the client with the last report may have left, or a new one has joined."""
         with self._changed:
             self._reported = (-1, -1)
             self._changed.notify_all()
 
     def _has_work(self) -> bool:
-        """A step in flight counts even if all its requests have ended: it holds blocks."""
+        """Whether there is work. A step in flight counts even if its requests have ended: it holds blocks."""
         return bool(self._submitted) or self._has_plans_to_make()
 
     @property
@@ -293,11 +293,11 @@ class EngineCore:
         return (bool(self._submitted) or self._writes_to_disk()) and not self._has_requests()
 
     def _has_plans_to_make(self) -> bool:
-        """A write to disk counts: whoever comes after a pause is to find what it wrote."""
+        """Whether to plan steps. A write to disk counts, as its content must be found after a pause."""
         return self._has_requests() or self._writes_to_disk() or self._waves.running
 
     def _has_requests(self) -> bool:
-        """The load of an aborted request counts, too: it holds blocks until the executor reports it."""
+        """Whether there are requests. The load of an aborted one counts: it holds blocks until reported."""
         scheduler = self.scheduler
         has_requests = scheduler.has_unfinished_requests() or scheduler.num_pending_loads > 0
         return has_requests or scheduler.leases.has_news or self._asks_readers
@@ -314,7 +314,7 @@ class EngineCore:
             return is_reported and not has_plans and not self.scheduler.leases
 
     def _join_wave(self, number: int) -> None:
-        """Another core has begun a wave of steps; called on any thread."""
+        """Join a wave of steps that another core has begun; called on any thread."""
         with self._changed:
             self._waves.begun_by_other(number)
             self._wake()
@@ -349,7 +349,7 @@ class EngineCore:
             self._may_have_tokens |= self._max_submitted > 2
             outputs = self._account(submitted.plan, result)
         if self.scheduler.leases.has_news and not self.scheduler.requests and not self._submitted:
-            self._submit_next()  # with nothing to run: readers find the lease as soon as they know of it
+            self._submit_next()  # though nothing runs: readers may read the lease as soon as they know of it
         return outputs
 
     def _may_plan_next(self) -> bool:

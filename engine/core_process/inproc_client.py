@@ -26,7 +26,7 @@ class InprocClient:
         clock: Clock,
     ) -> None:
         self.core = EngineCore(config, executor_factory, policy_factory, clock)
-        # Also run at exit and when the client is garbage collected, as for a core in a process of its own.
+        # Also run at exit and when the client is garbage collected, as for a core in a separate process.
         self._close_core = weakref.finalize(self, self.core.close)
         self._early: list[EngineCoreOutput] = []
         """Outputs that no step produced: errors of new requests, and aborts."""
@@ -48,7 +48,7 @@ class InprocClient:
         return self.core.step() or EngineCoreOutputs(timestamp=self.core.now())
 
     def call_utility(self, method: str, *args: object) -> Any:
-        while self.core.is_draining:  # in a process of its own the core does this by itself
+        while self.core.is_draining:  # in a separate process the core does this by itself
             self.core.wait_for_work()
             outputs = self.core.step()
             self._early += outputs.outputs if outputs is not None else []

@@ -1,8 +1,8 @@
-"""Turns that ended and that a later request may continue by their ids: their tokens, and the hashes of
-their blocks. So neither is sent, read or hashed again for the next turn.
+"""Keeps the tokens and block hashes of ended turns, which a later request may continue by their ids. So
+neither is sent, read or hashed again for the next turn.
 
-A turn is continued once: its lists become those of the request. Whoever continues it another time, or after
-it was forgotten, sends all of its tokens.
+A turn is continued once: its lists become those of the request. A request that continues it again, or after
+it was forgotten, is sent with all of its tokens.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ MOST_TOKENS = 1 << 21
 
 
 class KeptTurns(CorePart):
-    """Bounded: the longest kept are forgotten first. Thread-safe."""
+    """A bounded store of turns: the longest kept are forgotten first. Thread-safe."""
 
     def __init__(self, max_tokens: int, block_size: int) -> None:
-        """``max_tokens``: what the KV pool has room for. Without its KV a turn may as well be sent whole."""
+        """``max_tokens``: the capacity of the KV pool. A turn without its KV may as well be sent whole."""
         self._max_tokens = min(max_tokens, MOST_TOKENS)
         self._block_size = block_size
         self._num_tokens = 0
@@ -42,7 +42,7 @@ class KeptTurns(CorePart):
     def request_ended(self, request: Request, now: float) -> None:
         """Keep a turn that may be continued.
 
-        Of one that was given up, what it continued is kept again: its client may ask once more.
+        Otherwise keep what the request continued again: its client may retry.
         """
         if request.status.complete and request.keeps_tokens:
             self.keep(request.known_prefix())
@@ -50,7 +50,7 @@ class KeptTurns(CorePart):
             self.keep(request.known_prefix().cut(request.continues, self._block_size))
 
     def keep(self, known: KnownPrefix) -> None:
-        """Keep a turn, which must be in no other hands."""
+        """Keep a turn, whose lists no one else uses."""
         with self._lock:
             self._turns[known.request_id] = known
             self._num_tokens += len(known.token_ids)
@@ -59,7 +59,7 @@ class KeptTurns(CorePart):
                 self._num_tokens -= len(forgotten.token_ids)
 
     def take(self, prefix: TurnPrefix) -> KnownPrefix | None:
-        """The turn, cut to as many tokens as the prefix has; None if it is not kept, or has others."""
+        """The turn, cut to as many tokens as the prefix has; None if it is not kept or its tokens differ."""
         with self._lock:
             counts = self._counts = self._counts or ContinuedStats()
             known = self._turns.get(prefix.request_id)
@@ -75,7 +75,7 @@ class KeptTurns(CorePart):
         stats.continued = self.take_counts()
 
     def take_counts(self) -> ContinuedStats | None:
-        """How often a turn was asked for since the last call; None if never."""
+        """How often turns were requested since the last call; None if never."""
         if self._counts is None:
             return None
         with self._lock:

@@ -1,4 +1,4 @@
-"""Renews the leases of requests that still wait here, and gives back those that are not needed any more."""
+"""Renews the leases of requests that still wait here, and releases those that are no longer needed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIMEOUT_S = 2.0
 RENEWALS_PER_LEASE = 3
 MAX_PAUSED = 1000
 PAUSE_S = 5.0
-"""How long a server that does not answer is left alone."""
+"""How long no messages are sent to a server that did not answer."""
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ def _key(source: RemotePrefix) -> _Key:
 
 
 class LeaseKeeper(CorePart):
-    """Knows which requests have a lease at another server. Says on a thread what is to be said there."""
+    """Tracks which requests have a lease at another server; a thread sends the messages there."""
 
     def __init__(self) -> None:
         self._leases: dict[_Key, _Lease] = {}
@@ -54,7 +54,7 @@ class LeaseKeeper(CorePart):
         self._thread.start()
 
     def opened(self, message: EngineCoreRequest) -> None:
-        """The request may name a prefix that it will fetch."""
+        """Note the lease of a request that names a prefix to fetch."""
         request_id = message.request_id
         source = message.kv_transfer
         if not isinstance(source, RemotePrefix):
@@ -67,7 +67,7 @@ class LeaseKeeper(CorePart):
             self._changed.notify()
 
     def answered(self, outputs: Sequence[EngineCoreOutput]) -> None:
-        """These requests have a token, or have ended. Many are unknown here."""
+        """Release the leases of requests that have a token or have ended. Many are unknown here."""
         if not self._by_request:
             return
         with self._changed:
@@ -83,7 +83,7 @@ class LeaseKeeper(CorePart):
                     self._changed.notify()
 
     def stop(self) -> None:
-        """Give back what is still leased, and stop."""
+        """Release what is still leased, and stop."""
         with self._changed:
             self._closing = True
             self._to_release += [lease.source for lease in self._leases.values()]
@@ -97,7 +97,7 @@ class LeaseKeeper(CorePart):
             self._say(*job)
 
     def _next(self) -> tuple[RemotePrefix, Asked] | None:
-        """What to say next, and to whom; None when closed and all is said."""
+        """The next message, and its receiver; None when closed and all are sent."""
         with self._changed:
             while True:
                 now = time.monotonic()
@@ -113,7 +113,7 @@ class LeaseKeeper(CorePart):
                 self._changed.wait(None if due is None else due.renew_at - now)
 
     def _say(self, source: RemotePrefix, message: Asked) -> None:
-        """What cannot be said costs no more than a lease that ends by itself."""
+        """Send a message. If that fails, the lease just ends by itself."""
         address = source.host, source.port
         if self._paused_until.get(address, 0.0) > time.monotonic():
             return
@@ -131,7 +131,7 @@ class LeaseKeeper(CorePart):
 
 
 class LeasePlace(CorePart):
-    """Tells clients where the KV can be fetched that is leased out."""
+    """Adds to outputs where the KV that is leased out can be fetched."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host = host
@@ -145,12 +145,12 @@ class LeasePlace(CorePart):
 
 
 def lease_place(config: EngineConfig) -> LeasePlace | None:
-    """None for an engine that moves no KV."""
+    """The place of this engine's leases; None for an engine that moves no KV."""
     transfer = config.kv_transfer
     return None if transfer is None else LeasePlace(transfer.kv_ip, config.kv_transfer_port)
 
 
 def open_lease_keeper(config: EngineConfig) -> LeaseKeeper | None:
-    """The keeper of an engine that fetches KV from others; None for another one."""
+    """The keeper of an engine that fetches KV from others; None for other engines."""
     transfer = config.kv_transfer
     return LeaseKeeper() if transfer is not None and transfer.fetches else None

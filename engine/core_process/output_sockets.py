@@ -41,7 +41,7 @@ class OutputSockets:
         self._encode = msgspec.msgpack.Encoder().encode
         self._sockets: dict[int, zmq.Socket[bytes]] = {}
         self._final_only: set[str] = set()
-        """Unfinished requests of which clients read nothing before they are finished."""
+        """Unfinished requests whose clients read nothing before they are finished."""
         self._unsent: list[EngineCoreOutputs] = []
         self._closed = False
 

@@ -12,7 +12,7 @@ from engine.kv_transfer.saved_blocks import SavedBlocks
 
 
 class SavedPrefixes:
-    """Asks the folder once per request, as that arrives: the scheduler itself sees no files."""
+    """Looks in the folder once per request, on its arrival: the scheduler itself sees no files."""
 
     def __init__(
         self, folder: Path, block_size: int, name_of: Callable[[BlockHash], bytes], *, must_load: bool
@@ -31,7 +31,7 @@ class SavedPrefixes:
     def find(self, request: Request) -> SavedPrefix | None:
         """The prefix whose last block is there. A block before it may be gone: then the load fails.
 
-        Blocks are saved and used from the first on, so a prompt of thousands takes a dozen look-ups.
+        Blocks are saved and used from the first on, so thousands of blocks take a dozen look-ups.
         """
         hashes = request.block_hashes[: (request.num_tokens - 1) // self._block_size]
         low, high = 0, len(hashes)

@@ -1,8 +1,8 @@
-"""Seconds of a decode step by its rows, measured at start-up by steps that nobody waits for.
+"""Measures the seconds of a decode step by its rows, at start-up, with steps of no real request.
 
-The plans are those of a scheduler of its own over the same executor, so that whatever runs steps is measured:
-compiled steps, CUDA graphs, several ranks. Contexts are short: with long ones a step costs more before its
-first draft, and a draft hardly more, so what is measured is never in favour of drafts.
+The plans come from a separate scheduler over the same executor, so that whatever runs steps is measured:
+compiled steps, CUDA graphs, several ranks. Contexts are short: with long ones a step costs more without
+drafts, and a draft hardly more, so the measurement never favors drafts.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from engine.sampling_params import SamplingParams
 logger = logging.getLogger(__name__)
 
 MAX_SECONDS = 4.0
-"""After so long nothing larger is measured: it lies on the line through the last two sizes."""
+"""Time after which larger sizes are not measured: they lie on the line through the last two."""
 NUM_STEPS = 3
-"""Steps of each size that are timed, behind one that is not; the shortest counts."""
+"""Steps of each size that are timed, after one that is not; the shortest counts."""
 PROMPT_TOKENS = 4
 POOL_SHARE = 2
-"""All requests of a step have room in one of so many parts of the KV pool."""
+"""Share of the KV pool, as a divisor, into which all requests of a step must fit."""
 
 
 def measure_step_costs(executor: Executor, config: EngineConfig, max_drafts: int) -> StepCosts | None:
     """Measure steps without drafts by their requests, and steps with drafts by their rows.
 
     Called before the engine's first request; nothing is left in the executor. None if the KV pool or the
-    context has no room for steps of two sizes.
+    context is too small for steps of two sizes.
     """
     plain, drafted = list[tuple[int, float]](), list[tuple[int, float]]()
     ends_s = time.perf_counter() + MAX_SECONDS
@@ -54,7 +54,7 @@ def measure_step_costs(executor: Executor, config: EngineConfig, max_drafts: int
 def _shapes(config: EngineConfig, max_drafts: int) -> Iterator[tuple[int, int]]:
     """Numbers of requests, and of drafts of each, by rising rows both without and with drafts.
 
-    One request with more and more drafts, then ever more requests, whose drafts are half of the rows.
+    First one request with more and more drafts, then more and more requests, half of whose rows are drafts.
     """
     yield 1, 0
     num_rows = 2
@@ -82,7 +82,7 @@ def _has_room(info: ModelInfo, config: EngineConfig, num_seqs: int, num_drafts: 
 
 
 def _make_scheduler(info: ModelInfo, config: EngineConfig) -> Scheduler:
-    """One over the executor's pool, without prefix cache, second tier or steps that overlap."""
+    """A scheduler over the executor's pool, without prefix cache, second tier or steps that overlap."""
     return Scheduler(
         replace(config.scheduler, async_scheduling=False),
         block_size=config.cache.block_size,
@@ -96,7 +96,7 @@ def _make_scheduler(info: ModelInfo, config: EngineConfig) -> Scheduler:
 
 
 def _seconds_of_step(executor: Executor, scheduler: Scheduler, num_seqs: int, num_drafts: int) -> float:
-    """The shortest of some equal steps."""
+    """Seconds of the shortest of some equal steps."""
     ids = [f"step-costs-{index}" for index in range(num_seqs)]
     params = SamplingParams(temperature=0.0, max_tokens=1 << 20, ignore_eos=True)
     for request_id in ids:

@@ -27,8 +27,8 @@ PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_
 
 
 def open_telemetry(config: TelemetryConfig, now: float) -> Telemetry | None:
-    """None if no endpoint is configured; ConfigError if spans cannot be sent. ``now`` is the time on the
-    clock of the trace's events."""
+    """Open the exporter; None if no endpoint is configured. ConfigError if spans cannot be sent. ``now`` is
+    the time on the clock of the trace's events."""
     if config.otlp_traces_endpoint is None:
         return None
     _check_protocol()
@@ -55,7 +55,7 @@ def _check_protocol() -> None:
 
 
 class RequestSpans(CorePart):
-    """Has a span sent for each request that ends."""
+    """Sends a span for each request that ends."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry

@@ -1,6 +1,6 @@
 """Starts and stops the scheduler's trace, at startup and on request while the engine runs.
 
-Never blocks on the disk: files are opened and completed on threads of their own.
+Never blocks on the disk: files are opened and completed on separate threads.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.jsonl(\.zst)?")
 
 
 class TraceControl(CorePart):
-    """One per engine; thread-safe."""
+    """Controls the trace of one engine; thread-safe."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class TraceControl(CorePart):
     def start(self) -> None:
         """Start the trace that was configured to start with the engine, if any.
 
-        Its header is in the file afterwards, unless the disk hangs: who waits for the server may read it.
+        Its header is in the file afterwards, unless the disk hangs: whatever awaits the server may read it.
         """
         if self._writer is not None:
             self._from_start = True

@@ -1,4 +1,4 @@
-"""The core's utility calls: statistics, jobs, reset of the prefix cache, and what operators change."""
+"""The core's utility calls: statistics, jobs, reset of the prefix cache, and operators' changes."""
 
 from __future__ import annotations
 

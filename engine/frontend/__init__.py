@@ -1,1 +1,2 @@
-"""Before the core: requests checked and sent, outputs detokenized; LLM, LLMEngine and AsyncLLM."""
+"""The API server's side of the core: checks and sends requests, detokenizes outputs; LLM, LLMEngine and
+AsyncLLM."""

@@ -1,4 +1,4 @@
-"""The engine for an asyncio server: outputs of the core are delivered to the streams that await them."""
+"""The engine for an asyncio server: delivers the core's outputs to the streams that await them."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ T = TypeVar("T")
 _FAILED = str(FinishReason.ERROR)
 
 SIGNAL_TIMEOUT_S = 1.0
-"""How long a response waits for its receipt."""
+"""Seconds for which a response waits for its receipt."""
 MAX_REMEMBERED_TURNS = 65536
-"""The most finished turns whose internal ids are kept for later signals."""
+"""Maximum number of finished turns whose internal ids are kept for later signals."""
 
 
 class AsyncLLM(EngineOperations):
@@ -70,8 +70,7 @@ class AsyncLLM(EngineOperations):
     to one event loop."""
 
     def __init__(self, config: EngineConfig, client: AsyncCoreClient, *, log_stats: bool = True) -> None:
-        """Waits until the core of ``client`` has loaded the model. Raises the reason if it cannot
-        be."""
+        """Waits until the core of ``client`` has loaded the model. Raises the reason if that fails."""
         self.config = config
         self._clock = MonotonicClock()
         self._client = client
@@ -106,13 +105,13 @@ class AsyncLLM(EngineOperations):
         *,
         on_accepted: Callable[[], None] | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """Yields outputs of one request, in the form of ``sampling_params.output_kind``; of a prompt in
-        parts those to one part after the other, the last to each ``finished``. ``on_accepted`` is
-        called once the request has been validated and is on its way to the core.
+        """Yields outputs of one request, in the form of ``sampling_params.output_kind``. For a prompt in
+        parts, yields the outputs to one part after the other, the last one of each ``finished``.
+        ``on_accepted`` is called once the request has been validated and sent to the core.
 
-        A slow consumer gets several steps merged into one output. Leaving the loop early, or
-        cancelling it, aborts the request. Raises RequestError (before the first output),
-        EngineGenerateError if this request failed, EngineDeadError if the core died.
+        For a slow consumer several steps are merged into one output. Leaving the loop early, or cancelling
+        it, aborts the request. Raises RequestError (before the first output), EngineGenerateError if this
+        request failed, EngineDeadError if the core died.
         """
         self.start()
         if isinstance(prompt, AsyncGenerator):
@@ -143,8 +142,8 @@ class AsyncLLM(EngineOperations):
                 self._send_aborts(self._outputs.abort(request.request_id))
 
     async def abort(self, request_id: str) -> None:
-        """Aborts all requests of this id; each gets a last output with finish reason ``abort``, but
-        for a session that waits for input."""
+        """Aborts all requests with this id; each gets a last output with finish reason ``abort``, except a
+        session that waits for input."""
         self._sessions.abort(request_id)
         self._send_aborts(self._outputs.abort_external(request_id))
 
@@ -153,11 +152,11 @@ class AsyncLLM(EngineOperations):
     async def tool_gap_started(
         self, request_id: str, calls: Sequence[ToolCall], *, wait: bool = True
     ) -> TurnReceipt | None:
-        """Reports which tools run after this finished turn; returns the core's decision, None if
-        it has none.
+        """Reports which tools run after this finished turn; returns the core's decision, or None if it makes
+        none.
 
-        ``request_id`` is the id of ``generate``. Returns None at once if the policy uses no
-        signals, or without ``wait``.
+        ``request_id`` is the id passed to ``generate``. Returns None at once if the policy uses no signals,
+        or without ``wait``.
         """
         if not self.ready.wants_signals:
             return None
@@ -173,7 +172,7 @@ class AsyncLLM(EngineOperations):
 
     @property
     def num_sessions(self) -> int:
-        """Prompts that come in parts, whose last part has not been answered."""
+        """Number of prompts in parts whose last part has not been answered."""
         return len(self._sessions)
 
     @property
@@ -182,7 +181,7 @@ class AsyncLLM(EngineOperations):
         return self.ready.wants_signals
 
     async def jobs(self, limit: int, owner: str | None = None) -> list[JobStatus]:
-        """At most ``limit`` jobs, optionally those of one owner, the most recently active first."""
+        """Returns at most ``limit`` jobs, optionally those of one owner, the most recently active first."""
         return await self._utility("jobs", list[JobStatus], limit, owner)
 
     async def job(self, job_id: str) -> JobStatus | None:
@@ -191,19 +190,19 @@ class AsyncLLM(EngineOperations):
         return msgspec.convert(await self._client.call_utility("job", job_id), JobStatus | None)
 
     async def past_turns(self, job_id: str) -> list[PastTurn]:
-        """The job's finished turns that are remembered, oldest first."""
+        """The remembered finished turns of the job, oldest first."""
         return await self._utility("past_turns", list[PastTurn], job_id)
 
     async def tool_signal(self, signal: ToolSignal) -> TurnReceipt | None:
-        """A client's report of its tool calls; returns the new decision, None if it refers to no
-        known turn."""
+        """Passes a client's report about its tool calls to the core; returns the new decision, None if it
+        refers to no known turn."""
         receipt = await self._signal(signal) if self.knows_jobs else None
         if receipt is None or signal.request_id is None:
             return receipt
         return msgspec.structs.replace(receipt, request_id=signal.request_id)
 
     async def finish_job(self, job_id: str) -> None:
-        """The job has no more turns: its retained KV is released."""
+        """Reports that the job has no more turns: its retained KV is released."""
         if self.ready.wants_signals:
             await self._signal(JobFinished(job_id))
 
@@ -254,27 +253,27 @@ class AsyncLLM(EngineOperations):
         return await self._utility("reset_prefix_cache", bool)
 
     async def step_age_s(self) -> float:
-        """How long the core has been in its current step; 0 between steps."""
+        """Seconds since the core's current step began; 0 between steps."""
         return await self._utility("step_age_s", float)
 
     async def statistics(self) -> SchedulerStatistics:
         return await self._utility("statistics", SchedulerStatistics)
 
     async def engine_states(self) -> list[EngineState]:
-        """The engine cores of this server, by their numbers."""
+        """The states of this server's engine cores, by their numbers."""
         self.start()
         return await self._client.engine_states()
 
     def set_draining(self, engine: int, *, draining: bool) -> None:
-        """Whether a core is to take no new requests. RequestError if it cannot be drained."""
+        """Sets whether a core takes no new requests. RequestError if it cannot be drained."""
         self._client.set_draining(engine, draining=draining)
 
     async def watch(self, viewer_id: str, *, with_scene: bool) -> bytes:
-        """Events since this viewer's last call: an ``engine.watch.view.View`` as JSON."""
+        """Returns events since this viewer's last call: an ``engine.watch.view.View`` as JSON."""
         return await self._utility("watch", bytes, viewer_id, with_scene)
 
     async def unwatch(self, viewer_id: str) -> None:
-        """The viewer has left: events are no longer recorded for it."""
+        """Stops recording events for a viewer that has left."""
         await self._utility("unwatch", type(None), viewer_id)
 
     async def trace_state(self) -> TraceState:
@@ -282,8 +281,8 @@ class AsyncLLM(EngineOperations):
         return await self._utility("trace_state", TraceState)
 
     async def switch_trace(self, enabled: bool, name: str | None = None) -> TraceState:
-        """Starts a trace, in a file of this name if the operator allows it, or stops it. Waits
-        until that is done, unless the disk is slow. RequestError if it is not allowed, or fails.
+        """Starts a trace, in a file of this name if the operator allows it, or stops it. Waits until that is
+        done, unless the disk is slow. RequestError if it is not allowed or fails.
         """
         self.start()
         answer = await self._client.call_utility("switch_trace", enabled, name)
@@ -312,7 +311,7 @@ class AsyncLLM(EngineOperations):
         self._listeners.append(listener)
 
     def start(self) -> None:
-        """Starts reading the core's outputs on the running loop. Called where needed; repeatable."""
+        """Starts reading the core's outputs on the running loop. Called when necessary; repeatable."""
         if not self._attached:
             self._attached = True
             self._client.attach(asyncio.get_running_loop(), self._take)
@@ -333,7 +332,7 @@ class AsyncLLM(EngineOperations):
         request_id: str,
         context: RequestContext,
     ) -> EngineCoreRequest:
-        """The validated request for the core; RequestError if it is invalid. Other streams do not
+        """Returns the validated request for the core; RequestError if it is invalid. Other streams do not
         wait for it."""
         arrival_time = self._clock.now()
         prompt_token_ids = await self._tokenize(prompt) if isinstance(prompt, str) else prompt
@@ -351,7 +350,7 @@ class AsyncLLM(EngineOperations):
     def _send_aborts(self, request_ids: list[str]) -> None:
         if request_ids and not self.errored:
             self._client.abort_requests(request_ids)
-        # The next message of the core may be long in coming.
+        # The next message of the core may take long.
         if (aborted := self._outputs.take_aborted()) is not None:
             self._tell_listeners(None, aborted)
 
@@ -396,7 +395,7 @@ def _raise_if_failed(output: RequestOutput, params: SamplingParams) -> None:
 
 
 def _limiting_field(params: SamplingParams) -> str | None:
-    """The parameter that most likely rules out all tokens."""
+    """The parameter that most likely excludes all tokens."""
     if params.structured_outputs is not None:
         return params.structured_outputs.field
     named = ("allowed_token_ids", "bad_words", "min_tokens")

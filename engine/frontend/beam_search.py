@@ -1,5 +1,5 @@
-"""Beam search over ``LLM.generate``, as V1 has it: a step of all beams is a batch of requests for one token,
-whose prompts the prefix cache holds."""
+"""Beam search over ``LLM.generate``, as in V1: a step of all beams is a batch of requests for one token,
+whose prompts are in the prefix cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from engine.frontend.request_output import PositionLogprobs, RequestOutput
 from engine.sampling_params import MAX_LOGPROBS, SamplingParams
 
 MAX_BEAMS = MAX_LOGPROBS // 2
-"""Twice as many candidates are looked at for each beam: some of them may end it."""
+"""Maximum number of beams. Twice as many candidates are considered per beam, because some of them may end
+it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +42,11 @@ class BeamSearchSequence:
     """One of the best sequences of a prompt."""
 
     tokens: list[int]
-    """Those of the prompt, and those behind it."""
+    """The tokens of the prompt and the generated ones."""
     logprobs: list[PositionLogprobs]
-    """What each step could choose from."""
+    """The candidates of each step."""
     cum_logprob: float = 0.0
-    """The sum over the tokens behind the prompt."""
+    """Sum over the generated tokens."""
     text: str = ""
     """The text of all tokens."""
     finish_reason: str | None = None
@@ -69,7 +70,7 @@ class _Search:
     ended: list[BeamSearchSequence] = field(default_factory=list)
 
     def advance(self, outputs: list[RequestOutput]) -> None:
-        """Take the best continuations of all beams; ``outputs``: one of each beam."""
+        """Takes the best continuations of all beams; ``outputs`` has one per beam."""
         going_on: list[BeamSearchSequence] = []
         for beam, output in zip(self.beams, outputs, strict=True):
             for longer in _continued(beam, output):
@@ -87,7 +88,7 @@ class _Search:
         return sorted(sequences, key=self._score, reverse=True)[: self.params.beam_width]
 
     def _score(self, sequence: BeamSearchSequence) -> float:
-        """EOS does not count as a token, as in V1."""
+        """The score of a sequence. EOS does not count as a token, as in V1."""
         num_tokens = len(sequence.tokens) - (sequence.finish_reason == "stop")
         return sequence.cum_logprob / float(max(1, num_tokens) ** self.params.length_penalty)
 
@@ -98,7 +99,8 @@ def search_beams(
     params: BeamSearchParams,
     eos_token_ids: Collection[int],
 ) -> list[list[BeamSearchSequence]]:
-    """The best sequences of each prompt. ``generate``: finished outputs in the order of the prompts."""
+    """Returns the best sequences of each prompt. ``generate``: returns finished outputs in the order of the
+    prompts."""
     one_token = SamplingParams(
         max_tokens=1, temperature=0.0, logprobs=2 * params.beam_width, ignore_eos=True, detokenize=False
     )
@@ -114,7 +116,7 @@ def search_beams(
 
 
 def _continued(beam: BeamSearchSequence, output: RequestOutput) -> Iterator[BeamSearchSequence]:
-    """The beam with each of the most probable next tokens."""
+    """Yields the beam extended by each of the most probable next tokens."""
     answer = output.outputs[0]
     if not answer.logprobs:
         raise RequestError(f"A beam could not be continued: {answer.stop_reason or answer.finish_reason}.")

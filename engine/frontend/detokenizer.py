@@ -1,7 +1,6 @@
-"""Incremental detokenization: whole characters only, and no part of a stop string is ever
-returned.
+"""Incremental detokenization: returns only whole characters, and never a part of a stop string.
 
-It knows one request's tokens and stop strings, not its caller, nor how the request ends.
+It knows one request's tokens and stop strings, but not its caller or how the request ends.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ if TYPE_CHECKING:
     from tokenizers.decoders import DecodeStream
 
 REPLACEMENT = "\ufffd"
-"""What a decoder writes for bytes that are not a character (yet)."""
+"""The character that a decoder writes for bytes that are not a character (yet)."""
 MAX_PRIMING_TOKENS = 24
-"""The most prompt tokens that are decoded to find the state at the prompt's end, such as a pending
+"""Maximum number of prompt tokens that are decoded to find the state at the prompt's end, such as a pending
 space."""
 
 
 class TokenDecoder:
     """Decodes one token at a time by decoding a short window again; works for every tokenizer.
 
-    ``_context`` holds the tokens of the last text returned (or the prompt's last), ``_pending``
-    those since: the new text is the difference of decoding both and the first.
+    ``_context`` holds the tokens of the last returned text (or the prompt's last tokens), ``_pending`` the
+    tokens since then: the new text is the difference between decoding both and decoding only the first.
     """
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt_token_ids: Sequence[int]) -> None:
@@ -38,7 +37,7 @@ class TokenDecoder:
         self._pending: list[int] = []
 
     def step(self, token_id: int) -> str:
-        """The text that this token completes; empty while a character is incomplete."""
+        """Returns the text that this token completes; empty while a character is incomplete."""
         self._pending.append(token_id)
         text = self._new_text()
         if not text or text.endswith(REPLACEMENT):
@@ -47,7 +46,7 @@ class TokenDecoder:
         return text
 
     def flush(self) -> str:
-        """The remaining text at the end: bytes that never became a character."""
+        """Returns the remaining text at the end: bytes that never became a character."""
         text = self._new_text() if self._pending else ""
         self._accept()
         return text
@@ -70,7 +69,7 @@ class TokenDecoder:
         )
 
     def _priming(self, prompt_token_ids: Sequence[int]) -> list[int]:
-        """The shortest end of the prompt, of at least four tokens, that is whole characters."""
+        """The shortest end of the prompt, of at least four tokens, that consists of whole characters."""
         for length in range(4, MAX_PRIMING_TOKENS + 1):
             suffix = list(prompt_token_ids[-length:])
             if REPLACEMENT not in self._decode(suffix):
@@ -81,8 +80,7 @@ class TokenDecoder:
 
 
 class StreamTokenDecoder(TokenDecoder):
-    """The same with the Rust ``DecodeStream``: several times faster, for tokenizers with a
-    backend."""
+    """A decoder that uses the Rust ``DecodeStream``: several times faster, for tokenizers with a backend."""
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt_token_ids: Sequence[int]) -> None:
         super().__init__(tokenizer, params, prompt_token_ids)
@@ -119,7 +117,7 @@ class StreamTokenDecoder(TokenDecoder):
 
 
 class NoTextDecoder(TokenDecoder):
-    """Of an engine without a tokenizer: there is never any text."""
+    """The decoder for an engine without a tokenizer: its text is always empty."""
 
     def __init__(self) -> None:
         pass
@@ -134,7 +132,7 @@ class NoTextDecoder(TokenDecoder):
 def token_decoder(
     tokenizer: Tokenizer, params: SamplingParams, prompt_token_ids: Sequence[int]
 ) -> TokenDecoder:
-    """The faster decoder that the tokenizer supports."""
+    """Returns the fastest decoder that the tokenizer supports."""
     if not tokenizer.has_texts:
         return NoTextDecoder()
     kind = StreamTokenDecoder if tokenizer.backend is not None else TokenDecoder
@@ -142,7 +140,7 @@ def token_decoder(
 
 
 class AnswerFinder:
-    """Finds the end of the reasoning, and where the answer begins: white space before it is layout."""
+    """Finds the end of the reasoning and the start of the answer; white space before the answer is layout."""
 
     def __init__(self, reasoning: ReasoningSpan) -> None:
         self._reasoning = reasoning
@@ -152,7 +150,7 @@ class AnswerFinder:
         """Index of the answer's start; None while unknown."""
 
     def look(self, text: str) -> None:
-        """Searches the grown text."""
+        """Searches the text after it has grown."""
         if self.begin is None and not self._is_inside:
             self._look_for_start(text)
         if self.begin is None and self._is_inside:
@@ -173,7 +171,7 @@ class AnswerFinder:
 
 
 class StopChecker:
-    """Finds the stop string that is complete first; among those complete at once, the longest."""
+    """Finds the stop string that is complete first; of several complete at once, the longest."""
 
     def __init__(self, params: SamplingParams) -> None:
         self._stop = params.stop
@@ -183,8 +181,8 @@ class StopChecker:
         self._starts = {stop[:length] for stop in params.stop for length in range(1, len(stop))}
 
     def find(self, text: str, num_checked: int) -> tuple[str, int] | None:
-        """The stop string that ends first after ``num_checked``, and the length to truncate the
-        text to."""
+        """Returns the stop string that ends first after ``num_checked``, and the length to truncate the text
+        to."""
         begin = 0
         if self._answer is not None:
             was_known = self._answer.begin is not None
@@ -251,7 +249,7 @@ class IncrementalDetokenizer:
         return self._extend(decoder.flush()) if finished else None
 
     def next_output(self, *, finished: bool, delta: bool) -> tuple[str, list[int]]:
-        """Text and tokens of the next output: the new ones if ``delta``, else all so far."""
+        """Text and tokens of the next output: only the new ones if ``delta``, else all."""
         end = len(self._text)
         if not finished and self._stop_checker is not None:
             end -= self._stop_checker.num_held_back(self._text)

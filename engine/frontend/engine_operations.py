@@ -1,4 +1,4 @@
-"""What operators do with a running engine: pause and rest it, exchange adapters and weights."""
+"""Operators' actions on a running engine: pause, sleep, exchange adapters and weights."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from engine.lora import Adapter
 T = TypeVar("T")
 
 REST_POLL_S = 0.05
-"""How often a core is asked whether it has come to rest."""
+"""Seconds between checks whether a core has come to rest."""
 
 
 class EngineOperations(ABC):
-    """Calls of the core's utilities. On a group of cores each is of all of them."""
+    """Calls of the core's utilities. On a group of cores each call applies to all of them."""
 
     @abstractmethod
     def _operating(self) -> AbstractAsyncContextManager[None]:
-        """Held by one operator at a time, of all API servers."""
+        """A lock that only one operator holds at a time, over all API servers."""
 
     @abstractmethod
     async def _utility(self, method: str, result_type: type[T], *args: object) -> T:
         """Calls a utility; EngineGenerateError if it fails."""
 
     async def reset_encoder_cache(self) -> None:
-        """Forgets what the encoder has made of pictures that no request needs."""
+        """Drops cached embeddings of pictures that no request needs."""
         await self._utility("reset_encoder_cache", type(None))
 
     async def pause(self, *, running_too: bool = False) -> None:
@@ -38,31 +38,31 @@ class EngineOperations(ABC):
         await self._utility("resume", type(None))
 
     async def sleep(self, level: int) -> None:
-        """Gives memory back, once what runs has ended: that of the KV pool (1), or of the weights,
-        too (2). Further requests are accepted and wait. EngineGenerateError if the model cannot sleep."""
+        """Frees memory once running requests have ended: that of the KV pool (1), or of the weights, too (2).
+        Further requests are accepted and wait. EngineGenerateError if the model cannot sleep."""
         await self._at_rest("sleep", level)
 
     async def wake_up(self) -> None:
-        """Ends the sleep: what waits runs."""
+        """Ends the sleep: waiting requests run."""
         async with self._operating():
             await self._utility("wake_up", type(None))
 
     async def sleep_level(self) -> int:
-        """The level of sleep; 0 is awake."""
+        """The level of sleep; 0 means awake."""
         return await self._utility("sleep_level", int)
 
     async def update_weights(self, folder: str) -> None:
-        """Serves the weights of another folder, once what runs has ended, with an empty cache.
-        EngineGenerateError if they cannot be served: then those before are."""
+        """Serves the weights of another folder, with an empty cache, once running requests have ended.
+        EngineGenerateError if they cannot be served; then the previous ones stay."""
         await self._at_rest("update_weights", folder)
 
     async def why_paused(self) -> list[str]:
-        """The reasons why nothing is admitted; none if it is."""
+        """The reasons why nothing is admitted; empty if requests are admitted."""
         return await self._utility("why_paused", list[str])
 
     async def _at_rest(self, method: str, *args: object) -> None:
-        """Lets all cores come to rest, and does this once on each, or on none; then they go on, also if
-        nobody waits any more."""
+        """Lets all cores come to rest, and runs the method once on each, or on none; then they continue, even
+        if the caller no longer waits."""
         async with self._operating():
             await self._utility("check_operation", type(None), method, *args)
             try:
@@ -83,5 +83,5 @@ class EngineOperations(ABC):
         await self._utility("load_adapter", type(None), adapter.name, adapter.path, adapter.digest)
 
     async def unload_adapter(self, key: str) -> None:
-        """Drops an adapter once no request has it."""
+        """Drops an adapter once no request uses it."""
         await self._utility("unload_adapter", type(None), key)

@@ -1,4 +1,4 @@
-"""Turns a caller's request into the core's: validation, defaults, ids. Tokens in, tokens out."""
+"""Converts a caller's request to the core's: validation, defaults, ids. Takes and returns tokens."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _TokenIds(msgspec.Struct):
 
 
 class _Recommended(msgspec.Struct):
-    """The used fields of a ``generation_config.json``; others may be anything."""
+    """The fields of a ``generation_config.json`` that are used; others may be anything."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -61,7 +61,7 @@ def _checked(kind: type[T], values: Mapping[str, Any], named_by: str) -> T:
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """Defaults of the model's ``generation_config.json``; None where it has none."""
+    """Defaults of the model's ``generation_config.json``; None for those it does not have."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -73,7 +73,8 @@ class GenerationDefaults:
 
     @classmethod
     def load(cls, config: ModelConfig) -> GenerationDefaults:
-        """``generation_config=vllm`` leaves the sampling defaults out; the EOS tokens always count."""
+        """Loads the defaults. ``generation_config=vllm`` omits the sampling defaults; the EOS tokens are
+        always used."""
         own_source = config.generation_config not in ("auto", "vllm")
         source = config.generation_config if own_source else config.model
         try:
@@ -108,7 +109,7 @@ class GenerationDefaults:
         return defaults
 
     def sampling_params(self) -> SamplingParams:
-        """Sampling parameters for a caller that gives none."""
+        """Sampling parameters for a caller that passes none."""
         named = {
             name: getattr(self, name)
             for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
@@ -117,8 +118,8 @@ class GenerationDefaults:
 
 
 def _eos_in(config: Mapping[str, Any]) -> Any:
-    """What a config.json names as EOS; that of a model with other parts beside its decoder may leave it to
-    the decoder's config."""
+    """The EOS tokens of a config.json. For a model with other parts besides its decoder they may be in the
+    decoder's config."""
     eos, text = config.get("eos_token_id"), config.get("text_config")
     return text.get("eos_token_id") if eos is None and isinstance(text, dict) else eos
 
@@ -155,15 +156,15 @@ class InputProcessor:
         defaults: GenerationDefaults,
         grammars: GrammarCheck | None = None,
     ) -> None:
-        """``grammars`` validates grammars; by default they are compiled here, without limits on
-        time and memory."""
+        """``grammars`` validates grammars; by default they are compiled here, without limits on time and
+        memory."""
         self._tokenizer = tokenizer
         self._max_model_len = ready.max_model_len
         self._vocab_size = ready.vocab_size
         self._tells_prompts = ready.prompt_logprobs
         self._pooling = ready.pooling
         self._most_tokens = ready.max_model_len - (ready.pooling is None)
-        """Most tokens of a prompt: one is left for the output, if there is any."""
+        """Maximum number of prompt tokens: one is reserved for the output, if there is any."""
         # A tokenizer may have tokens outside the model's vocabulary.
         own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         eos_ids = [token for token in (*own, *defaults.eos_token_ids) if token < ready.vocab_size]
@@ -172,7 +173,7 @@ class InputProcessor:
         self._grammars = grammars or GrammarCompiler(lambda: TokenTable.of(tokenizer, ready.vocab_size))
 
     def _context_of_told_prompt(self, context: RequestContext) -> RequestContext:
-        """The context of a request for its prompt's log-probabilities: all of the prompt is computed, under a
+        """The context of a request for its prompt's log-probabilities: the whole prompt is computed, under a
         salt that no other request has."""
         if not self._tells_prompts:
             raise RequestError("prompt_logprobs needs native code of the model on a GPU.", "prompt_logprobs")
@@ -198,7 +199,7 @@ class InputProcessor:
         context: RequestContext = NO_CONTEXT,
         fits_context: bool = False,
     ) -> EngineCoreRequest:
-        """The core's request, with a unique id; RequestError if it is invalid. ``fits_context``: a
+        """Returns the core's request, with a unique id; RequestError if it is invalid. ``fits_context``: a
         ``max_tokens`` beyond the rest of the context is clamped to it."""
         context = for_what_the_model_does(context, self._pooling)
         if context.pooling is not None:
@@ -231,7 +232,7 @@ class InputProcessor:
     def check_grammar(
         self, wanted: StructuredOutputsParams, owner: str | None = None
     ) -> Future[StructuredOutputsParams]:
-        """The enforceable part of a grammar; RequestError, now or in the future, if it is invalid.
+        """Returns the enforceable part of a grammar; RequestError, now or in the future, if it is invalid.
         ``process`` calls this too and blocks, so call it before."""
         wanted.verify()
         if not self._tokenizer.has_texts:
@@ -266,8 +267,8 @@ class InputProcessor:
         )
 
     def _thinking_limit(self, params: SamplingParams) -> ThinkingLimit | None:
-        """The limit on reasoning in tokens of this tokenizer. RequestError if it does not know the texts
-        around reasoning as tokens."""
+        """The limit on reasoning in tokens of this tokenizer. RequestError if the texts around reasoning are
+        not tokens of it."""
         budget, span = params.thinking_token_budget, params.reasoning
         if budget is None:
             return None
@@ -287,8 +288,7 @@ class InputProcessor:
         return ThinkingLimit(budget, added[span.end], start)
 
     def _bad_words(self, words: list[str]) -> list[list[int]]:
-        """Token sequences of the words, without those that contain tokens outside the model's
-        vocabulary."""
+        """Token sequences of the words, without those that contain tokens outside the model's vocabulary."""
         sequences = self._tokenizer.bad_word_token_ids(words)
         return [sequence for sequence in sequences if max(sequence) < self._vocab_size]
 
@@ -323,14 +323,14 @@ def _within_limits(biases: dict[int, float] | None) -> dict[int, float] | None:
 
 
 def may_fit(tokenizer: Tokenizer, text: str, max_model_len: int) -> bool:
-    """Whether the prompt may fit, estimated from its length: to tokenize 16 MB takes half a minute and
+    """Whether the prompt may fit, estimated from its length: tokenizing 16 MB takes half a minute and
     gigabytes."""
     return tokenizer.fewest_tokens_beyond(text, max_model_len - 1) is None
 
 
 def prompt_too_long(num_tokens: int | None, max_model_len: int, num_chars: int = 0) -> ContextLengthError:
-    """The error for a prompt that exceeds the context. ``num_tokens``: None if not counted;
-    clients parse the count, so no other number stands in its place."""
+    """Returns the error for a prompt that exceeds the context. ``num_tokens`` is None if not counted; clients
+    parse the count, so the message then contains no other one."""
     much = (
         f"a text of {num_chars} characters has more"
         if num_tokens is None

@@ -1,7 +1,7 @@
-"""``kv_transfer_params``: what proxies pass from the server that computes a prompt to the one that goes on.
+"""``kv_transfer_params``: what proxies pass from the server that computes a prompt to the one that continues.
 
-The fields are vLLM V1's, so that its proxies work unchanged: the first server is asked with
-``do_remote_decode``, and its answer's params are the second one's.
+The fields are vLLM V1's, so that its proxies work unchanged: the first server gets ``do_remote_decode``, and
+the params in its answer are sent to the second one.
 """
 
 from __future__ import annotations
@@ -22,41 +22,42 @@ from engine.kv_transfer.messages import KVLeased, KVLeaseOrder, KVTransfer, Remo
 
 FIELD = "kv_transfer_params"
 _LEASE_ID = re.compile(r"[0-9a-f]{32}")
-"""What servers make; it goes into messages as it is."""
+"""Matches the ids that servers generate; an id is put into messages unchanged."""
 
 
 class KVTransferParams(msgspec.Struct, kw_only=True):
-    """The fields that are read; others pass by."""
+    """The fields that are read; others are ignored."""
 
     do_remote_decode: bool | None = None
-    """Compute the prompt, and lease its KV out."""
+    """Compute the prompt, and lease its KV to another server."""
     do_remote_prefill: bool | None = None
     """Fetch the prompt's KV from another server."""
     remote_request_id: str | None = None
-    """Opens the lease."""
+    """The id that gives access to the lease."""
     remote_host: str | None = None
     remote_port: int | None = None
     remote_num_tokens: int | None = None
-    """First tokens of the prompt whose KV is leased."""
+    """Number of tokens at the start of the prompt whose KV is leased."""
     remote_lease_s: float | None = None
-    """For how long each renewal holds it."""
+    """Seconds for which each renewal holds the lease."""
     tp_size: int | None = None
 
 
 class KVTransferDoor:
-    """Reads the params of requests, and makes those of answers."""
+    """Reads the params of requests, and writes those of answers."""
 
     def __init__(self, config: EngineConfig | None = None) -> None:
-        """Without a configuration it leads nowhere."""
+        """Without a configuration, no transfer is possible."""
         self._config = None if config is None else config.kv_transfer
         self._tp_size = 1 if config is None else config.model.tensor_parallel_size
         given = None if self._config is None else self._config.engine_id
         self._engine_id = given or str(uuid4())
 
     def read(self, given: Mapping[str, Any] | None) -> KVTransfer | None:
-        """What the params ask for; None for none, or for params that ask for nothing.
+        """Returns the transfer that the params request; None without params, or if they request nothing.
 
-        RequestError for a field that is wrong or missing, and for what this server does not do.
+        RequestError for a field that is wrong or missing, and for a transfer that this server does not
+        support.
         """
         if not given:
             return None
@@ -110,7 +111,7 @@ class KVTransferDoor:
             )
         must_load = config.kv_load_failure_policy == "fail"
         if params.tp_size not in (None, self._tp_size) and not must_load:
-            return None  # parts of other sizes: all is recomputed
+            return None  # slices of other sizes: everything is recomputed
         asked_s = params.remote_lease_s or 30.0
         if not math.isfinite(asked_s):
             raise RequestError(f"{FIELD}.remote_lease_s must be a finite number.", FIELD)
@@ -118,7 +119,7 @@ class KVTransferDoor:
         return RemotePrefix(lease_id, params.remote_num_tokens, host, port, lease_s, must_load)
 
     def tell(self, leased: KVLeased | None) -> dict[str, Any] | None:
-        """The params for the request to the server that goes on; None if nothing is leased out."""
+        """Returns the params for the request to the server that continues; None if nothing is leased."""
         if leased is None or self._config is None:
             return None
         lease_s = self._config.kv_connector_extra_config.lease_s

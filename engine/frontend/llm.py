@@ -1,4 +1,4 @@
-"""Offline inference: prompts or conversations in, finished outputs in the same order out."""
+"""Offline inference: takes prompts or conversations, and returns finished outputs in the same order."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ Conversation = Sequence[Mapping[str, Any]]
 
 
 def engine_config(model: str, **options: Any) -> EngineConfig:
-    """The engine's config from flat options, the fields of its records; ConfigError for unknown
+    """Builds the engine's config from flat options, the fields of its records; ConfigError for unknown
     ones."""
     parts: dict[str, Any] = {
         "model": ModelConfig,
@@ -122,7 +122,7 @@ class LLM(PoolingMethods):
         self._pictures = PictureInputs(self.engine.tokenizer, self.engine.ready.pictures, media)
         self._request_ids = itertools.count()
         self._adapters: dict[tuple[str, str], Adapter] = {}
-        """Adapters by the names and paths that requests have given."""
+        """Adapters by the names and paths that requests used."""
 
     def generate(
         self,
@@ -136,17 +136,16 @@ class LLM(PoolingMethods):
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Finished outputs in the order of the prompts, each a text or token ids, or a mapping with
-        pictures: ``{"prompt": ..., "multi_modal_data": {"image": ...}}``. Without parameters the model's
+        """Returns finished outputs in the order of the prompts. A prompt is a text, token ids, or a mapping
+        with pictures: ``{"prompt": ..., "multi_modal_data": {"image": ...}}``. Without parameters the model's
         defaults apply, clamped to the rest of the context.
 
-        An invalid request raises RequestError before any of them runs. One that fails inside the
-        engine has the finish reason ``error`` and does not affect the others.
+        An invalid request raises RequestError before any of them runs. One that fails inside the engine has
+        the finish reason ``error`` and does not affect the others.
 
-        ``kv_transfer_params``: where the KV of each prompt lies, or ``{"do_remote_decode": True}``
-        to lease it out; the outputs then have the params for the engine that goes on.
-        ``lora_request``: the adapter of each prompt, in V1's words; needs ``enable_lora``.
-        ``tokenization_kwargs``: see ``TokenizationOptions``.
+        ``kv_transfer_params``: where the KV of each prompt is, or ``{"do_remote_decode": True}`` to lease it;
+        the outputs then have the params for the engine that continues. ``lora_request``: the adapter of each
+        prompt, in V1's form; needs ``enable_lora``. ``tokenization_kwargs``: see ``TokenizationOptions``.
         """
         options = None if tokenization_kwargs is None else read_tokenization_kwargs(tokenization_kwargs)
         all_prompts = as_inputs(prompts)
@@ -209,7 +208,7 @@ class LLM(PoolingMethods):
         priority: int | Sequence[int] = 0,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
-        """The same for one conversation or several, rendered with the model's chat template."""
+        """Like ``generate``, for one conversation or several, rendered with the model's chat template."""
         conversations: list[Any] = [messages] if _is_conversation(messages) else list(messages)
         tokenizer, content_format = self.get_tokenizer(), _content_format(chat_template_content_format)
         in_parts = tokenizer.reads_parts(chat_template, tools, content_format)
@@ -238,7 +237,7 @@ class LLM(PoolingMethods):
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams
     ) -> list[BeamSearchOutput]:
-        """The most probable sequences of each prompt, by beam search.
+        """Returns the most probable sequences of each prompt, by beam search.
 
         Raises RequestError for wrong parameters, and if prompt and ``max_tokens`` exceed the context.
         """
@@ -261,12 +260,12 @@ class LLM(PoolingMethods):
     def _adapters_for(
         self, asked: LoRARequest | Sequence[LoRARequest | None] | None, count: int
     ) -> list[Adapter | None]:
-        """The adapter of each of so many prompts."""
+        """The adapter of each of ``count`` prompts."""
         return [self._adapter(each) for each in _one_each("lora_request", asked, count)]
 
     def _adapter(self, asked: LoRARequest | None) -> Adapter | None:
-        """The adapter of a request. Its folder is read again if the worker has dropped it: a trainer may have
-        written another one there."""
+        """The adapter of a request. Its folder is read again if the worker has dropped it, because a trainer
+        may have written another one there."""
         if asked is None:
             return None
         if self.engine.config.lora is None:
@@ -309,24 +308,24 @@ class LLM(PoolingMethods):
         return self.engine.generation_defaults.sampling_params()
 
     def sleep(self, level: int = 1) -> None:
-        """Gives memory back: that of the KV pool, and with level 2 that of the weights; on CPUs.
-        ``generate`` needs ``wake_up`` before. RequestError if the model cannot sleep."""
+        """Frees memory: that of the KV pool, and with level 2 that of the weights; on CPUs. Call ``wake_up``
+        before the next ``generate``. RequestError if the model cannot sleep."""
         self.engine.sleep(level)
 
     def wake_up(self) -> None:
-        """Ends the sleep; weights that were dropped are loaded again."""
+        """Ends the sleep; loads weights that were dropped."""
         self.engine.wake_up()
 
     def update_weights(self, path: str | os.PathLike[str]) -> None:
-        """Takes the weights of another folder of the same architecture, with an empty cache.
-        RequestError if they cannot be served: then those before are."""
+        """Loads the weights of another folder of the same architecture, with an empty cache. RequestError if
+        they cannot be served; then the previous ones stay."""
         self.engine.rest("update_weights", os.fspath(path))
 
     def reset_prefix_cache(self) -> bool:
         return self.engine.reset_prefix_cache()
 
     def reset_mm_cache(self) -> None:
-        """Forgets pictures: their pixels, and what the encoder has made of them."""
+        """Drops cached pictures: their pixels, and the encoder's outputs."""
         if self._pictures.clear():
             self.engine.reset_encoder_cache()
 
@@ -380,7 +379,7 @@ def _content_format(name: str) -> ContentFormat:
 
 
 def _one_each(name: str, given: T | Sequence[T], count: int) -> list[T]:
-    """One value per prompt; a single one serves them all."""
+    """Returns one value per prompt; a single value applies to all."""
     if not isinstance(given, Sequence):
         return [given] * count
     if len(given) != count:

@@ -1,4 +1,4 @@
-"""The synchronous engine: add requests, step, read finished outputs."""
+"""The synchronous engine: adds requests, steps, returns finished outputs."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class LLMEngine:
         *,
         fits_context: bool = False,
     ) -> EngineCoreRequest:
-        """The validated request for the core, not yet added; RequestError if it is invalid.
+        """Returns the validated request for the core, not yet added; RequestError if it is invalid.
         ``fits_context``: see InputProcessor.process."""
         if self._sleeps:
             raise RequestError("The engine sleeps: call wake_up first.")
@@ -101,7 +101,7 @@ class LLMEngine:
         self.add_checked(request, prompt if isinstance(prompt, str) else None)
 
     def add_checked(self, request: EngineCoreRequest, prompt: str | None) -> None:
-        """Adds what ``check_request`` returned."""
+        """Adds a request that ``check_request`` returned."""
         for core_request in self._outputs.add_request(request, prompt):
             self._client.add_request(core_request)
 
@@ -128,7 +128,7 @@ class LLMEngine:
         return self._inputs.eos_token_ids
 
     def abort_request(self, request_id: str) -> None:
-        """Aborts all requests of this id; they have no further outputs."""
+        """Aborts all requests with this id; they have no further outputs."""
         self._client.abort_requests(self._outputs.abort_external(request_id))
 
     def abort_all(self) -> None:
@@ -145,12 +145,12 @@ class LLMEngine:
         return self._utility("reset_prefix_cache", bool)
 
     def reset_encoder_cache(self) -> None:
-        """Forgets what the encoder has made of pictures that no request needs."""
+        """Drops cached embeddings of pictures that no request needs."""
         self._utility("reset_encoder_cache", type(None))
 
     def rest(self, method: str, *args: object) -> None:
-        """Calls a utility that needs the engine at rest, which it is between calls; RequestError if
-        it is refused."""
+        """Calls a utility that needs the engine at rest, which it is between calls; RequestError if it is
+        refused."""
         try:
             self._utility("check_operation", type(None), method, *args)
             try:
@@ -162,7 +162,7 @@ class LLMEngine:
             raise RequestError(str(error)) from error
 
     def sleep(self, level: int) -> None:
-        """Gives memory back; no request is taken before ``wake_up``."""
+        """Frees memory; no request is accepted before ``wake_up``."""
         self.rest("sleep", level)
         self._sleeps = True
 
@@ -179,7 +179,7 @@ class LLMEngine:
             raise RequestError(str(error), "lora_request") from error
 
     def unload_adapter(self, adapter: Adapter) -> None:
-        """Drops an adapter once no request has it."""
+        """Drops an adapter once no request uses it."""
         self._utility("unload_adapter", type(None), adapter.key)
 
     def statistics(self) -> SchedulerStatistics:

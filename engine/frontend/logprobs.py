@@ -24,7 +24,7 @@ class LogprobsProcessor:
 
 
 def position_logprobs(tokenizer: Tokenizer, position: TokenLogprobs, num_top: int) -> PositionLogprobs:
-    """What callers read of a position."""
+    """The log probabilities of a position, in the form for callers."""
     chosen = _token(tokenizer, position.token_ids[0], position.logprobs[0], position.rank)
     others = zip(position.token_ids[1:], position.logprobs[1:], strict=True)
     top = [

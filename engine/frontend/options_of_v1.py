@@ -1,4 +1,4 @@
-"""Options of V1 that this engine does not have, and what to use in their place: docs/design/project.md."""
+"""Options of V1 that this engine does not have, and their replacements: docs/design/project.md."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHORT = {"-dcp": "decode_context_parallel_size", "-pcp": "prefill_context_paral
 
 
 def why_not(option: str) -> str | None:
-    """One sentence for an option of V1 by its name in Python or its flag; None for others."""
+    """One sentence about an option of V1, by its name in Python or its flag; None for others."""
     flag, _, _ = option.partition("=")
     name = _SHORT.get(flag, flag.removeprefix("--").replace("-", "_"))
     reason = _REASONS.get(name)

@@ -1,4 +1,4 @@
-"""Where the outputs of a request wait for their reader."""
+"""The place where the outputs of a request wait for their reader."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ class RequestOutputCollector:
         self._delta = kind is RequestOutputKind.DELTA
         self._held: RequestOutput | Exception | None = None
         self._reader: asyncio.Future[None] | None = None
-        """Future that is resolved once there is an output. With a single reader a future does
-        the work of an event."""
+        """Resolved once there is an output. With a single reader, a future can do the work of an event."""
 
     def put(self, item: RequestOutput | Exception) -> None:
         if isinstance(self._held, RequestOutput) and isinstance(item, RequestOutput):
@@ -27,7 +26,7 @@ class RequestOutputCollector:
             self._reader.set_result(None)
 
     async def get(self) -> RequestOutput:
-        """Waits for the next output; raises an error that was put instead."""
+        """Waits for the next output; raises an error if one was put instead."""
         while True:
             held = self.get_nowait()
             if held is not None:

@@ -1,8 +1,8 @@
-"""Turns the core's tokens into what callers read: text, stop strings, log probabilities, merged
-answers, times.
+"""Converts the core's tokens to what callers read: text, stop strings, log probabilities, merged answers,
+times.
 
-It keeps one state per request. A request ends when the core says so: a stop string found here is
-first reported to the core, whose response carries the turn's receipt.
+It keeps one state per request. The core decides when a request ends: a stop string found here is first
+reported to the core, whose response has the turn's receipt.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class RequestState:
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     pooled: Pooled | None = None
     stream_interval: int = 1
-    """Tokens of an output before the end, behind the first."""
+    """Tokens per output after the first output, until the end."""
     num_told: int = 0
-    """Tokens that the caller has been given."""
+    """Number of tokens that the caller has received."""
 
     def ended_by(self, token_ids: list[int]) -> bool:
         """Whether the last token ended the stopped request; if not, its grammar did."""
@@ -69,7 +69,7 @@ class RequestState:
         stop_reason: int | str | None = None,
         receipt: TurnReceipt | None = None,
     ) -> RequestOutput | None:
-        """The next output for the caller; None if there is none yet."""
+        """Returns the next output for the caller; None if there is none yet."""
         kind = self.request.sampling_params.output_kind
         if finish_reason is None and (kind is RequestOutputKind.FINAL_ONLY or not self._is_due()):
             return None
@@ -95,7 +95,7 @@ class RequestState:
         )
 
     def _is_due(self) -> bool:
-        """Whether enough tokens have come since the last output; the first is given at once."""
+        """Whether enough tokens have arrived since the last output; the first is due at once."""
         num_tokens = self.stats.num_generation_tokens
         if self.num_told and num_tokens < self.num_told + self.stream_interval:
             return False
@@ -123,7 +123,7 @@ class RequestState:
         )
 
     def _experts_of_answer(self) -> ExpertArray | None:
-        """Without those of tokens that the core sampled after a stop string was found."""
+        """The experts of the answer's tokens, without those that the core sampled after a stop string."""
         if self.routed_experts is None:
             return None
         num_tokens = self.stats.num_prompt_tokens + self.stats.num_generation_tokens
@@ -131,7 +131,7 @@ class RequestState:
         return self.routed_experts.array()[: num_tokens - 1 - start]
 
     def _receipt_of_all(self, receipt: TurnReceipt | None) -> TurnReceipt | None:
-        """Under the caller's id; of several answers, with what is added up over them."""
+        """The receipt with the caller's id; for several answers, with their summed counts."""
         if receipt is None:
             return None
         if self.parent is not None:
@@ -149,14 +149,14 @@ class ProcessedOutputs:
     stopped_ids: list[str] = field(default_factory=list)
     """Requests that reached a stop string; the core must be notified."""
     failed_ids: list[str] = field(default_factory=list)
-    """Requests that failed here while they run; the core must abort them."""
+    """Requests that failed here while they still run; the core must abort them."""
 
 
 class OutputProcessor:
     """All requests of one API server process."""
 
     kv_transfer = KVTransferDoor()
-    """Tells clients where KV is leased out; set before the first request."""
+    """Writes the params of KV leases for clients; set before the first request."""
 
     def __init__(
         self, tokenizer: Tokenizer, clock: Clock, *, log_stats: bool = True, stream_interval: int = 1
@@ -176,7 +176,7 @@ class OutputProcessor:
     def add_request(
         self, request: EngineCoreRequest, prompt: str | None, collector: RequestOutputCollector | None = None
     ) -> list[EngineCoreRequest]:
-        """Registers the request; returns the requests to send to the core, n of them."""
+        """Registers the request; returns the n requests to send to the core."""
         external_id = request.external_req_id
         assert external_id is not None, "the InputProcessor keeps the caller's id"
         parent = ParentRequest(request) if request.sampling_params.n > 1 else None
@@ -243,7 +243,7 @@ class OutputProcessor:
         timestamp: float,
         processed: ProcessedOutputs,
     ) -> None:
-        """Fails a request whose output cannot be made; earlier outputs stand."""
+        """Fails a request whose output cannot be made; earlier outputs remain valid."""
         if output.finish_reason is None:
             processed.failed_ids.append(output.request_id)
         if output.request_id in self._states:
@@ -303,7 +303,7 @@ class OutputProcessor:
     def _note_tokens(
         stats: RequestStats, output: EngineCoreOutput, timestamp: float, iteration: IterationStats
     ) -> None:
-        """Records the times of its tokens, without those after a stop string."""
+        """Records the times of the request's tokens, except those after a stop string."""
         num_new = len(output.new_token_ids)
         stats.num_generation_tokens += num_new
         if stats.first_token_time is None:
@@ -322,7 +322,7 @@ class OutputProcessor:
 
     @staticmethod
     def _note_final_figures(stats: RequestStats, output: EngineCoreOutput) -> None:
-        """Records the core's final figures of a request, whoever ended it."""
+        """Records the core's final figures of a request, whatever ended it."""
         stats.num_cached_tokens = output.num_cached_tokens
         stats.queued_s = output.queued_s
         stats.num_preemptions = output.num_preemptions
@@ -359,8 +359,7 @@ class OutputProcessor:
         return True
 
     def abort(self, request_id: str) -> list[str]:
-        """Aborts a request, by its id from the InputProcessor; returns the ids that the core must
-        abort.
+        """Aborts a request, by its id from the InputProcessor; returns the ids that the core must abort.
 
         A reader that still waits gets a last output with finish reason ``abort``.
         """
@@ -375,12 +374,12 @@ class OutputProcessor:
         return aborted
 
     def abort_external(self, external_id: str) -> list[str]:
-        """Aborts all requests with this id of a caller."""
+        """Aborts all requests with this id of a caller; returns the ids that the core must abort."""
         request_ids = list(self._by_external_id.get(external_id, ()))
         return [core_id for request_id in request_ids for core_id in self.abort(request_id)]
 
     def take_aborted(self) -> IterationStats | None:
-        """Statistics of aborted requests, returned once: here, or with the core's next message."""
+        """Returns statistics of aborted requests once: here, or with the core's next message."""
         aborted, self._aborted = self._aborted, None
         return aborted
 

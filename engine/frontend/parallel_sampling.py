@@ -21,15 +21,15 @@ class ParentRequest:
         self._answers: list[CompletionOutput] = []
         self._receipt: TurnReceipt | None = None
         self.prompt_logprobs: list[PositionLogprobs | None] | None = None
-        """Log-probabilities of the prompt that all answers share."""
+        """Log-probabilities of the prompt, which all answers share."""
 
     def children(self) -> list[EngineCoreRequest]:
-        """One request per answer. Seeds differ, since equal ones would give equal answers."""
+        """Returns one request per answer. Seeds differ, since equal ones would give equal answers."""
         return [self._child(index) for index in range(self.n)]
 
     def _child(self, index: int) -> EngineCoreRequest:
-        """The first one tells the prompt's log-probabilities. It computes the prompt by itself: what another
-        has computed of it would not be told."""
+        """Returns one of the requests. The first one returns the prompt's log-probabilities, and computes the
+        whole prompt itself, since cached tokens have none."""
         params = self._request.sampling_params
         tells = params.prompt_logprobs is not None
         salt = self._request.cache_salt
@@ -46,7 +46,8 @@ class ParentRequest:
         )
 
     def receipt_of_ended(self, receipt: TurnReceipt) -> TurnReceipt:
-        """The receipt of the answer that ends now, with the steps and drafts of all that have ended."""
+        """Returns the receipt of the answer that ends now, with the summed steps and drafts of all ended
+        answers."""
         before = self._receipt
         if before is not None:
             receipt = msgspec.structs.replace(
@@ -59,7 +60,7 @@ class ParentRequest:
         return receipt
 
     def merge(self, answer: CompletionOutput) -> tuple[list[CompletionOutput], bool]:
-        """The answers to return now, and whether they are the last. FINAL_ONLY returns all at
+        """Returns the answers to output now, and whether they are the last. FINAL_ONLY outputs all at
         once."""
         if answer.finished:
             self._unfinished.discard(answer.index)
@@ -73,5 +74,5 @@ class ParentRequest:
 
 
 def _wrapped(seed: int) -> int:
-    """Wrapped to 64 signed bits."""
+    """Wraps a seed to 64 signed bits."""
     return (seed + 2**63) % 2**64 - 2**63

@@ -1,4 +1,4 @@
-"""Pictures in the prompts and conversations of ``LLM``. All are the caller's own: none is left out."""
+"""Pictures in the prompts and conversations of ``LLM``. All come from the caller, so none is left out."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]
 
 UNLIMITED = 2**63
-"""A call is given all of its pictures at once: how many there are is the caller's to choose."""
+"""No limit: a call receives all of its pictures at once, so the caller chooses their number."""
 
 
 class PictureInputs:
-    """The pictures of one engine; ``model`` None: it reads text only."""
+    """The pictures of one engine; with ``model`` None it reads only text."""
 
     def __init__(self, tokenizer: Tokenizer, model: PictureModel | None, config: MediaConfig) -> None:
         self._tokenizer = tokenizer
@@ -46,14 +46,14 @@ class PictureInputs:
             self._reader = PictureReader(model, config, UNLIMITED) if can_decode() else None
 
     def lease(self) -> AbstractContextManager[PictureLease | None]:
-        """What holds the pictures of a call while the context is open."""
+        """Returns a lease that holds the pictures of a call while the context is open."""
         return nullcontext() if self._reader is None else self._reader.store.lease()
 
     def expanded(
         self, given: PromptInput, lease: PictureLease | None
     ) -> tuple[str | list[int], tuple[MediaSpan, ...]]:
-        """The prompt as the engine takes it, and where its pictures are. RequestError names a picture that
-        cannot be shown."""
+        """Returns the prompt as the engine takes it, and the positions of its pictures. RequestError names a
+        picture that cannot be shown."""
         if not given.pictures:
             return given.prompt, ()
         reader, placeholders = self._needed()
@@ -74,7 +74,7 @@ class PictureInputs:
     def rendered(
         self, messages: Sequence[Message], render: Callable[[Sequence[Message]], str], *, in_parts: bool
     ) -> PromptInput:
-        """The prompt of a conversation, with placeholders for its pictures."""
+        """Renders a conversation to a prompt, with placeholders for its pictures."""
         if self._placeholders is None:
             return PromptInput(self._encode(render(messages)))
         pictures: list[tuple[Any, str]] = []
@@ -92,7 +92,7 @@ class PictureInputs:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def _parts(self, parts: list[Any], where: str, pictures: list[tuple[Any, str]]) -> list[Any]:
-        """The parts with placeholders; ``pictures`` gets what they stand for."""
+        """Returns the parts with placeholders, and adds the pictures for these to ``pictures``."""
         shown = []
         for index, part in enumerate(parts):
             place = f"{where}[{index}]"
@@ -157,7 +157,7 @@ def _file(path: str | os.PathLike[str]) -> bytes:
 def _run_alone(
     reader: PictureReader, asked: AskedPicture, lease: PictureLease
 ) -> StoredPicture | PictureFault:
-    """Reads on another thread, since the caller's may have an event loop that runs, as in a notebook."""
+    """Reads on another thread, since the caller's thread may have a running event loop, as in a notebook."""
     with ThreadPoolExecutor(1) as thread:
         read: Future[list[StoredPicture | PictureFault]] = thread.submit(
             lambda: asyncio.run(reader.read([asked], None, lease))
@@ -166,7 +166,7 @@ def _run_alone(
 
 
 def _own_picture(reader: PictureReader, picture: Image, lease: PictureLease) -> StoredPicture:
-    """A picture that the caller has opened: it is trusted, and as it is shown."""
+    """Stores a picture that the caller has opened: it is trusted, and stored as shown."""
     from PIL import Image
 
     from engine.media.decoding import in_rgb, write_pixels

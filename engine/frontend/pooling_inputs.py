@@ -1,4 +1,4 @@
-"""Requests to models that pool: texts and pairs of texts to tokens, and what takes the place of sampling."""
+"""Requests to pooling models: tokenizes texts and pairs of texts, and replaces sampling parameters."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from engine.tokenization.unicode_text import readable
 PLACEHOLDER_PARAMS = SamplingParams(
     max_tokens=1, eos_token_id=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
 )
-"""A request that pools ends like one that samples: with a token, which is its end of sequence."""
+"""Sampling parameters of a pooling request, which ends with a token that is its end of sequence."""
 MAX_CUTS = 8
-"""How often a document is cut until it fits: what is left of it may be other tokens, by one or two."""
+"""Maximum number of cuts until a document fits: the rest may have one or two more tokens than before."""
 MAX_TOKEN_CHARS = 256
-"""Characters that are read for each token of a text that is cut."""
+"""Number of characters that are read per token of a text that is cut."""
 
 
 def model_that_pools(pooling: PoolingModel | None) -> PoolingModel:
-    """What the model that pools has. RequestError if the model generates."""
+    """Returns the pooling model's data. RequestError if the model generates."""
     if pooling is None:
         raise RequestError("This model generates text; start it with --runner pooling to pool.", "model")
     return pooling
 
 
 def for_what_the_model_does(context: RequestContext, pooling: PoolingModel | None) -> RequestContext:
-    """The context, with checked ``pooling``. RequestError if the model pools and the request does not, or the
-    other way round."""
+    """Returns the context with checked ``pooling``. RequestError if the model pools and the request does not,
+    or the reverse."""
     if pooling is None:
         if context.pooling is not None:
             model_that_pools(pooling)
@@ -48,16 +48,16 @@ def for_what_the_model_does(context: RequestContext, pooling: PoolingModel | Non
         )
     params = context.pooling.checked(pooling)
     context = msgspec.structs.replace(context, pooling=params)
-    if params.task in WHOLE_PROMPT_TASKS:  # all rows are computed: no other request has this salt
+    if params.task in WHOLE_PROMPT_TASKS:  # all rows are computed, as no other request has this salt
         context = msgspec.structs.replace(context, cache_salt=token_hex(16))
     return context
 
 
 class PoolingInputs:
-    """Tokenizes for one model that pools. Its methods may be called on any thread."""
+    """Tokenizes for one pooling model. Its methods may be called on any thread."""
 
     def __init__(self, tokenizer: Tokenizer, ready: EngineReady, chat_template: str | None = None) -> None:
-        """``chat_template``: what a cross-encoder's pairs are put into. ConfigError if it takes none."""
+        """``chat_template``: the template for a cross-encoder's pairs. ConfigError if it takes no pairs."""
         self._model = model_that_pools(ready.pooling)
         self._tokenizer, self._hf, self._backend = tokenizer, tokenizer.hf, tokenizer.backend
         if self._backend is not None:  # folders of sentence-transformers may hold both
@@ -76,11 +76,11 @@ class PoolingInputs:
                 raise ConfigError(f"{error} This model scores pairs of texts in a chat.") from error
 
     def pair_template(self, chat_template: str | None) -> PairTemplate:
-        """What puts pairs into this template, or the folder's. RequestError if it takes none."""
+        """Returns this template for pairs, or the folder's. RequestError if it takes no pairs."""
         return PairTemplate(self._tokenizer, chat_template, system=self.prefix(None))
 
     def prefix(self, name: str | None) -> str:
-        """The text that goes before an input: the one of this name, else the model's default."""
+        """The text that is put before an input: the one with this name, else the model's default."""
         prompts = self._model.prompts
         if name is None:
             return prompts.get(self._model.default_prompt or "", "")
@@ -90,7 +90,7 @@ class PoolingInputs:
         return prompts[name]
 
     def limit(self, truncate: int | None) -> int | None:
-        """How many tokens are left of a longer input; None if a longer one is refused."""
+        """Maximum number of tokens to keep of an input; None if a longer one is refused."""
         if truncate is None:
             return None
         if truncate == -1:
@@ -111,7 +111,7 @@ class PoolingInputs:
         add_special_tokens: bool = True,
         field: str = "input",
     ) -> list[int]:
-        """Tokens of one text behind a prefix, cut behind ``limit`` of them, special tokens included."""
+        """Tokens of a prefix and a text, truncated to ``limit`` including special tokens."""
         if self._model.in_chat:
             text, add_special_tokens = self._in_chat(self._read(text, limit, field), prefix, limit), False
         else:
@@ -128,8 +128,8 @@ class PoolingInputs:
         *,
         template: PairTemplate | None = None,
     ) -> tuple[list[int], int | None]:
-        """Tokens of two texts as the model reads them together, and how many are of the first if it is told
-        so. If they are cut, the longer one is cut first; in a chat template the second one."""
+        """Tokens of two texts as the model reads them together, and the number of the first's, if the model
+        needs it. If they must be cut, the longer one is cut first; in a chat template the second one."""
         texts = self._read(first, limit, field), self._read(second, limit, field)
         template = template or self._pair_template
         if template is not None:
@@ -146,7 +146,7 @@ class PoolingInputs:
     def _in_template(
         self, template: PairTemplate, query: str, document: str, limit: int | None, field: str
     ) -> list[int]:
-        """The tokens of a pair in a chat, of which the document's last are left out beyond ``limit``."""
+        """The tokens of a pair in a chat; the end of the document is cut beyond ``limit``."""
         for _ in range(MAX_CUTS):
             whole, adds = template.text(query, document), template.adds_special_tokens
             ids, sequences, _ = self._encoded(whole, None, add_special_tokens=adds)
@@ -156,7 +156,7 @@ class PoolingInputs:
         return self._cut(ids, sequences, None, field)[0]
 
     def _without_last(self, document: str, num_tokens: int, limit: int) -> str:
-        """A text without so many of its tokens. RequestError if it has no more."""
+        """A text without its last ``num_tokens`` tokens. RequestError if it has no more than that."""
         if self._backend is None:
             raise RequestError(
                 "truncate_prompt_tokens is not for this model: its tokenizer does not tell where tokens are.",
@@ -173,7 +173,7 @@ class PoolingInputs:
         return document[: begins[-num_tokens]]
 
     def first_tokens(self, text: str, max_tokens: int) -> str:
-        """A text up to the end of so many of its tokens."""
+        """A text up to the end of its first ``max_tokens`` tokens."""
         if self._backend is None:
             raise RequestError(
                 "max_tokens_per_doc is not for this model: its tokenizer does not tell where tokens are.",
@@ -212,7 +212,7 @@ class PoolingInputs:
     def _encoded(
         self, first: str, second: str | None, add_special_tokens: bool
     ) -> tuple[list[int], list[int | None], list[int]]:
-        """Token ids; the text that each is of, None for special ones; types that tell the texts apart."""
+        """Token ids; the text index of each, None for special ones; types that distinguish the texts."""
         if self._backend is None:
             found: Any = self._hf(first, second, add_special_tokens=add_special_tokens)
             ids = list(found["input_ids"])
@@ -223,7 +223,7 @@ class PoolingInputs:
     def _cut(
         self, ids: list[int], sequences: list[int | None], limit: int | None, field: str
     ) -> tuple[list[int], list[int]]:
-        """The tokens that are left, and their places before."""
+        """The tokens that are kept, and their former positions."""
         places = list(range(len(ids)))
         if not ids:
             raise RequestError(f"{field} must not be empty: it has no tokens.", field)
@@ -258,8 +258,8 @@ class PoolingInputs:
 
 
 def longest_first(first: int, second: int, limit: int) -> tuple[int, int]:
-    """How many tokens of two texts are left of ``limit``: the shorter one whole, if it takes at most half; as
-    ``LongestFirst`` of tokenizers."""
+    """How many tokens of two texts to keep within ``limit``: the shorter one whole if it takes at most half,
+    like ``LongestFirst`` of tokenizers."""
     if first + second <= limit:
         return first, second
     half = limit // 2

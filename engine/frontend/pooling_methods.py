@@ -1,4 +1,4 @@
-"""``LLM.embed``, ``encode``, ``classify`` and ``score``, and what they return; V1's names."""
+"""``LLM.embed``, ``encode``, ``classify`` and ``score``, and their outputs; V1's names."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ AskedAdapters = LoRARequest | Sequence[LoRARequest | None] | None
 
 @dataclass(frozen=True, slots=True)
 class PoolingOutput:
-    """The answer of a model that pools."""
+    """The output of a pooling model."""
 
     data: Array
-    """[size], or [num_tokens, size] of a task that answers for each token."""
+    """Array [size], or [num_tokens, size] for a task with an answer per token."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolingRequestOutput:
-    """The answer to one prompt."""
+    """The output for one prompt."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -88,8 +88,8 @@ class ScoringRequestOutput:
 
 
 class PoolingMethods:
-    """What an ``LLM`` does with a model that pools. RequestError with others, and for invalid input before
-    anything runs."""
+    """The methods of an ``LLM`` with a pooling model. RequestError for other models, and for invalid input
+    before anything runs."""
 
     engine: LLMEngine
 
@@ -109,10 +109,10 @@ class PoolingMethods:
         tokenization_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = True,
     ) -> list[PoolingRequestOutput]:
-        """The answers in the order of the prompts. ``prompt_name``: the text of the model's folder that goes
-        before each. ``truncate_prompt_tokens``: how many tokens are left of a longer one; -1: as fit.
-        ``lora_request``: the adapter of each prompt; needs ``enable_lora``. ``tokenization_kwargs``: V1's
-        place for ``truncate_prompt_tokens`` and ``add_special_tokens``."""
+        """Returns the outputs in the order of the prompts. ``prompt_name``: name of the text in the model's
+        folder that is put before each. ``truncate_prompt_tokens``: tokens to keep of a longer prompt; -1: as
+        many as fit. ``lora_request``: the adapter of each prompt; needs ``enable_lora``.
+        ``tokenization_kwargs``: V1's mapping for ``truncate_prompt_tokens`` and ``add_special_tokens``."""
         inputs, options = self._pooling_inputs, read_tokenization_kwargs(tokenization_kwargs, "right")
         if options.truncation_side != "right":
             raise RequestError(
@@ -145,7 +145,7 @@ class PoolingMethods:
         tokenization_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = True,
     ) -> list[EmbeddingRequestOutput]:
-        """One embedding for each prompt."""
+        """Returns one embedding per prompt."""
         found = self.encode(
             prompts,
             pooling_params,
@@ -172,7 +172,7 @@ class PoolingMethods:
         lora_request: AskedAdapters = None,
         use_tqdm: bool = True,
     ) -> list[ClassificationRequestOutput]:
-        """The probabilities of the model's classes for each prompt."""
+        """Returns the probabilities of the model's classes for each prompt."""
         found = self.encode(
             prompts,
             pooling_params,
@@ -199,9 +199,9 @@ class PoolingMethods:
         lora_request: LoRARequest | None = None,
         use_tqdm: bool = True,
     ) -> list[ScoringRequestOutput]:
-        """How well each text of ``data_2`` fits to the one of ``data_1``, or to that at the same place: a
-        cross-encoder's score, or the cosine of two embeddings. ``chat_template``: what a cross-encoder's
-        pairs are put into, as messages with the roles ``query`` and ``document``."""
+        """Returns how well each text of ``data_2`` fits the one of ``data_1``, or the one at the same index:
+        a cross-encoder's score, or the cosine of two embeddings. ``chat_template``: the template for a
+        cross-encoder's pairs, as messages with the roles ``query`` and ``document``."""
         firsts, seconds = paired(_as_texts(data_1), _as_texts(data_2), "data_1", "data_2")
         model, inputs = model_that_pools(self.engine.ready.pooling), self._pooling_inputs
         if chat_template is not None and not model.is_cross_encoder:
@@ -273,7 +273,8 @@ class PoolingMethods:
 def paired(
     firsts: list[str], seconds: list[str], first_name: str, second_name: str
 ) -> tuple[list[str], list[str]]:
-    """Two lists of one length: one text goes with all others. RequestError for other lengths."""
+    """Two lists of the same length: a single text is paired with all others. RequestError for other
+    lengths."""
     if not firsts or not seconds:
         raise RequestError(f"{first_name} and {second_name} must not be empty.", second_name)
     if len(firsts) == 1:
@@ -294,7 +295,7 @@ def check_scores(is_cross_encoder: bool, num_classes: int) -> None:
 
 
 def cosine(first: Array, second: Array) -> float:
-    """The cosine of the angle between two embeddings; 0 if one has no length."""
+    """The cosine of the angle between two embeddings; 0 if one is zero."""
     lengths = float(np.linalg.norm(first) * np.linalg.norm(second))
     return float(first @ second) / lengths if lengths else 0.0
 

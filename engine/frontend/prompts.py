@@ -19,17 +19,17 @@ class PromptInput:
 
     prompt: Prompt
     pictures: Sequence[tuple[Any, str]] = ()
-    """What was given as a picture, and where."""
+    """Each picture as it was passed, and its path in the input."""
     text: str | None = None
-    """The prompt's text, if it was given as one."""
+    """The prompt's text, if it was passed as text."""
 
 
 GivenPrompt = Prompt | Mapping[str, Any] | PromptInput
-"""A mapping is vLLM's: ``prompt`` or ``prompt_token_ids``, and ``multi_modal_data``."""
+"""A mapping has vLLM's fields: ``prompt`` or ``prompt_token_ids``, and ``multi_modal_data``."""
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A text or one list of token ids is a single prompt."""
+    """Returns a list of prompts; a text or one list of token ids is a single prompt."""
     if isinstance(prompts, str):
         return [prompts]
     if not isinstance(prompts, Sequence):
@@ -45,7 +45,7 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def as_inputs(prompts: GivenPrompt | Sequence[GivenPrompt]) -> list[PromptInput]:
-    """The same with mappings, which may have pictures. RequestError for a field that has no meaning."""
+    """Like ``as_prompts``, also for mappings, which may have pictures. RequestError for an unknown field."""
     if isinstance(prompts, Mapping | PromptInput):
         return [_input(prompts, "prompts")]
     if not _holds_mappings(prompts):

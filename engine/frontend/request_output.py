@@ -17,12 +17,12 @@ class TokenLogprob:
 
     token_id: int
     token: str
-    """The token's text; U+FFFD where it is only part of a character."""
+    """The token's text; U+FFFD if it is only part of a character."""
     logprob: float
     rank: int
     """The token's rank; 1 is the most probable token."""
     raw: bytes
-    """The token's bytes of the text in UTF-8, whole characters or not."""
+    """The token's bytes in the UTF-8 text, whether whole characters or not."""
 
 
 @dataclass(slots=True)
@@ -35,21 +35,21 @@ class PositionLogprobs:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One of a request's ``n`` answers: text and tokens so far, or the new ones only (DELTA)."""
+    """One of a request's ``n`` answers: all text and tokens until now, or only the new ones (DELTA)."""
 
     index: int
     text: str
     token_ids: list[int]
     cumulative_logprob: float | None = None
-    """The sum over the answer so far; None unless logprobs were requested."""
+    """The sum over the answer until now; None unless logprobs were requested."""
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: str | None = None
     """``stop`` | ``length`` | ``abort`` | ``error`` | ``repetition``; None until the answer ends."""
     stop_reason: int | str | None = None
     """The stop string or stop token that ended it (None for EOS); for ``error``, the error."""
     routed_experts: ExpertArray | None = None
-    """The experts of the tokens of prompt and answer but for the last one, with the end of the answer and
-    if ``enable_return_routed_experts``; see ``docs/api.md``."""
+    """The experts of the tokens of prompt and answer except the last one, at the end of the answer, if
+    ``enable_return_routed_experts`` is set; see ``docs/api.md``."""
 
     @property
     def finished(self) -> bool:
@@ -62,21 +62,22 @@ class RequestOutput:
 
     request_id: str
     prompt: str | None
-    """The prompt's text; None if it was given as token ids."""
+    """The prompt's text; None if it was passed as token ids."""
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput] = field(default_factory=list)
     finished: bool = False
     prompt_logprobs: list[PositionLogprobs | None] | None = None
-    """Those of the prompt's tokens, if they were requested; the first one has none."""
+    """The log-probabilities of the prompt's tokens, if requested; the first one has none."""
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache."""
     receipt: TurnReceipt | None = None
     """The receipt of the job's KV, with the last output of a job's turn."""
     metrics: RequestStats | None = None
     kv_transfer_params: dict[str, Any] | None = None
-    """Where another server fetches the prompt's KV, with the last output of a request that ordered it."""
+    """Where another server can fetch the prompt's KV; in the last output of a request that ordered a
+    lease."""
     pooled: Pooled | None = None
-    """The answer of a model that pools."""
+    """The output of a pooling model."""
 
     def merge(self, later: RequestOutput, *, delta: bool) -> None:
         """Merges a later output of the same request, for a slow consumer."""

@@ -1,8 +1,8 @@
-"""Sessions: a request whose input comes in parts, and which answers each of them.
+"""Sessions: requests whose input arrives in parts, and which answer each part.
 
-To the core each part is a turn of one job that continues the turn before by its id: only new tokens are sent
-and hashed. Between two parts a session holds nothing in the core but what any turn of a job leaves there, so
-that nobody waits for a session that waits.
+For the core each part is a turn of one job, which continues the previous turn by its id: only new tokens are
+sent and hashed. Between two parts a session holds only what any turn of a job leaves in the core, so that no
+request waits for an idle session.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.tokenization.prompt_encoder import ContinuedTokens
 
 KEPT_S = 60.0
-"""How long a session of its own job asks to keep its KV behind each part; a floor, as far as it is worth
-it."""
+"""How long the KV of a session with its own job is kept at least after each part, as long as holding is
+worth it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,13 @@ class StreamingInput:
     """One part of a session's input, as in V1."""
 
     prompt: str | list[int]
-    """What is appended. Special tokens are added to the first part only."""
+    """The text or tokens to append. Special tokens are added only to the first part."""
     sampling_params: SamplingParams | None = None
-    """How the output to this part is sampled; None: as the session says."""
+    """Sampling parameters of the output to this part; None: those of the session."""
 
 
 class Generate(Protocol):
-    """``AsyncLLM.generate`` of tokens."""
+    """The signature of ``AsyncLLM.generate`` for tokens."""
 
     def __call__(
         self,
@@ -53,7 +53,7 @@ class Generate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SessionEngine:
-    """What a session asks of its engine."""
+    """The functions of the engine that a session calls."""
 
     generate: Generate
     encode: Callable[[str, bool], Awaitable[list[int]]]
@@ -72,7 +72,7 @@ class StreamingSession:
         request_id: str,
         context: RequestContext,
     ) -> None:
-        """RequestError for what a session cannot have."""
+        """RequestError for parameters that a session cannot have."""
         _check(params, context)
         self._engine = engine
         self._inputs = inputs
@@ -83,16 +83,16 @@ class StreamingSession:
             context = msgspec.structs.replace(context, job=JobRef(self._own_job, asked_ttl_s=KEPT_S))
         self._context = msgspec.structs.replace(context, keeps_tokens=True)
         self._known: list[int] = []
-        """All tokens so far whose KV was computed: of each output all but the last, as in V1."""
+        """All tokens until now whose KV was computed: the last token of each output is excluded, as in V1."""
         self._highest = 0
         self._aborted = asyncio.Event()
 
     def abort(self) -> None:
-        """No more input is taken; what is being generated is aborted by its own id."""
+        """Accepts no more input; a running generation must be aborted by its own id."""
         self._aborted.set()
 
     async def outputs(self, on_accepted: Callable[[], None] | None) -> AsyncGenerator[RequestOutput, None]:
-        """Yields the outputs to each part, the last of which is ``finished``; then those to the next one."""
+        """Yields the outputs to each part, the last of which is ``finished``; then those to the next part."""
         try:
             async with aclosing(self._inputs):
                 while (part := await self._next_part()) is not None:
@@ -104,7 +104,7 @@ class StreamingSession:
                 self._engine.finish_job(self._own_job)
 
     async def _next_part(self) -> StreamingInput | None:
-        """The next part; None if there is none, or the session was aborted."""
+        """Waits for the next part; None if there is none, or the session was aborted."""
         if self._aborted.is_set():
             return None
         part = asyncio.ensure_future(anext(self._inputs, None))
@@ -179,7 +179,7 @@ class StreamingSessions:
         context: RequestContext,
         on_accepted: Callable[[], None] | None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yields the outputs of a session; RequestError for one that cannot be."""
+        """Yields the outputs of a session; RequestError if it is invalid."""
         if request_id in [name for name, _ in self._open]:
             raise RequestError(f"request_id {request_id!r} is that of a session that is open.", "request_id")
         opened = (request_id, StreamingSession(self._engine, inputs, params, request_id, context))
@@ -192,7 +192,7 @@ class StreamingSessions:
             self._open.remove(opened)
 
     def abort(self, request_id: str) -> None:
-        """End all sessions of this id, also those that wait for input."""
+        """Ends all sessions with this id, including those that wait for input."""
         for name, session in self._open:
             if name == request_id:
                 session.abort()

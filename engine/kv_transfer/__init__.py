@@ -1,1 +1,1 @@
-"""KV that moves between servers: what is configured, what requests say, and what servers say of it."""
+"""KV that moves between servers: its configuration, and the messages of requests and servers."""

@@ -1,4 +1,4 @@
-"""What a request and its answer say of KV that moves between servers."""
+"""Messages of requests and answers about KV that moves between servers."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import msgspec
 
 
 class KVLeaseOrder(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """To the server that computes a prompt for another one: lease the KV out when the turn ends."""
+    """Orders the server that computes a prompt for another one to lease the KV out when the turn ends."""
 
     lease_id: str
-    """Unguessable: whoever knows it may read the blocks."""
+    """Unguessable id: any reader that knows it may read the blocks."""
     lease_s: float
     """How long the blocks are held for the reader, and again from each renewal on."""
 
 
 class RemotePrefix(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """To the server that goes on: another server has computed the prompt's first tokens."""
+    """Informs the server that continues that another one has computed the prompt's first tokens."""
 
     lease_id: str
     num_tokens: int
@@ -25,7 +25,7 @@ class RemotePrefix(msgspec.Struct, array_like=True, frozen=True, tag=True):
     port: int
     """Where the first rank of the other server answers; each further rank one port higher."""
     lease_s: float = 30.0
-    """For how long each renewal holds it there."""
+    """How long each renewal holds it there."""
     must_load: bool = False
     """End the request with an error if the KV cannot be fetched, rather than recompute it."""
 
@@ -35,7 +35,7 @@ KVTransfer = KVLeaseOrder | RemotePrefix
 
 @dataclass(frozen=True, slots=True)
 class SavedPrefix:
-    """The prompt's first tokens, whose KV the folder has that servers share."""
+    """The prompt's first tokens, whose KV is in the folder that servers share."""
 
     num_tokens: int
     must_load: bool = False
@@ -43,7 +43,7 @@ class SavedPrefix:
 
 
 PrefixSource = RemotePrefix | SavedPrefix
-"""Where a prefix lies that this engine need not compute."""
+"""Source of a prefix that this engine need not compute."""
 
 
 class KVLeased(msgspec.Struct, array_like=True, frozen=True):
@@ -55,4 +55,4 @@ class KVLeased(msgspec.Struct, array_like=True, frozen=True):
     """Ids of its blocks, one list for each group of layers."""
     host: str = ""
     port: int = 0
-    """Where the first rank of the engine core answers that has them."""
+    """Where the first rank of the engine core that has them answers."""

@@ -1,4 +1,4 @@
-"""Host memory for offloaded KV, as vLLM V1's ``kv_transfer_config`` asks for it."""
+"""Host memory for offloaded KV, as configured by vLLM V1's ``kv_transfer_config``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.kv_transfer.config import KVTransferConfig
 
 
 def with_offloading(cache: CacheConfig, kv_transfer: KVTransferConfig | None) -> CacheConfig:
-    """The cache of an engine whose connector offloads to host memory; ConfigError if that is asked for
+    """The cache of an engine whose connector offloads to host memory; ConfigError if that is configured
     twice."""
     if kv_transfer is None or kv_transfer.offloading_gib is None:
         return cache

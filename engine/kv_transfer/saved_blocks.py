@@ -1,8 +1,8 @@
 """Files in which servers keep KV blocks for each other and for their next start, named by the blocks' hashes.
 
-``SHARED/DIGEST/rank0-of-1/3f/3f9a…``: the digest tells the model and the layout of its KV, so that what does
-not fit is not found. A file is complete as soon as it has its name. Its head says what is behind it: a block
-that was cut or changed is not read.
+``SHARED/DIGEST/rank0-of-1/3f/3f9a…``: the digest identifies the model and the layout of its KV, so that what
+does not fit is not found. A file is complete as soon as it has its name. Its head describes the content: a
+block that was cut or changed is not read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HEAD = struct.Struct("<4sIQ")
 ABOUT = "about.txt"
 TMP_SUFFIX = ".tmp"
 TMP_LIFE_S = 3600.0
-"""A file that was begun, and not completed for so long, was left by a process that has died."""
+"""Age at which an incomplete file counts as left by a process that has died."""
 
 
 class DamagedBlockError(OSError):
@@ -31,7 +31,7 @@ class DamagedBlockError(OSError):
 
 
 def folder_of(shared: str | Path, fingerprint: str, rank: int, size: int) -> Path:
-    """Where a rank of such a model keeps its part of the blocks."""
+    """The folder in which a rank of this model keeps its part of the blocks."""
     return _model_folder(shared, fingerprint) / f"rank{rank}-of-{size}"
 
 
@@ -40,8 +40,8 @@ def _model_folder(shared: str | Path, fingerprint: str) -> Path:
 
 
 def make_folder(shared: str | Path, fingerprint: str, rank: int, size: int) -> Path:
-    """Make this folder, and a note beside it that says what the digest stands for; OSError if it cannot be
-    written to."""
+    """Make this folder, and a note next to it that explains the digest; OSError if it cannot be written
+    to."""
     folder = folder_of(shared, fingerprint, rank, size)
     folder.mkdir(parents=True, exist_ok=True)
     probe = folder / f"{os.getpid()}{TMP_SUFFIX}"
@@ -54,7 +54,7 @@ class SavedBlocks:
     """The blocks of one rank in such a folder. Thread-safe; several processes may use one folder."""
 
     def __init__(self, folder: Path, block_bytes: int = 0) -> None:
-        """``block_bytes``: the length of each block, for those who read and write them."""
+        """``block_bytes``: the length of each block, needed to read and write them."""
         self.folder = folder
         self._block_bytes = block_bytes
         self._numbers = itertools.count()
@@ -66,7 +66,7 @@ class SavedBlocks:
     def read(self, name: bytes, buffer: memoryview) -> None:
         """Fill a buffer of ``block_bytes`` with a block, and note its use.
 
-        FileNotFoundError if it is gone. DamagedBlockError if it is another content: then it is deleted.
+        FileNotFoundError if it is gone. DamagedBlockError if its content is another one: then it is deleted.
         """
         path = self._path(name)
         try:
@@ -100,7 +100,7 @@ class SavedBlocks:
             os.unlink(self._path(name))
 
     def shrink(self, max_bytes: int) -> int:
-        """Delete what was not used for longest, until nine tenths of this remain; returns the bytes left."""
+        """Delete the least recently used blocks down to nine tenths of a limit; returns the bytes left."""
         files = sorted(self._files())
         num_bytes = sum(size for _, size, _ in files)
         if num_bytes <= max_bytes:
@@ -114,7 +114,7 @@ class SavedBlocks:
         return num_bytes
 
     def _files(self) -> Iterator[tuple[float, int, str]]:
-        """When each block was used last, its size and its path. Deletes what others began and left."""
+        """The last use, the size and the path of each block. Deletes old incomplete files."""
         now = time.time()
         for shard in _listed(self.folder):
             for entry in _listed(shard.path) if shard.is_dir() else ():
@@ -131,7 +131,7 @@ class SavedBlocks:
 
 
 def _listed(folder: str | Path) -> list[os.DirEntry[str]]:
-    """What is in a folder; nothing if that is gone."""
+    """The entries of a folder; none if it is gone."""
     try:
         with os.scandir(folder) as entries:
             return list(entries)

@@ -1,10 +1,10 @@
-"""What servers say to each other about leased KV, over TCP.
+"""The protocol by which servers exchange leased KV, over TCP.
 
 A frame is its length, in 4 bytes, and a message in msgpack. The answer to ``ReadBlocks`` is ``Granted`` and
-then, for each chunk of blocks, in the order asked for: one byte, ``CHUNK`` or ``GONE``, and behind ``CHUNK``
-the bytes of its blocks. The answer to ``LocateBlocks`` is ``Located``: the reader has a library read them,
-and asks with ``ConfirmLease`` whether what it read was still the lease's. All else is answered by ``Noted``,
-or by ``Refused``.
+then, for each chunk of blocks, in the order of the request: one byte, ``CHUNK`` or ``GONE``, and after
+``CHUNK`` the bytes of its blocks. The answer to ``LocateBlocks`` is ``Located``: the reader has a library
+read them, and checks with ``ConfirmLease`` that the lease still held what it read. All else is answered by
+``Noted``, or by ``Refused``.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import msgspec
 from engine.process.frames import frame_length, receive_exactly
 
 MAX_FRAME_BYTES = 64 * 2**20
-"""Names of a million blocks fit."""
+"""Largest frame: the names of a million blocks fit."""
 HELLO_BYTES = 4096
-"""Longest first message on a connection, and answer that holds no blocks' places."""
+"""Longest first message on a connection, and longest answer without places of blocks."""
 FRAME_TIME_S = 30.0
-"""How long a message may take to come."""
+"""How long a message may take to arrive."""
 PLACE_BYTES = 16
 """Most bytes of a block's name or place in a message."""
 CHUNK_BYTES = 4 * 2**20
@@ -33,7 +33,7 @@ _LENGTH = struct.Struct("!I")
 
 
 class ReadBlocks(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """Send the blocks of these names, which are in the lease."""
+    """Requests the blocks with these names, which are in the lease."""
 
     lease_id: str
     fingerprint: str
@@ -42,17 +42,17 @@ class ReadBlocks(msgspec.Struct, array_like=True, frozen=True, tag=True):
 
 
 class LocateBlocks(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """Say where the blocks of these names are, to be read there."""
+    """Requests the places of the blocks with these names, to be read there."""
 
     lease_id: str
     fingerprint: str
     names: list[bytes]
     library: str
-    """Which reads them; the server must have given its pool to the same."""
+    """Library that reads them; the server must have given its pool to the same."""
 
 
 class ConfirmLease(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """Say whether the lease goes on: then none of its blocks has been overwritten."""
+    """Asks whether the lease still holds: then none of its blocks has been overwritten."""
 
     lease_id: str
 
@@ -84,7 +84,7 @@ class Located(msgspec.Struct, array_like=True, frozen=True, tag=True):
     agent: bytes
     """How the library finds that memory."""
     memory: str
-    """What kind of memory it is, as the library has it."""
+    """Kind of that memory, in the library's terms."""
     device: int
     address: int
     """The address of block 0."""
@@ -93,11 +93,11 @@ class Located(msgspec.Struct, array_like=True, frozen=True, tag=True):
 
 
 class Noted(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """The lease is renewed or released, or goes on."""
+    """The lease is renewed or released, or still holds."""
 
 
 class NotYet(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """There is no such lease so far: a worker may hear of one a moment after its reader. Ask again."""
+    """There is no such lease yet: a worker may learn of one a moment after its reader. Try again."""
 
 
 class Refused(msgspec.Struct, array_like=True, frozen=True, tag=True):
@@ -123,18 +123,18 @@ def send(connection: socket.socket, message: Asked | Answer) -> None:
 def receive_asked(
     connection: socket.socket, most_bytes: int, time_s: float = FRAME_TIME_S, wait_s: float | None = None
 ) -> Asked | None:
-    """The next message of a reader, of so many bytes at most; None if it has closed the connection.
-    ``time_s``: for the message once it has begun; ``wait_s``: for its first byte, None as the socket says.
+    """The next message of a reader, of at most ``most_bytes``; None if it has closed the connection.
 
-    ConnectionError, msgspec.DecodeError and TimeoutError if what comes is no message.
+    ``time_s``: limit for the message once it has begun; ``wait_s``: limit for its first byte, None: the
+    socket's. ConnectionError, msgspec.DecodeError or TimeoutError if no valid message arrives.
     """
     content = _receive_frame(connection, most_bytes, time_s, wait_s)
     return None if content is None else _asked.decode(content)
 
 
 def receive_answer(connection: socket.socket, num_blocks: int = 0) -> Answer:
-    """The answer to what was sent, which may hold the places of so many blocks; ConnectionError if there is
-    none."""
+    """The answer to what was sent, which may hold the places of ``num_blocks`` blocks; ConnectionError if
+    there is none."""
     content = _receive_frame(connection, HELLO_BYTES + PLACE_BYTES * num_blocks, FRAME_TIME_S, None)
     if content is None:
         raise ConnectionError("the other server closed the connection")
@@ -143,7 +143,7 @@ def receive_answer(connection: socket.socket, num_blocks: int = 0) -> Answer:
 
 
 def receive_into(connection: socket.socket, buffer: memoryview) -> None:
-    """Fill a buffer; ConnectionError if the other side stops before."""
+    """Fill a buffer; ConnectionError if the other side stops early."""
     num_received = 0
     while num_received < len(buffer):
         count = connection.recv_into(buffer[num_received:])
@@ -153,7 +153,7 @@ def receive_into(connection: socket.socket, buffer: memoryview) -> None:
 
 
 def chunks(block_ids: Sequence[int], block_bytes: int) -> Iterator[Sequence[int]]:
-    """The blocks, so many at a time as go into one chunk."""
+    """Split the blocks into chunks."""
     size = blocks_per_chunk(block_bytes)
     for start in range(0, len(block_ids), size):
         yield block_ids[start : start + size]

@@ -1,1 +1,1 @@
-"""Pictures in prompts: how they reach the model."""
+"""Pictures in prompts: reads, decodes and stores them for the model."""

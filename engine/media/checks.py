@@ -1,4 +1,5 @@
-"""What the core checks of a prompt's pictures, before anything is sized by what is said of them."""
+"""Checks the pictures of a prompt in the core, before any memory is sized by what the client states of
+them."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ MAX_HASH_CHARS = 200
 
 
 def check_pictures(media: Sequence[MediaSpan], num_tokens: int, model: PictureModel | None) -> None:
-    """Check the pictures of a prompt of so many tokens. RequestError names the one at fault."""
+    """Checks the pictures of a prompt of ``num_tokens`` tokens. RequestError names the invalid one."""
     if not media:
         return
     if model is None or len(media) > model.max_pictures:

@@ -1,4 +1,5 @@
-"""Where pictures may come from, how many there may be, and how much memory their pixels may take."""
+"""Configures which hosts pictures may be fetched from, how many a prompt may have, and the memory for their
+pixels."""
 
 from __future__ import annotations
 
@@ -16,13 +17,13 @@ _PIXEL_LIMITS = ("min_pixels", "max_pixels")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaConfig:
-    """Pictures in one API server process."""
+    """Options for pictures of one API server process."""
 
     allowed_media_domains: tuple[str, ...] = ()
-    """Hosts of http and https URLs that pictures are fetched from, each in full; none by default. An address
-    of a private network is reached only if it is named itself."""
+    """Full names of the hosts from which pictures at http and https URLs are fetched; none by default. A
+    private address is reached only if it is itself in the list."""
     mm_processor_cache_gb: float = 4.0
-    """Memory for pixels of pictures that no request holds any more, in GiB."""
+    """Memory for pixels of pictures that no request holds any longer, in GiB."""
 
     def __post_init__(self) -> None:
         for host in self.allowed_media_domains:
@@ -35,7 +36,7 @@ class MediaConfig:
 
     @property
     def max_idle_bytes(self) -> int:
-        """The most bytes of pixels that are kept for later."""
+        """Maximum number of bytes of pixels kept for later requests."""
         return int(self.mm_processor_cache_gb * 2**30)
 
 
@@ -44,7 +45,7 @@ def picture_limits(
     mm_processor_kwargs: str | Mapping[str, Any] | None,
     language_model_only: bool | None = False,
 ) -> dict[str, int]:
-    """The fields of ``ModelConfig`` that V1's options set. ConfigError for what has no meaning here."""
+    """The fields of ``ModelConfig`` that V1's options set. ConfigError for unsupported values."""
     limits: dict[str, int] = {}
     per_prompt = _fields("limit_mm_per_prompt", limit_mm_per_prompt, '{"image": 8}')
     if unknown := sorted(per_prompt.keys() - {"image", "video", "audio"}):

@@ -1,4 +1,4 @@
-"""Decodes pictures in a process of its own, which starts with the first picture and again after one that
+"""Decodes pictures in a separate process, which starts with the first picture, and again after a picture that
 ended it."""
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from engine.process.limited_child import read_message, write_message
 from engine.process.spawn import spawn_command
 
 _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG")
-"""All that the process is told of the server's environment, which may hold secrets."""
+"""The only environment variables that the process gets: others may hold secrets."""
 
 
 class PictureDecoder:
-    """Thread safe; one picture at a time."""
+    """Decodes one picture at a time. Thread safe."""
 
     def __init__(self, model: PictureModel) -> None:
         self._model = model
@@ -56,7 +56,7 @@ class PictureDecoder:
         return answer.height, answer.width
 
     def _answer(self, order: DecodeOrder) -> Decoded:
-        """The answer of the process, or of another one if that was killed or had ended before."""
+        """Returns the answer of the process; if it ends without one, that of a second process."""
         code = 0
         for _ in range(2):
             process = self._process or self._start()
@@ -94,7 +94,7 @@ class PictureDecoder:
         return process
 
     def _end_if_closed(self) -> None:
-        """Ends a process that was started while another thread closed this."""
+        """Ends a process that was started while another thread called ``close``."""
         if self._closed and self._process is not None:
             self._process.kill()
 
@@ -117,12 +117,12 @@ def _reap(process: subprocess.Popen[bytes]) -> int:
 
 
 def _ask(process: subprocess.Popen[bytes], order: DecodeOrder) -> Decoded | None:
-    """The answer; None if the picture ended the process."""
+    """Returns the answer; None if the process ended instead."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:
         write_message(process.stdin, order)
         answer = read_message(process.stdout)
-    except (OSError, ValueError):  # its end of a pipe, or ours, is closed
+    except (OSError, ValueError):  # an end of a pipe is closed
         return None
     return None if answer is None else msgspec.msgpack.decode(answer, type=Decoded)

@@ -1,5 +1,5 @@
-"""The process that decodes pictures of clients: small, limited in time and memory, without secrets. It may
-end at any picture; its parent starts another one.
+"""The process that decodes pictures of clients: small, limited in time and memory, without secrets. Any
+picture may end it; its parent then starts another one.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from engine.media.picture import PictureModel
 from engine.process.limited_child import limit_memory, read_message, write_message
 
 TIME_LIMIT_S = 10.0
-"""The most CPU seconds for one picture."""
+"""Maximum CPU time for one picture, in seconds."""
 MEMORY_LIMIT_BYTES = 3 * 2**29
-"""The most memory beyond what the process takes before the first picture: the largest one that is decoded
-takes 64 million pixels of four bytes, several times."""
+"""Maximum memory beyond what the process uses before the first picture: the largest allowed picture needs
+several times 64 million pixels of four bytes."""
 
 
 class DecodeOrder(msgspec.Struct, array_like=True):
-    """One picture to decode: the bytes of its file, and where its pixels go."""
+    """One picture to decode: the bytes of its file, and the path to which its pixels are written."""
 
     data: bytes
     model: PictureModel
@@ -30,18 +30,18 @@ class DecodeOrder(msgspec.Struct, array_like=True):
 
 
 class Decoded(msgspec.Struct, array_like=True, omit_defaults=True):
-    """The size of the pixels, or why there are none."""
+    """The size of the decoded picture, or why it was not decoded."""
 
     height: int = 0
     width: int = 0
     fault: str | None = None
-    """What is wrong with the picture."""
+    """What is wrong with the picture; None if nothing is."""
     failure: str | None = None
-    """What went wrong here, such as a full disk."""
+    """An error of this server, such as a full disk."""
 
 
 def main() -> None:
-    """Decodes what comes on standard input until it ends."""
+    """Decodes the pictures that arrive on standard input until it ends."""
     from engine.media.decoding import decode
 
     def answer(order: DecodeOrder) -> Decoded:

@@ -1,5 +1,5 @@
-"""From the bytes of a picture's file to pixels, as transformers' processors make them. The only module that
-knows Pillow; for files of clients it runs in a process of its own."""
+"""Decodes the bytes of a picture's file to pixels, as transformers' processors do. The only module that uses
+Pillow; files of clients are decoded in a separate process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.media.picture import PictureModel
 from engine.media.resizing import check_ratio, fitted_size
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-"""Other decoders are not run, whatever the first bytes are like."""
+"""The allowed formats. Decoders of other formats never run, whatever the file begins with."""
 
 _ORIENTATION = 0x0112
 _TURNS = {
@@ -27,7 +27,7 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What makes a picture upright whose EXIF orientation is this."""
+"""The transposition that makes a picture upright, by its EXIF orientation."""
 
 Image.MAX_IMAGE_PIXELS = MAX_PIXELS
 Image.preinit()
@@ -36,7 +36,7 @@ Image.preinit()
 def decode(data: bytes, model: PictureModel, path: str) -> tuple[int, int]:
     """Writes the pixels of a file in the size in which the model reads them; returns height and width.
 
-    PictureFault if it is no picture or too large. An OSError is of the file at ``path``.
+    PictureFault if it is not a picture or too large. An OSError concerns the file at ``path``.
     """
     try:
         with warnings.catch_warnings(), Image.open(BytesIO(data), formats=FORMATS) as picture:
@@ -60,17 +60,17 @@ def decode(data: bytes, model: PictureModel, path: str) -> tuple[int, int]:
 
 
 def _upright(picture: Image.Image) -> Image.Image:
-    """Turned as its EXIF orientation says, as transformers loads pictures from files."""
+    """Returns the picture turned according to its EXIF orientation, as transformers loads files."""
     try:
         turn = _TURNS.get(picture.getexif().get(_ORIENTATION, 1))
-    except Exception:  # what is wrong in the metadata does not concern the pixels
+    except Exception:  # broken metadata does not affect the pixels
         turn = None
     return picture if turn is None else picture.transpose(turn)
 
 
 def in_rgb(picture: Image.Image) -> Image.Image:
-    """The picture in RGB; what is transparent shows white, as in transformers. Gray of 16 bits is scaled to
-    8, which Pillow alone would cut off at white."""
+    """Returns the picture in RGB, with white for transparent parts, as transformers does. 16-bit gray is
+    scaled to 8 bits; Pillow alone would clip it to white."""
     if picture.mode.startswith("I"):
         transparent = picture.info.get("transparency")
         picture = picture.convert("I").point(lambda value: value / 256, "L")

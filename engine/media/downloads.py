@@ -1,5 +1,5 @@
-"""Fetches pictures from the hosts that the operator has named, and from no others: not by a redirect, nor by
-a name that leads into a private network."""
+"""Fetches pictures only from the hosts that the operator has named: neither a redirect nor a name with a
+private address leads elsewhere."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ import httpx
 from engine.media.limits import MAX_FILE_BYTES, PictureFault, too_many_bytes
 
 TIME_LIMIT_S = 10.0
-"""The most seconds for one picture, redirects included."""
+"""Maximum time to fetch one picture, redirects included."""
 MAX_REDIRECTS = 5
 MAX_AT_ONCE = 16
 MAX_PER_OWNER = 4
-"""Pictures that are fetched at a time: as many files are in memory, whole or in part."""
+"""Concurrent fetches of one owner; ``MAX_AT_ONCE`` of all owners. Each holds up to a whole file in memory."""
 TURN_LIMIT_S = 30.0
-"""How long one may wait for its turn."""
+"""Maximum time that a fetch waits for its turn."""
 
 Address = IPv4Address | IPv6Address
 _TRANSLATED = ip_network("64:ff9b::/96")
-"""Addresses that a gateway (NAT64) leads to any other, private ones too."""
+"""Addresses that a NAT64 gateway translates to any IPv4 address, private ones too."""
 
 
 class PictureDownloads:
-    """Each request has a connection of its own, since each resolves its host anew."""
+    """Opens a connection per fetch, since each fetch resolves its host anew."""
 
     def __init__(self, allowed_hosts: Sequence[str]) -> None:
         self._allowed = frozenset(_plain(host) for host in allowed_hosts)
@@ -37,7 +37,7 @@ class PictureDownloads:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def check(self, url: str) -> httpx.URL:
-        """The URL, if it may be fetched; else PictureFault."""
+        """Returns the parsed URL; PictureFault if it may not be fetched."""
         try:
             found = httpx.URL(url)
         except (httpx.InvalidURL, UnicodeError, ValueError) as error:
@@ -54,7 +54,7 @@ class PictureDownloads:
         return found
 
     async def fetch(self, url: str, owner: str | None = None) -> bytes:
-        """The file at a URL, in its owner's turn; PictureFault if it cannot or may not be fetched."""
+        """Fetches the file at a URL in its owner's turn; PictureFault if it cannot or may not be fetched."""
         try:
             async with self._turn(owner):
                 async with asyncio.timeout(TIME_LIMIT_S):
@@ -66,7 +66,7 @@ class PictureDownloads:
 
     @asynccontextmanager
     async def _turn(self, owner: str | None) -> AsyncIterator[None]:
-        """One of the few fetches at a time, of all and of an owner; PictureFault after a long wait."""
+        """Waits for one of the concurrent fetches, of all and of the owner; PictureFault if too long."""
         self._use_loop()
         own, count = self._by_owner.get(owner, (asyncio.Semaphore(MAX_PER_OWNER), 0))
         self._by_owner[owner] = own, count + 1
@@ -85,17 +85,18 @@ class PictureDownloads:
                 self._by_owner[owner] = own, count - 1
 
     def _use_loop(self) -> None:
-        """What is waited for belongs to one event loop."""
+        """Creates the semaphores and locks for the running event loop; they work in one loop only."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop = loop
             self._at_once = asyncio.Semaphore(MAX_AT_ONCE)
             self._making_context = asyncio.Lock()
             self._by_owner: dict[str | None, tuple[asyncio.Semaphore, int]] = {}
-            """Of each owner who fetches, and how many of its requests there are."""
+            """A semaphore and the number of running and waiting fetches, by owner."""
 
     async def _tls(self) -> ssl.SSLContext:
-        """Reading the system's certificates takes tens of milliseconds: once, on a thread."""
+        """Returns the TLS context; a thread makes it once, as reading certificates takes tens of
+        milliseconds."""
         async with self._making_context:
             if self._context is None:
                 self._context = await asyncio.to_thread(ssl.create_default_context)
@@ -110,10 +111,10 @@ class PictureDownloads:
         raise PictureFault(f"could not be fetched: more than {MAX_REDIRECTS} redirects")
 
     async def _get(self, url: httpx.URL) -> bytes | str:
-        """The file, or where it has gone."""
+        """Returns the file, or the URL to which the host redirects."""
         address = await self._address(url)
         headers = {"Host": url.netloc.decode("ascii"), "Accept": "image/*", "Accept-Encoding": "identity"}
-        # Connects to the address that was checked; the certificate is still that of the name.
+        # Connects to the address that was checked, but checks the certificate for the host's name.
         direct = url.copy_with(host=str(address))
         names = {"sni_hostname": url.host}
         context = await self._tls()
@@ -130,7 +131,7 @@ class PictureDownloads:
             return await _body(answer)
 
     async def _address(self, url: httpx.URL) -> Address:
-        """An address of the host; PictureFault if any is private and not named by the operator itself."""
+        """Returns an address of the host; PictureFault if any is private and not allowed by the operator."""
         loop = asyncio.get_running_loop()
         port = url.port or (443 if url.scheme == "https" else 80)
         found = await loop.getaddrinfo(url.host, port, type=socket.SOCK_STREAM)

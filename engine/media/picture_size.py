@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 HEAD_BYTES = 65536
-"""How many bytes of a file are read. In photographs, metadata precedes the size."""
+"""How many bytes of a file are read: in photographs, metadata precedes the size."""
 
 _JPEG_SIZES = frozenset((*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0)))
 """Markers of the JPEG segments that hold the size."""
 
 
 def media_type_of(head: bytes) -> str | None:
-    """The media type by the file's first bytes; None if unknown."""
+    """The media type according to the file's first bytes; None if unknown."""
     if head.startswith(b"RIFF"):
         return {b"WEBP": "image/webp", b"WAVE": "audio/wav"}.get(head[8:12])
     signs = {
@@ -55,7 +55,7 @@ def _size_of_webp(head: bytes) -> tuple[int, int] | None:
 
 
 def _size_of_bmp(head: bytes) -> tuple[int, int]:
-    """The height is negative where the first row is the topmost."""
+    """The height is negative if the first row is the topmost."""
     if _little(head[14:18]) == 12:
         return _little(head[18:20]), _little(head[20:22])
     height = int.from_bytes(head[22:26], "little", signed=True)

@@ -1,5 +1,5 @@
-"""What stands for pictures in prompts: a part or a text for the chat template, then as many tokens as the
-model's encoder makes embeddings."""
+"""Placeholders of pictures in prompts: a part or a text for the chat template, which is then expanded to as
+many tokens as the model's encoder makes embeddings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Placeholders:
         added = tokenizer.added_tokens
         before, after = _AROUND if all(each in added for each in _AROUND) else ("", "")
         self.text = f"{before}{self._token}{after}"
-        """A picture in the prompt of a template that takes texts only."""
+        """The placeholder of a picture for a template that only takes texts."""
         ends = (model.row_end_id, model.end_id)
         others = [tokenizer.token_text(each) for each in ends if each is not None]
         self._blinded = [
@@ -39,8 +39,8 @@ class Placeholders:
         ]
 
     def blind(self, value: Any) -> Any:
-        """The same JSON value, in whose texts no placeholder reads as one: each gets a character without
-        width. Without placeholders it is the value itself."""
+        """Returns the JSON value with a zero-width character inserted into each placeholder in its texts, so
+        that it is not read as one. Returns ``value`` itself if there is none."""
         if isinstance(value, PartedText):
             parts = [self._blind_text(part) for part in value.parts]
             return value if parts == value.parts else PartedText.of(parts)
@@ -70,9 +70,9 @@ class Placeholders:
         *,
         in_parts: bool,
     ) -> str:
-        """The text of a conversation with a ``PICTURE_PART`` for each picture. A template that takes no
-        parts, or drops some pictures, of tools' messages for instance, is given all as text. RequestError
-        if it drops that, too."""
+        """Renders a conversation with a ``PICTURE_PART`` per picture. If the template takes no parts, or
+        drops some pictures (for example those of tools' messages), it gets all of them as text. RequestError
+        if it drops those, too."""
         if not num_pictures:
             return self._checked(render(messages), num_pictures)
         as_texts = [with_picture_texts(message, self.text, in_parts=in_parts) for message in messages]
@@ -92,19 +92,20 @@ class Placeholders:
         return text
 
     def num_tokens(self, picture: StoredPicture) -> int:
-        """Tokens of a picture in a prompt."""
+        """Number of tokens of a picture in a prompt."""
         return self._model.num_tokens(picture.height, picture.width)
 
     def num_more(self, pictures: Sequence[StoredPicture]) -> int:
-        """How many tokens a prompt grows by when its placeholders are repeated."""
+        """How many tokens expanding the placeholders adds to a prompt."""
         return sum(self.num_tokens(picture) - 1 for picture in pictures)
 
     def expanded(
         self, token_ids: list[int], pictures: Sequence[StoredPicture]
     ) -> tuple[list[int], tuple[MediaSpan, ...]]:
-        """The prompt with each placeholder as often as its picture has tokens, and where they are.
+        """Returns the prompt with each placeholder repeated for each token of its picture, and the pictures'
+        spans.
 
-        RequestError unless there is a placeholder for each picture.
+        RequestError unless there is one placeholder per picture.
         """
         token_id, found = self._model.token_id, token_ids.count(self._model.token_id)
         if found != len(pictures):

@@ -1,4 +1,4 @@
-"""Reads the pictures of requests: where they are, what their files hold, their pixels."""
+"""Reads the pictures of requests: finds their files, fetches and decodes them."""
 
 from __future__ import annotations
 
@@ -41,26 +41,27 @@ def can_decode() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AskedPicture:
-    """A picture that a request holds."""
+    """A picture in a request."""
 
     source: PictureSource | PictureFault
-    """Where it is, or why it cannot be read from there."""
+    """Where the picture is, or why it cannot be read."""
     is_new: bool = True
-    """Whether this turn brings it. One of the history that is at a URL is not fetched again if it is still
-    known what was there."""
+    """Whether this turn adds the picture. An older one at a URL is not fetched again if it is still in the
+    store."""
 
 
 class PictureReader:
-    """The pictures of all requests of one process. One event loop at a time, but any thread."""
+    """Reads the pictures of all requests of one process. Use it from one event loop at a time, but any
+    thread."""
 
     def __init__(self, model: PictureModel, config: MediaConfig, max_held_bytes: int | None = None) -> None:
-        """``max_held_bytes``: see PictureStore."""
+        """``max_held_bytes``: see ``PictureStore``."""
         self.model = model
         self.store = PictureStore(model, config.max_idle_bytes, max_held_bytes)
         self._allowed_hosts = config.allowed_media_domains
         self._threads = FairThreads(READ_THREADS, "picture-reader")
         self._urls: OrderedDict[tuple[str | None, str], str] = OrderedDict()
-        """Hashes of the files that were last found at URLs, by owner."""
+        """Hash of the file that was last found at a URL, by owner and URL."""
 
     @cached_property
     def _downloads(self) -> PictureDownloads:
@@ -78,7 +79,7 @@ class PictureReader:
     async def read(
         self, asked: Sequence[AskedPicture], owner: str | None, lease: PictureLease | None
     ) -> list[StoredPicture | PictureFault]:
-        """The pictures in their order, held by the lease; without one, only their sizes.
+        """Returns the pictures in order, held by the lease; without a lease, only their sizes.
 
         Raises PixelsFailure if there is no room for them.
         """

@@ -1,4 +1,4 @@
-"""The size in which a model reads a picture: Qwen's rule, which transformers calls ``smart_resize``, or
+"""Computes the size in which a model reads a picture: by Qwen's rule, transformers' ``smart_resize``, or
 Pixtral's."""
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from engine.media.limits import PictureFault
 from engine.media.picture import PictureModel
 
 MAX_ASPECT_RATIO = 200
-"""A picture that is longer than this many times its other side is refused, as Qwen's processors do."""
+"""Maximum ratio of a picture's sides; Qwen's processors refuse longer pictures, too."""
 
 
 def check_ratio(height: int, width: int) -> None:
-    """PictureFault for a picture that is too long and narrow, or has no pixels."""
+    """Raises PictureFault for a picture that is too long and narrow, or has no pixels."""
     if not height or not width:
         raise PictureFault(f"is {width}x{height}: it has no pixels")
     if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
@@ -21,8 +21,8 @@ def check_ratio(height: int, width: int) -> None:
 
 
 def fitted_size(height: int, width: int, model: PictureModel) -> tuple[int, int]:
-    """Height and width, both multiples of a token's side, of about the same shape, in the model's limits.
-    PictureFault for a picture that is too long and narrow."""
+    """Height and width to which a picture is resized: multiples of a token's side, of about the same shape,
+    within the model's limits. PictureFault if it is too long and narrow."""
     check_ratio(height, width)
     if model.max_edge:
         return _within_edge(height, width, model)
@@ -42,7 +42,7 @@ def fitted_size(height: int, width: int, model: PictureModel) -> tuple[int, int]
 
 
 def _within_edge(height: int, width: int, model: PictureModel) -> tuple[int, int]:
-    """Pixtral's rule: no side is longer than the model's limit, and both end with a whole token."""
+    """Pixtral's rule: no side exceeds the model's limit, and both are rounded up to whole tokens."""
     ratio = max(height, width) / model.max_edge
     sides = (height, width) if ratio <= 1 else (math.floor(height / ratio), math.floor(width / ratio))
     fitted = [max(1, math.ceil(side / model.factor)) * model.factor for side in sides]

@@ -1,6 +1,6 @@
 """Finds the picture in a content part of any API: OpenAI's chat and Responses, Anthropic's, MCP's.
 
-Nothing is fetched or decoded here.
+It fetches and decodes nothing.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from engine.media.picture_size import HEAD_BYTES, media_type_of, picture_size
 from engine.media.resizing import check_ratio
 
 MEDIA_TYPES = frozenset(("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"))
-"""The first picture is read of a file that holds several."""
+"""The supported types. If a file holds several pictures, the first is read."""
 
 PICTURE_PARTS = frozenset(("image_url", "input_image", "image", "computer_screenshot"))
 _STEP_CHARS = 2**20
-"""Characters of base64 that are decoded at a time: about a millisecond, in which no other thread runs."""
+"""Characters of base64 that are decoded at a time: about a millisecond, during which no other thread runs."""
 
 Part = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class InlinePicture:
-    """A picture in the request itself, as base64."""
+    """A picture in base64 in the request itself."""
 
     base64: str
 
@@ -48,7 +48,7 @@ def is_picture(part: Part) -> bool:
 
 
 def picture_source(part: Part) -> PictureSource:
-    """Where the part's picture is; PictureFault if it names none that this server could read."""
+    """Where the part's picture is; PictureFault if the part names none that this server can read."""
     blob = _blob_of_resource(part)
     if blob is not None:
         return InlinePicture(blob)
@@ -78,7 +78,7 @@ def _blob_of_resource(part: Part) -> str | None:
 
 
 def _url_of(part: Part) -> str | None:
-    """The first URL in the fields of the APIs, in the part or in the object of such a field."""
+    """The first URL in the fields of the APIs, directly or in the object of such a field."""
     source = part.get("source")
     for value in (part.get("image_url"), source, part.get("url")):
         url = value.get("url") if isinstance(value, Mapping) else value
@@ -88,7 +88,7 @@ def _url_of(part: Part) -> str | None:
 
 
 def _is_data_url(url: str) -> bool:
-    """A scheme has no case."""
+    """Whether the URL is a data URL; upper and lower case are equal in schemes."""
     return url[:5].lower() == "data:"
 
 
@@ -100,13 +100,13 @@ def _of_data_url(url: str) -> InlinePicture:
 
 
 def read_inline(source: InlinePicture) -> bytes:
-    """The file of a picture in a request. PictureFault if it is none, or too large to decode."""
+    """The file of a picture in a request. PictureFault if it is not a picture, or too large to decode."""
     if len(source.base64) // 4 * 3 > MAX_FILE_BYTES + 3:
         raise too_many_bytes(len(source.base64) // 4 * 3)
     try:
         data = _decoded(source.base64)
     except ValueError:
-        try:  # some fold it into lines
+        try:  # some clients fold it into lines
             data = _decoded("".join(source.base64.split()))
         except ValueError as error:
             raise PictureFault("is not valid base64") from error
@@ -115,7 +115,7 @@ def read_inline(source: InlinePicture) -> bytes:
 
 
 def _decoded(text: str) -> bytes:
-    """The bytes of base64, perhaps without the padding; ValueError if it is none."""
+    """Decodes base64 with or without padding; ValueError if it is invalid."""
     if len(text) % 4:
         text += "=" * (-len(text) % 4)
     steps = range(0, len(text), _STEP_CHARS)
@@ -123,7 +123,7 @@ def _decoded(text: str) -> bytes:
 
 
 def check_file(data: bytes) -> None:
-    """Checks what shows without decoding. PictureFault if it is no picture, or too large."""
+    """Checks what can be seen without decoding. PictureFault if it is not a picture, or too large."""
     if len(data) > MAX_FILE_BYTES:
         raise too_many_bytes(len(data))
     head = data[:HEAD_BYTES]

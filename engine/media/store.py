@@ -1,8 +1,8 @@
-"""Pictures in the size in which the model reads them, kept by what their files hold: the next turn of a job
-has the same ones again, and a new one.
+"""Stores pictures in the size in which the model reads them, by the hash of their files: the next turn of a
+job sends the same pictures again.
 
-One store serves an API server process. Pixels are in files in memory, which the core reads. Those that a
-request holds stay; of the others the least recently used are removed.
+There is one store per API server process. The pixels are in files in memory, which the core reads. Pictures
+that a request holds are kept; of the others, the least recently used are evicted.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from engine.process.private_folder import make_private_folder, remove_private_fo
 
 _SHUTTING_DOWN = "The server is shutting down."
 MAX_KNOWN = 16384
-"""The most pictures whose size, or whose fault, is remembered."""
+"""Maximum number of pictures whose size or fault is remembered."""
 MIN_HELD_BYTES = 4 * 2**30
-"""Requests may hold as many bytes of pixels as are kept for later, or these if that is less."""
+"""Requests may by default hold ``max_idle_bytes`` of pixels, but at least this many."""
 
 _SHARED_MEMORY = "/dev/shm"
 _PREFIX = "continuum-pictures-"
@@ -46,7 +46,7 @@ class StoredPicture:
     height: int
     width: int
     path: str | None
-    """The file of its pixels; None where only the size was asked for."""
+    """The file of its pixels; None if only the size was requested."""
     num_holders: int = 0
 
     @property
@@ -67,7 +67,7 @@ class PictureLease:
         self.is_released = False
 
     def release(self) -> None:
-        """The request has ended. Repeatable; what is still being decoded for it is not held either."""
+        """Releases the pictures of an ended request, also those that are still being decoded. Repeatable."""
         self._store.release(self)
 
     def __enter__(self) -> Self:
@@ -81,20 +81,20 @@ class PictureLease:
 
 @dataclass(slots=True)
 class _Pending:
-    """A picture that is being decoded, and who waits for it."""
+    """A picture that is being decoded, and the leases that wait for it."""
 
     future: Future[StoredPicture] = field(default_factory=Future)
     leases: list[PictureLease | None] = field(default_factory=list)
 
     @property
     def is_wanted(self) -> bool:
-        """Whether somebody waits: who has left has released the lease."""
+        """Whether any request still waits: one that has ended has released its lease."""
         return any(lease is None or not lease.is_released for lease in self.leases)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """What the store holds, and how much it had to decode."""
+    """What the store holds, and how many pictures it had to decode."""
 
     num_decoded: int
     num_held: int
@@ -104,19 +104,19 @@ class StoreStatistics:
 
 
 class PictureStore:
-    """Thread safe. Nothing is started or created before the first picture."""
+    """Starts and creates nothing before the first picture. Thread safe."""
 
     def __init__(self, model: PictureModel, max_idle_bytes: int, max_held_bytes: int | None = None) -> None:
-        """``max_held_bytes``: the most that requests hold together; by default ``max_idle_bytes``, or
-        MIN_HELD_BYTES if that is more."""
+        """``max_held_bytes``: maximum bytes that requests hold together; by default ``max_idle_bytes``, but
+        at least MIN_HELD_BYTES."""
         self.on_lookup: Callable[[bool], object] = lambda found: None
-        """Called for each picture that a request is to hold, with whether it was known already."""
+        """Called for each picture that a request will hold, with whether it was already stored."""
         self._model = model
         self._max_idle_bytes = max_idle_bytes
         self._usual_bytes = max(max_idle_bytes, MIN_HELD_BYTES)
         self._max_held_bytes = self._usual_bytes if max_held_bytes is None else max_held_bytes
         self._decoder = PictureDecoder(model)
-        self._thread = FairThreads(1, "picture-decoder")  # the process takes one after another
+        self._thread = FairThreads(1, "picture-decoder")  # the process decodes one at a time
         self._lock = Lock()
         self._folder: str | None = None
         self._num_decoded = 0
@@ -125,23 +125,23 @@ class PictureStore:
         self._held_bytes = self._idle_bytes = 0
         self._pending: dict[str, _Pending] = {}
         self._known: OrderedDict[str, tuple[int, int] | str] = OrderedDict()
-        """Sizes of pictures, and what is wrong with others, by their hashes."""
+        """The size of a picture, or what is wrong with it, by its hash."""
 
     def hash_of(self, data: bytes, owner: str | None) -> str:
-        """The name of a file's content: with the owner, so that timing does not reveal what others have
-        sent, and with the limits of its size, which its pixels depend on."""
+        """A hash of the file's content, of the owner, so that timing does not reveal what others have sent,
+        and of the size limits, on which the pixels depend."""
         digest = sha256(data)
         limits = self._model.min_pixels, self._model.max_pixels, self._model.max_edge
         digest.update(msgspec.json.encode((*limits, owner)))
         return digest.hexdigest()
 
     def lease(self) -> PictureLease:
-        """A lease without pictures."""
+        """Returns an empty lease."""
         return PictureLease(self)
 
     def find(self, content_hash: str, lease: PictureLease | None) -> StoredPicture | None:
-        """A picture that was decoded before, held by the lease; None if it must be decoded. Without a lease
-        only its size is wanted. PictureFault if it cannot be decoded."""
+        """Returns a stored picture, held by the lease; None if it must be decoded. Without a lease, returns
+        only its size. PictureFault if decoding has failed before."""
         with self._lock:
             found = self._find(content_hash, lease)
         if found is not None and lease is not None:
@@ -164,11 +164,11 @@ class PictureStore:
     def get(
         self, content_hash: str, data: bytes, lease: PictureLease | None, owner: str | None = None
     ) -> Future[StoredPicture]:
-        """The picture of a file, decoded unless it was before; each file is decoded once, however many wait.
-        Owners take turns.
+        """Returns the picture of a file, decoding it if it is not stored; concurrent callers share one
+        decoding. Owners take turns.
 
-        In the future: PictureFault, or PixelsFailure. It is shared and cannot be cancelled: what nobody waits
-        for when its turn comes is not decoded.
+        The future may raise PictureFault or PixelsFailure. It is shared and cannot be cancelled; a picture is
+        not decoded if no request waits for it at its turn.
         """
         with self._lock:
             known = content_hash in self._known
@@ -200,7 +200,8 @@ class PictureStore:
     def put(
         self, content_hash: str, write: Callable[[str], tuple[int, int]], lease: PictureLease
     ) -> StoredPicture:
-        """The same for a picture that this process has decoded itself: ``write`` makes the file."""
+        """Stores a picture that this process decodes itself, unless it is stored: ``write`` makes the
+        file."""
         found = self.find(content_hash, lease)
         if found is not None:
             return found
@@ -235,7 +236,7 @@ class PictureStore:
         self._pending.pop(content_hash).future.set_exception(error)
 
     def _written(self, path: str, write: Callable[[str], tuple[int, int]]) -> tuple[int, int]:
-        """Writes the file; if there is no room for it, once more without what is kept for later."""
+        """Writes the file; if that fails, evicts all idle pictures and retries once."""
         try:
             return write(path)
         except (PixelsFailure, OSError):
@@ -284,7 +285,7 @@ class PictureStore:
         )
 
     def release(self, lease: PictureLease) -> None:
-        """Ends a lease; see there."""
+        """Ends a lease; see ``PictureLease.release``."""
         with self._lock:
             lease.is_released = True
             for picture in lease.pictures:
@@ -321,7 +322,7 @@ class PictureStore:
             return os.path.join(self._folder, os.urandom(8).hex())
 
     def statistics(self) -> StoreStatistics:
-        """Counts of the moment."""
+        """The current counts."""
         with self._lock:
             return StoreStatistics(
                 num_decoded=self._num_decoded,
@@ -332,7 +333,7 @@ class PictureStore:
             )
 
     def close(self) -> None:
-        """Ends the process that decodes, and removes all pixels. Repeatable."""
+        """Ends the decoding process, and removes all pixels. Repeatable."""
         self._decoder.close()
         self._thread.close(wait=True)
         with self._lock:
@@ -345,8 +346,7 @@ class PictureStore:
 
 
 def _place(num_bytes: int) -> str | None:
-    """The folder of files in memory; None where there is none with this much room: files go where temporary
-    ones are."""
+    """The folder for files in memory; None, for the temporary folder, if it has less free space than this."""
     try:
         found = os.statvfs(_SHARED_MEMORY)
     except OSError:

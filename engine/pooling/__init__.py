@@ -1,1 +1,1 @@
-"""Embeddings, classes and scores instead of text: what a request asks for and what a model has."""
+"""Embeddings, classes and scores instead of text: parameters of requests and properties of models."""

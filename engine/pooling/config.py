@@ -1,4 +1,4 @@
-"""Whether the engine generates or pools, and how: ``--runner`` and ``--pooler-config``."""
+"""Configures whether the engine generates or pools, and how: ``--runner`` and ``--pooler-config``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.pooling.hf_overrides import ClassTokens, read_hf_overrides
 
 RUNNERS = ("auto", "generate", "pooling")
 POOLING_TYPES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
-"""Ways to make one vector of a prompt's, by their names in sentence-transformers."""
+"""Methods to pool the vectors of a prompt's tokens into one, by their names in sentence-transformers."""
 _V1_NAMES = {"last": "lasttoken"}
 _TYPE_FIELDS = ("seq_pooling_type", "pooling_type")
 _ACTIVATION_FIELDS = ("use_activation", "normalize", "activation")
@@ -21,17 +21,18 @@ _ACTIVATION_FIELDS = ("use_activation", "normalize", "activation")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingConfig:
-    """What overrules the model folder."""
+    """Options that override the model's folder."""
 
     runner: str = "auto"
-    """What the model is used for: ``auto`` (as its folder says) | ``generate`` | ``pooling``."""
+    """What the model is used for: ``auto`` (the folder decides) | ``generate`` | ``pooling``."""
     pooling_type: str | None = None
-    """How one vector is made of a prompt's; None: as the folder says."""
+    """How the vectors of a prompt's tokens become one; None: as the folder defines."""
     use_activation: bool | None = None
-    """Whether embeddings are normalized, and logits made probabilities, unless a request says."""
+    """Whether to normalize embeddings and turn logits into probabilities, by default; None: as the folder
+    defines."""
 
     class_tokens: ClassTokens | None = None
-    """Tokens whose logits are classes, for a decoder that generates; None: as the folder says."""
+    """Tokens whose logits are the classes, for a generating decoder; None: as the folder defines."""
 
     def __post_init__(self) -> None:
         one_of("runner", self.runner, RUNNERS)

@@ -1,4 +1,4 @@
-"""``--hf-overrides``: how a decoder that generates is to score pairs of texts, in V1's fields."""
+"""Reads ``--hf-overrides``: how a generating decoder scores pairs of texts, in V1's fields."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _CLASSIFIER = "ForSequenceClassification"
 
 @dataclass(frozen=True, slots=True)
 class ClassTokens:
-    """Tokens whose logits behind a prompt are its classes."""
+    """Tokens whose logits at the end of a prompt are its classes."""
 
     tokens: tuple[str, ...]
     is_two_way: bool = False
-    """Whether there is one class: how much more probable the second token is than the first."""
+    """Whether the two tokens make one class: the second token's logit minus the first's."""
 
 
 def read_hf_overrides(given: str | Mapping[str, Any] | None) -> ClassTokens | None:
-    """Raises ConfigError for what does not say how to classify by tokens: a folder's config is read as it
-    is."""
+    """Reads the override; ConfigError unless it defines how to classify by tokens: a folder's config cannot
+    be changed."""
     if given is None or given == {}:
         return None
     fields = read_fields("hf_overrides", given, _EXAMPLE)
@@ -54,7 +54,7 @@ def read_hf_overrides(given: str | Mapping[str, Any] | None) -> ClassTokens | No
 
 
 def _check_architectures(names: object) -> None:
-    """V1 picks its classes by it; here it can only agree with the other fields."""
+    """Checks the field by which V1 picks its classes; here it must only agree with the other fields."""
     if names is None:
         return
     if not isinstance(names, list | tuple) or len(names) != 1 or not str(names[0]).endswith(_CLASSIFIER):

@@ -1,4 +1,4 @@
-"""What a request to a pooling model asks for, what the model has, and what it answers."""
+"""Parameters of a request to a pooling model, properties of the model, and its answer."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from engine.errors import RequestError
 
 PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
 WHOLE_PROMPT_TASKS = ("token_embed", "token_classify")
-"""Tasks that answer with a row for each token of the prompt."""
+"""Tasks whose answer has a row per token of the prompt."""
 
 
 class PoolingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, kw_only=True):
-    """The counterpart of ``SamplingParams`` for models that pool, with V1's names."""
+    """The counterpart of ``SamplingParams`` for pooling models, with V1's names."""
 
     task: PoolingTask | None = None
-    """``embed`` | ``classify`` | ``token_embed`` | ``token_classify``; None: the model's own."""
+    """``embed`` | ``classify`` | ``token_embed`` | ``token_classify``; None: the model's first."""
     dimensions: int | None = None
-    """Length of an embedding: its first numbers, normalized again; None: all."""
+    """Length to which embeddings are cut, and normalized again; None: not cut."""
     use_activation: bool | None = None
-    """Whether to normalize embeddings, or to make probabilities of logits; None: as the model says."""
+    """Whether to normalize embeddings, or turn logits into probabilities; None: the model's default."""
     first_segment: int | None = None
-    """Tokens of the first of two texts, where the model tells them apart; None: there is one text."""
+    """Number of tokens of the first of two texts, if the model distinguishes them; None: there is one
+    text."""
 
     def checked(self, model: PoolingModel) -> PoolingParams:
-        """With its task, as the model can do it. Raises RequestError."""
+        """Returns these parameters with the task filled in. RequestError if the model does not support
+        them."""
         task = self.task or model.tasks[0]
         if task not in model.tasks:
             raise RequestError(f"task must be one of {', '.join(model.tasks)}, got {task!r}.", "task")
@@ -40,10 +42,10 @@ class PoolingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen=
 
 
 class PoolingModel(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, kw_only=True):
-    """What a pooling model has; told to API server processes."""
+    """Properties of a pooling model; API server processes receive them."""
 
     tasks: tuple[PoolingTask, ...]
-    """What it can do; the first is what it does unless asked."""
+    """The supported tasks; the first is the default."""
     size: int
     """Length of its embeddings, or its number of classes."""
     labels: tuple[str, ...] = ()
@@ -53,30 +55,29 @@ class PoolingModel(msgspec.Struct, array_like=True, omit_defaults=True, frozen=T
     may_cut: bool = True
     """Whether embeddings may be cut at all."""
     prompts: dict[str, str] = {}
-    """Texts that go before an input, by their names in the model's folder."""
+    """Texts that are put before an input, by their names in the model's folder."""
     default_prompt: str | None = None
-    """The name of the one that goes before an input that names none."""
+    """Name of the prompt for an input that names none."""
     in_chat: bool = False
-    """Whether a text is put into the chat template as the user's message, and a text before it as the
-    system's."""
+    """Whether a text is put into the chat template as the user's message, and its prompt as the system's."""
     joins_pairs: bool = False
-    """Whether the two texts of a pair are one text: its client has put them into the model's format."""
+    """Whether the two texts of a pair are concatenated: the client has put them into the model's format."""
     lowercases: bool = False
-    """Whether texts are put in lower case before they are tokenized."""
+    """Whether texts are converted to lower case before they are tokenized."""
     tells_segments: bool = False
-    """Whether the model can be told which tokens belong to the second of two texts."""
+    """Whether the model takes as input which tokens belong to the second of two texts."""
     whole_prompts: bool = False
-    """Whether a prompt must be computed in one step: each token attends to all."""
+    """Whether a prompt must be computed in one step, because each token attends to all."""
     caches_prefixes: bool = True
-    """Whether a prompt may begin with KV of another's; not if all its tokens are pooled."""
+    """Whether a prompt may reuse cached KV of another's prefix; not if all its tokens are pooled."""
 
     @property
     def is_cross_encoder(self) -> bool:
-        """Whether it scores a pair of texts that it reads together."""
+        """Whether the model reads a pair of texts together and scores it."""
         return "classify" in self.tasks and self.size == 1
 
     def check_dimensions(self, dimensions: int) -> None:
-        """Raise RequestError unless embeddings may be cut to this length."""
+        """Raises RequestError unless embeddings may be cut to this length."""
         if not self.may_cut and dimensions != self.size:
             raise RequestError(
                 f"dimensions must be {self.size}: this model's embeddings cannot be cut.", "dimensions"
@@ -100,5 +101,5 @@ class Pooled(msgspec.Struct, array_like=True, frozen=True):
         return cls(array.shape, np.ascontiguousarray(array, "<f4").tobytes())
 
     def array(self) -> npt.NDArray[np.float32]:
-        """[size], or [num_tokens, size] of a task that answers for each token"""
+        """Array [size], or [num_tokens, size] of a task that answers for each token."""
         return np.frombuffer(self.data, "<f4").reshape(self.shape)

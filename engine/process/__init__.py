@@ -1,1 +1,1 @@
-"""What every process of a server needs: spawning, logging, trimming memory, private folders."""
+"""Used by every process of a server: spawning, logging, trimming memory, private folders."""

@@ -1,4 +1,4 @@
-"""Threads that work for several owners in turns: what one owner asks for does not hold up the others."""
+"""Threads that serve several owners in turns, so that one owner's work does not delay the others'."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class _Job:
 
 
 class FairThreads:
-    """An executor of ``concurrent.futures`` but for the owners. Thread-safe; its threads are started as they
-    are needed, and end with the process."""
+    """An executor as in ``concurrent.futures``, but with owners. Thread safe; its threads start when they are
+    needed, and end with the process."""
 
     def __init__(self, num_threads: int, name: str, *, most_per_owner: int | None = None) -> None:
-        """``most_per_owner``: threads that one owner may have at a time; None: all of them."""
+        """``most_per_owner``: maximum number of threads that serve one owner at a time; None: all."""
         self._num_threads = num_threads
         self._most_per_owner = most_per_owner or num_threads
         self._name = name
         self._waiting: OrderedDict[str, deque[_Job]] = OrderedDict()
-        """Jobs by owner; whose turn is next comes first."""
+        """Waiting jobs by owner, in the order of the owners' turns."""
         self._num_waiting = 0
         self._running: dict[str, int] = {}
         self._threads: list[threading.Thread] = []
@@ -46,8 +46,8 @@ class FairThreads:
         self._closed = False
 
     def submit(self, owner: str, work: Callable[[], T]) -> Future[T]:
-        """Run this on a thread in the owner's turn. Work whose future is cancelled by then is left out;
-        behind ``close`` each future comes cancelled."""
+        """Runs the work on a thread in the owner's turn, unless its future is cancelled before. After
+        ``close`` the future is returned cancelled."""
         job = _Job(owner, work, Future())
         with self._changed:
             if self._closed:
@@ -64,7 +64,8 @@ class FairThreads:
         return job.done
 
     def close(self, *, wait: bool = False) -> None:
-        """Start nothing more, and cancel what waits. Repeatable. ``wait``: for what runs."""
+        """Starts nothing more, and cancels waiting work. Repeatable. ``wait``: also waits for running
+        work."""
         with self._changed:
             self._closed = True
             dropped = [job for jobs in self._waiting.values() for job in jobs]
@@ -97,7 +98,7 @@ class FairThreads:
         return None
 
     def _take(self) -> _Job | None:
-        """The next job of the owner whose turn it is; None if none may run."""
+        """The next job of the first owner in turn who has a thread left; None if there is none."""
         for owner, jobs in self._waiting.items():
             if self._running.get(owner, 0) < self._most_per_owner:
                 self._waiting.move_to_end(owner)

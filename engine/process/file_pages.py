@@ -11,15 +11,15 @@ _MAPPINGS = Path("/proc/self/smaps")
 _ONLY_READ = re.compile(
     r"^([0-9a-f]+)-([0-9a-f]+) r-[x-]p \S+ \S+ \d+ +/.*\n(?:[A-Z]\w*:.*\n)*?Anonymous: +0 kB$", re.MULTILINE
 )
-"""Start and end of a read-only private mapping of a file of which no page was changed."""
+"""Matches a read-only private mapping of a file without changed pages; groups: its start and end."""
 _MADV_DONTNEED = 4
 
 
 def drop_file_pages() -> None:
-    """Drop all file pages from this process, which would otherwise keep those that only its startup needed.
+    """Drops unchanged file pages from this process, since most of them were needed only at startup.
 
-    They stay in the page cache as long as the system has no better use for them, and come back when they are
-    touched. Does nothing without /proc or madvise(2).
+    They stay in the system's page cache while there is memory for them, and are mapped again when touched.
+    Does nothing without /proc or madvise(2).
     """
     madvise = getattr(ctypes.CDLL(None), "madvise", None)
     if madvise is None:

@@ -1,4 +1,4 @@
-"""Frames from strangers: read in pieces as they come, bounded in size and in time."""
+"""Reads frames from untrusted peers in pieces as they arrive, bounded in size and time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ PIECE_BYTES = 2**16
 
 
 def receive_exactly(connection: socket.socket, count: int, deadline: float | None) -> bytearray:
-    """So many bytes; memory grows with what has come. ``deadline``: of ``time.monotonic``; None: the socket's
-    own timeout for each piece. ConnectionError if the other side stops before, TimeoutError if it is slow."""
+    """Returns ``count`` bytes; memory grows with what has arrived. ``deadline``: of ``time.monotonic``; None:
+    the socket's own timeout per piece. ConnectionError if the peer closes before, TimeoutError if it is
+    slow."""
     content = bytearray()
     before = connection.gettimeout()
     try:
@@ -30,7 +31,7 @@ def receive_exactly(connection: socket.socket, count: int, deadline: float | Non
 
 
 def frame_length(head: bytes | bytearray, most: int) -> int:
-    """The length that four bytes announce; ConnectionError if it is above ``most``."""
+    """The length encoded in four bytes; ConnectionError if it is above ``most``."""
     length = int.from_bytes(head, "big")
     if length > most:
         raise ConnectionError(f"a message of {length} bytes, above the {most} that are allowed")

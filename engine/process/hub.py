@@ -1,4 +1,4 @@
-"""Whether the Hugging Face hub is there: asked once, as its client asks for each file again for minutes."""
+"""Checks once whether the Hugging Face hub is reachable: its client would retry for minutes for each file."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from functools import cache
 
 ANSWERS_WITHIN_S = 10.0
 _UNREACHABLE = re.compile("Connect|Timeout")
-"""What errors of HTTP libraries are called where nobody answers."""
+"""Matches the names of HTTP libraries' errors for unreachable hosts."""
 
 
 @cache
 def hub_answers(model: str) -> bool:
-    """False where nobody answers, or nobody is to be asked: there is only what was downloaded before."""
+    """False if the hub is unreachable, or must not be called: then only files downloaded before are
+    available."""
     from huggingface_hub import HfApi, constants  # needed only for a hub name
 
     if constants.HF_HUB_OFFLINE:

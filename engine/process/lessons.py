@@ -1,4 +1,4 @@
-"""What a policy learns in a process of its own: lessons out, models back."""
+"""What a separate process learns for a policy: lessons go to it, models are returned."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Callable
 import msgspec
 
 Lesson = Callable[[], bytes]
-"""Encodes what is to be learned; called where nobody waits, as that takes milliseconds."""
+"""Encodes what is to be learned. It takes milliseconds, so it is called where no request waits."""
 
 
 class ModelLearned(msgspec.Struct, array_like=True, omit_defaults=True, tag=True):
-    """A model that was fitted to a lesson of the policy. An input like any other: a trace has it."""
+    """A model that was fitted to a lesson of the policy. Like any other input, it is recorded in the
+    trace."""
 
     model: str
-    """The model, as the policy's trainer writes it."""
+    """The model, in the format of the policy's trainer."""

@@ -1,5 +1,5 @@
-"""What processes have in common that do for a server what clients may make endless or huge: messages on
-their standard input and output, and a limit on memory."""
+"""For child processes that do work which clients could make endless or huge: messages on standard input and
+output, and a memory limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STATM = Path("/proc/self/statm")
 
 
 def write_message(stream: IO[bytes], message: msgspec.Struct) -> None:
-    """Write a message behind its length."""
+    """Writes a message, preceded by its length."""
     payload = msgspec.msgpack.encode(message)
     stream.write(_LENGTH.pack(len(payload)))
     stream.write(payload)
@@ -23,7 +23,7 @@ def write_message(stream: IO[bytes], message: msgspec.Struct) -> None:
 
 
 def read_message(stream: IO[bytes]) -> bytes | None:
-    """The next message; None at the end."""
+    """Returns the next message; None at the end."""
     header = stream.read(_LENGTH.size)
     if len(header) < _LENGTH.size:
         return None
@@ -33,7 +33,7 @@ def read_message(stream: IO[bytes]) -> bytes | None:
 
 
 def limit_memory(num_bytes: int) -> None:
-    """Let this process have so many bytes more than now, where the system tells what it has."""
+    """Limits this process to ``num_bytes`` more memory than it uses now, if /proc shows how much that is."""
     if _STATM.exists():
         used = int(_STATM.read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + num_bytes,) * 2)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 @lru_cache(maxsize=1)
 def describe_machine() -> dict[str, str]:
-    """A description of each part by name; unknown parts are left out."""
+    """Describes each part, by name; unknown parts are left out."""
     described = {
         "python": platform.python_version(),
         "numpy": _numpy(),
@@ -29,7 +29,7 @@ def _numpy() -> str:
 
 
 def _blas() -> str:
-    """The BLAS that numpy was built with."""
+    """The BLAS with which numpy was built."""
     try:
         from numpy.__config__ import CONFIG
     except ImportError:
@@ -39,7 +39,7 @@ def _blas() -> str:
 
 
 def _cpu() -> str:
-    """The CPU model from /proc/cpuinfo; without it only the architecture."""
+    """The CPU model from /proc/cpuinfo; the architecture without that file."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

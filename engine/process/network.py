@@ -1,4 +1,4 @@
-"""The network interfaces of this machine."""
+"""The network interfaces and addresses of this machine."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import struct
 from contextlib import suppress
 
 _SIOCGIFADDR = 0x8915
-"""Linux: asks for an interface's IPv4 address."""
+"""Linux ioctl that returns an interface's IPv4 address."""
 
 
 def interface_of(address: str) -> str | None:
-    """The interface that has this IPv4 address; None if none has, or the system does not tell."""
+    """The interface with this IPv4 address; None if there is none, or the system does not report it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
             with suppress(OSError):
@@ -23,7 +23,7 @@ def interface_of(address: str) -> str | None:
 
 
 def address_towards(host: str) -> str:
-    """This machine's address on the way to another."""
+    """The address of this machine from which it reaches ``host``."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         asking.connect((host, 9))  # sends nothing
         address: str = asking.getsockname()[0]
@@ -31,14 +31,14 @@ def address_towards(host: str) -> str:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens at."""
+    """Returns a port of this machine on which no process listens."""
     with socket.create_server(("127.0.0.1", 0)) as found:
         port: int = found.getsockname()[1]
         return port
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Let a connection over TCP end within a few seconds of the other machine's end, and send at once."""
+    """Makes a TCP connection send at once, and end within a few seconds of the other machine's failure."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 2)):

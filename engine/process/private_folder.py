@@ -1,5 +1,5 @@
-"""Private temporary folders of a running server. A server that was killed leaves its folder behind; the next
-one that starts on the machine removes it.
+"""Private temporary folders of a running server. A server that was killed leaves its folder; the next server
+that starts on the machine removes it.
 
 A running process holds a lock on a file in its folder; the system releases it when the process ends.
 """
@@ -15,25 +15,25 @@ from pathlib import Path
 
 _MARK, _UNFINISHED_MARK = ".in-use", ".begins"
 _held: dict[str, int] = {}
-"""Descriptors of the locks by folder: open while the process runs, unless the folder is removed."""
+"""The descriptor of the lock by folder: open until the process ends or the folder is removed."""
 
 
 def make_private_folder(prefix: str, parent: str | None = None) -> str:
-    """Make a folder that only this user can read, in ``parent`` or where temporary files are; removes those
-    of this prefix there that were left behind."""
+    """Makes a folder that only this user can read, in ``parent`` or the temporary folder; removes folders of
+    ended processes with this prefix there."""
     _sweep(prefix, parent or tempfile.gettempdir())
     folder = tempfile.mkdtemp(prefix=prefix, dir=parent)
     unfinished = os.path.join(folder, _UNFINISHED_MARK)
     descriptor = os.open(unfinished, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    with suppress(OSError):  # a file system without locks: no process sweeps there either
+    with suppress(OSError):  # a file system without locks: no process removes folders there
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.rename(unfinished, os.path.join(folder, _MARK))  # seen by others from now on, and locked
+        os.rename(unfinished, os.path.join(folder, _MARK))  # from now on, others see it, locked
     _held[folder] = descriptor
     return folder
 
 
 def remove_private_folder(folder: str) -> None:
-    """Remove the folder and its contents. May be called again."""
+    """Removes the folder and its contents. Repeatable."""
     shutil.rmtree(folder, ignore_errors=True)
     descriptor = _held.pop(folder, None)
     if descriptor is not None:
@@ -41,7 +41,7 @@ def remove_private_folder(folder: str) -> None:
 
 
 def remove_if_left(folder: str | Path) -> bool:
-    """Remove the folder of another process if that has ended; returns whether it is gone."""
+    """Removes the folder of another process if that has ended; returns whether the folder is gone."""
     mark = Path(folder) / _MARK
     with suppress(OSError):
         _remove_if_left(mark)
@@ -50,7 +50,7 @@ def remove_if_left(folder: str | Path) -> bool:
 
 def _sweep(prefix: str, parent: str) -> None:
     for mark in Path(parent).glob(f"{prefix}*/{_MARK}"):
-        with suppress(OSError):  # another user's, or removed meanwhile
+        with suppress(OSError):  # it belongs to another user, or was removed meanwhile
             if mark.stat().st_uid == os.getuid() and not mark.parent.is_symlink():
                 _remove_if_left(mark)
 

@@ -9,7 +9,8 @@ from tracing.plain_text import plain_name, plain_text
 
 
 class PlainFormatter(logging.Formatter):
-    """Formats a message as one line, control characters escaped as in JSON; tracebacks keep their lines."""
+    """Formats a message as one line, with control characters escaped as in JSON; tracebacks keep their
+    lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         return plain_name(super().formatMessage(record))
@@ -19,11 +20,11 @@ class PlainFormatter(logging.Formatter):
 
 
 start_log = logging.getLogger("continuum.start")
-"""Startup progress, shown at any log level: a large model takes minutes to load."""
+"""Logs the progress of startup at any log level: a large model takes minutes to load."""
 
 
 def begin_log(level: int | str, who: str, *, shows_start: bool = True) -> None:
-    """Log to stderr. ``who`` names the process, for example ``core 123``."""
+    """Logs to stderr. ``who`` names the process, for example ``core 123``."""
     handler = logging.StreamHandler()
     handler.setFormatter(PlainFormatter(f"%(levelname)s %(name)s ({who}): %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
@@ -32,7 +33,7 @@ def begin_log(level: int | str, who: str, *, shows_start: bool = True) -> None:
 
 
 def show_start_log() -> None:
-    """Show this process's ``start_log`` as plain text."""
+    """Shows this process's ``start_log`` as plain text."""
     handler = logging.StreamHandler()
     handler.setFormatter(PlainFormatter("%(message)s"))
     start_log.handlers, start_log.propagate = [handler], False
@@ -40,7 +41,7 @@ def show_start_log() -> None:
 
 
 def plain_log() -> None:
-    """Log startup progress and warnings to stderr as plain text; for the process that the user started."""
+    """Logs startup progress and warnings to stderr as plain text; for the process that the user started."""
     show_start_log()
     assert logging.lastResort is not None
     logging.lastResort.setFormatter(PlainFormatter("%(message)s"))

@@ -1,4 +1,4 @@
-"""Joining a Ray cluster, or starting one on this machine. Nothing else imports Ray but what runs on one."""
+"""Joins a Ray cluster, or starts one on this machine. Only modules that run on Ray also import it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ ADDRESS_TIMEOUT_S = 5.0
 
 
 def import_ray(option: str) -> Any:
-    """Ray, whose usage report is off. ConfigError, which names the option that needs it, if it is not
-    installed."""
+    """Returns Ray, with its usage report off. ConfigError, which names the option that needs Ray, if it is
+    not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
@@ -28,8 +28,8 @@ def import_ray(option: str) -> Any:
 
 
 def join_cluster(ray: Any) -> bool:
-    """Join the cluster of ``RAY_ADDRESS`` or of this machine, or start one here if there is none; returns
-    whether this process was not in one. ConfigError if nobody answers."""
+    """Joins the cluster of ``RAY_ADDRESS`` or of this machine, or starts one here if there is none; returns
+    False if this process was already in one. ConfigError if RAY_ADDRESS does not answer."""
     if ray.is_initialized():
         return False
     _check_address(os.environ.get("RAY_ADDRESS", ""))
@@ -43,20 +43,21 @@ def join_cluster(ray: Any) -> bool:
 
 
 def with_gpus(ray: Any, device: str, count: int) -> bool:
-    """Whether ``count`` places get GPUs: asked for, or left to choose and there are enough."""
+    """Whether each of ``count`` places gets a GPU: as ``device`` requests; if it is open, whether there are
+    enough."""
     if device in ("cpu", "cuda"):
         return device == "cuda"
     return bool(ray.cluster_resources().get("GPU", 0) >= count)
 
 
 def resources_of(ray: Any) -> str:
-    """What the cluster has, for a message."""
+    """The cluster's resources, for a message."""
     found = ray.cluster_resources()
     return f"{found.get('CPU', 0):.0f} CPU and {found.get('GPU', 0):.0f} GPU"
 
 
 def _check_address(address: str) -> None:
-    """ConfigError if nobody is there, for which Ray would wait for more than a minute."""
+    """Raises ConfigError if the address does not answer; Ray would wait for it for more than a minute."""
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
         return
@@ -68,7 +69,7 @@ def _check_address(address: str) -> None:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Ray handles SIGTERM of its own; here that is ours."""
+    """Restores our SIGTERM handler, which Ray replaces."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield

@@ -1,4 +1,4 @@
-"""How often a process that ends may be started again."""
+"""Limits how often a process that has ended is started again."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections import deque
 
 MAX_RESTARTS = 10
 RESTART_WINDOW_S = 60.0
-"""More ends than ``MAX_RESTARTS`` within the window: restarts would not help."""
+"""If more than ``MAX_RESTARTS`` processes end within this window, restarts do not help."""
 
 
 class RestartLimit:
-    """Counts the ends of processes."""
+    """Counts processes that have ended."""
 
     def __init__(self) -> None:
         self._ended_at: deque[float] = deque()
 
     def count(self) -> bool:
-        """A process has ended; False if no more are to be started."""
+        """Counts an ended process; returns False if no other may be started."""
         now = time.monotonic()
         self._ended_at.append(now)
         while self._ended_at[0] < now - RESTART_WINDOW_S:
@@ -26,10 +26,10 @@ class RestartLimit:
 
     @property
     def allows_more(self) -> bool:
-        """Whether another one is to be started."""
+        """Whether another process may be started."""
         return len(self._ended_at) <= MAX_RESTARTS
 
     @property
     def num_ended(self) -> int:
-        """How many have ended within the window."""
+        """How many processes have ended within the window before the last end."""
         return len(self._ended_at)

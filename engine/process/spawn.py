@@ -1,4 +1,4 @@
-"""How a server's process starts another one."""
+"""Starts a process of the server from another one."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def spawn_command(module: str) -> list[str]:
 
 
 def spawn_input(message: bytes) -> bytes:
-    """What such a process reads: how it finds modules, then a message for its ``main``."""
+    """The standard input of such a process: the pickled sys.path, then a message for ``main``."""
     return pickle.dumps(sys.path) + message

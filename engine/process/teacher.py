@@ -1,4 +1,4 @@
-"""Has the policy's lessons learned by a process of its own, and tells the core what came of it.
+"""Trains the policy's models in a separate process, and passes them to the core.
 
 The core neither loads the library that learns nor waits for it.
 """
@@ -16,18 +16,18 @@ from engine.process.spawn import spawn_command, spawn_input
 logger = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-"""Time between two looks whether a lesson is due."""
+"""Interval in which the thread checks whether a lesson is due."""
 MAX_LESSON_S = 300.0
 """A trainer that takes longer is killed."""
 
 
 class Teacher:
-    """A thread that asks for lessons and runs the trainer; gives up after its first failure."""
+    """A thread that fetches lessons and runs the trainer; stops after the first failure."""
 
     def __init__(
         self, trainer: str, take_lesson: Callable[[], Lesson | None], tell: Callable[[ModelLearned], object]
     ) -> None:
-        """``trainer`` is a module whose ``main`` reads a lesson from standard input and writes a model, or
+        """``trainer``: a module whose ``main`` reads a lesson from standard input and writes a model, or
         nothing, to standard output."""
         self._command = spawn_command(trainer)
         self._take_lesson = take_lesson
@@ -44,7 +44,7 @@ class Teacher:
                 return
 
     def _teach(self, lesson: bytes) -> bool:
-        """Whether to go on."""
+        """Trains on a lesson; returns whether to go on."""
         try:
             model = self._run_trainer(lesson)
             if model and not self._closed.is_set():
@@ -56,7 +56,7 @@ class Teacher:
         return not self._closed.is_set()
 
     def _run_trainer(self, lesson: bytes) -> bytes:
-        """What it wrote; RuntimeError if it failed."""
+        """Returns what the trainer wrote; RuntimeError if it failed."""
         with subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as child:
@@ -76,7 +76,7 @@ class Teacher:
         return model
 
     def close(self) -> None:
-        """Learn nothing more; a trainer that runs is killed."""
+        """Stops learning; kills a running trainer."""
         self._closed.set()
         child = self._child
         if child is not None:

@@ -16,17 +16,18 @@ them in reference cycles."""
 POLL_S = 1.0
 """How often to check whether the process is idle."""
 IDLE_CPU_S = 0.02
-"""CPU time between two checks up to which the process is idle; an idle server's timers take a fifth of it."""
+"""A process that uses at most this CPU time between two checks is idle; an idle server uses a fifth of it."""
 FIRST_WORK_S = 0.05
-"""CPU time before the first trim at idle, about a few requests: they touch most pages that any work does."""
+"""CPU time before the first trim at idle, about a few requests: they touch most pages that any work
+touches."""
 WORK_FACTOR = 10
-"""Factor by which more work comes before each next trim: later work rarely touches new code."""
+"""Factor by which the work before each next trim grows: later work rarely touches new code."""
 
 
 def finish_startup() -> None:
-    """Freeze the objects that exist now, so that the garbage collector skips them, and return memory that
+    """Freezes the objects that exist now, so that the garbage collector skips them, and returns memory that
     only the startup needed. A thread trims again when the process is idle after its first work, after ten
-    times as much, and so on."""
+    times as much work, and so on."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)
@@ -36,9 +37,8 @@ def finish_startup() -> None:
 
 
 def give_back_freed() -> None:
-    """Return freed memory to the system: the allocator would keep it, but weights are loaded only once.
-
-    Does nothing if the C library is not glibc (malloc_trim(3))."""
+    """Returns freed memory to the system: the allocator would keep it, but weights are loaded only once. Does
+    nothing if the C library is not glibc (malloc_trim(3))."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -47,9 +47,8 @@ def give_back_freed() -> None:
 def await_idle_after(
     work_s: float, cpu_s: Callable[[], float] = time.process_time, sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Return when the process has used ``work_s`` of CPU time and is idle afterwards.
-
-    ``cpu_s`` returns the CPU time that it has used so far, on all cores."""
+    """Returns when the process has used ``work_s`` of CPU time and is idle afterwards. ``cpu_s`` returns the
+    CPU time used so far, on all cores."""
     now = cpu_s()
     worked_at = now + work_s
     idle = False

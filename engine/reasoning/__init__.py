@@ -1,4 +1,4 @@
-"""Parsers of the reasoning before an answer. No engine, no HTTP."""
+"""Parsers of the reasoning before an answer. They do not know the engine or HTTP."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Splits a response into a reasoning section and the answer: ``<think>...</think>`` and similar tags.
 
-The opening tag may be in the response, or at the prompt's end, so that the response begins inside
-the section. A call inside the section is a draft, and so reasoning, if reasoning goes on behind it or
-an answer follows. It is made if the response ends with it, closing tag or not: a model that acts has
-ended its reasoning; and if it stands on lines of its own, the last ones of the section, and no other call
-follows. Where the section is not closed, tokens that only calls have make it end there.
+The opening tag may be in the response, or at the prompt's end, so that the response begins inside the
+section. A call inside the section is a draft, hence reasoning, if more reasoning or an answer follows it. It
+counts as a call in two cases. First, if the response ends with it, with or without a closing tag: a model
+that acts has ended its reasoning. Second, if it is on separate lines at the end of the section and no other
+call follows. If the section is not closed, tokens that only calls have end it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from engine.tool_parsers.reader import ReplyReader, Steps, Tag
 
 _QUOTES = "`'\""
 _CONTROL_TEXT = re.compile(r"<[|｜]|\[/?[A-Z_]+\]")
-"""What chat templates write between turns."""
+"""Matches the texts that chat templates write between turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,28 +36,27 @@ class ThinkTags:
     begin: str
     end: str
     assumed: bool = False
-    """Whether the response begins inside the section even if neither prompt nor response shows its
-    opening tag."""
+    """Whether the response begins inside the section even if neither prompt nor response has its opening
+    tag."""
     make_answer: Callable[[], ReplyParser] = PlainParser
-    """Makes the parser of an answer in which no calls are looked for."""
+    """Makes the parser of an answer that cannot contain calls."""
     bare: str | None = None
-    """Another form of the opening tag, at the response's begin only: what is left of it where the tokenizer
-    leaves its token out, say."""
+    """Another form of the opening tag, only at the response's start, such as the rest of it if the tokenizer
+    omits its token."""
     other_ends: tuple[str, ...] = ()
     """Other forms of the closing tag."""
     efforts: tuple[tuple[str, str], ...] = ()
-    """Other pairs of tags, which a prompt may have opened: for less reasoning."""
+    """Other pairs of tags, for less reasoning, which a prompt may have opened."""
 
     def opened_by(self, prompt_tail: str) -> ThinkTags:
-        """These tags, or the pair that the prompt has opened."""
+        """Returns these tags, or the pair that the prompt has opened."""
         for begin, end in self.efforts:
             if begin in prompt_tail:
                 return replace(self, begin=begin, end=end)
         return self
 
     def open_in(self, prompt_tail: str) -> bool | None:
-        """Whether the prompt ends inside a section; None if it ends outside without having closed
-        one."""
+        """Whether the prompt ends inside a section; None if it ends outside without having closed one."""
         _, begin, inside = prompt_tail.rpartition(self.begin)
         if begin and self.end not in inside:
             return True if not _CONTROL_TEXT.search(inside) else None
@@ -69,13 +68,13 @@ class CallTags:
     """The parts of a format's calls that may occur in reasoning."""
 
     ending: tuple[str, ...] = ()
-    """Tags that only calls have: text behind such a call is an answer, where no end of the section comes."""
+    """Tags that only calls have: text after such a call is an answer if the section does not end there."""
     spelled: tuple[str, ...] = ()
     """Texts that a call may begin with."""
 
 
 class ThinkSection(ReplyReader):
-    """Parses one response: gives the reasoning itself, and the rest to the parser of the answer.
+    """Parses one response: outputs the reasoning itself, and passes the rest to the parser of the answer.
 
     White space at the section's ends is layout.
     """
@@ -132,10 +131,10 @@ class ThinkSection(ReplyReader):
                 return
 
     def _read_draft(self, found: str, tag: str) -> Steps[bool]:
-        """Read what may be a call, up to the end of the reasoning or of the response; True if
-        either was reached.
+        """Reads a possible call, up to the end of the reasoning or of the response; True if either was
+        reached.
 
-        False if it is no call: then its first tag is reasoning, and what follows is left unread.
+        False if it is not a call: then its first tag is reasoning, and what follows is left unread.
         """
         draft = _Draft(self._make_answer())
         num_fed = len(found) - len(tag)
@@ -168,8 +167,8 @@ class ThinkSection(ReplyReader):
         return True
 
     def _nothing_follows(self, *, alone: bool) -> Steps[bool]:
-        """Whether nothing follows the section that speaks against a call at its end. ``alone``: the call
-        stands on lines of its own."""
+        """Whether nothing after the section contradicts a call at its end. ``alone``: the call is on separate
+        lines."""
         length = self._length
         follows = yield from self._peek()
         is_call = yield from self._accept(Tag(*self._calls.ending, *self._calls.spelled))
@@ -177,7 +176,7 @@ class ThinkSection(ReplyReader):
         return not follows or (alone and not is_call)
 
     def _end_draft(self, draft: _Draft, num_read: int, *, is_made: bool, is_thought: bool) -> None:
-        """Give out a draft as the calls that it makes, or as reasoning."""
+        """Outputs a draft as the calls that it makes, or as reasoning."""
         if not is_made:
             self._give_reasoning(self._text[self._begin : self._begin + num_read])
         else:
@@ -194,18 +193,19 @@ class ThinkSection(ReplyReader):
             self._deltas.append(ReasoningDelta(text))
 
     def _give_content(self, text: str) -> None:
-        """What is not reasoning goes to the parser of the answer."""
+        """Passes text that is not reasoning to the parser of the answer."""
         if text:
             self._deltas += self._stray.left_out_of(self._answer.feed(text))
 
 
 class _StrayEnd:
-    """Removes closing tags of sections from an answer: they close nothing. A tag in quotes is spoken of."""
+    """Removes closing tags of sections from an answer, where they close nothing. A tag in quotes is a mention
+    and stays."""
 
     def __init__(self, end: str) -> None:
         self._tag = Tag(end, line_breaks=2)
         self._said = ""
-        """The last character of the answer; empty before there is more than white space."""
+        """The last character of the answer; empty before any text other than white space."""
         self._strips = False
         """Whether the next white space belongs to the tag."""
         self._held = ""
@@ -221,7 +221,7 @@ class _StrayEnd:
         return kept
 
     def finish(self) -> list[ReplyDelta]:
-        """Give the text that was held back, because it might have been the start of the tag."""
+        """Outputs the text that was held back because it might be the start of the tag."""
         held, self._held = self._held, ""
         return self._given(held)
 
@@ -253,7 +253,7 @@ class _StrayEnd:
 
 
 class _Draft:
-    """What may be a call inside the section, while it is read."""
+    """A possible call inside the section, while it is read."""
 
     def __init__(self, parser: ReplyParser) -> None:
         self.parser = parser
@@ -266,12 +266,12 @@ class _Draft:
 
     @property
     def is_none(self) -> bool:
-        """Whether it has turned out to be no call: text comes first, whatever comes behind that."""
+        """Whether it has turned out not to be a call: text comes first, whatever follows it."""
         return bool(self._deltas) and isinstance(self._deltas[0], ContentDelta)
 
     @property
     def rest(self) -> str:
-        """The text behind the last call."""
+        """The text after the last call."""
         rest = ""
         for delta in self._deltas:
             rest = rest + delta.text if isinstance(delta, ContentDelta) else ""
@@ -290,7 +290,7 @@ class _Draft:
         return self._deltas
 
     def as_reasoning(self) -> list[ReplyDelta]:
-        """The calls; the text between them was thought."""
+        """Returns the calls; the text between them is reasoning."""
         return [
             ReasoningDelta(delta.text) if isinstance(delta, ContentDelta) else delta for delta in self._deltas
         ]

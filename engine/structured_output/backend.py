@@ -1,8 +1,7 @@
-"""Grammars over one tokenizer, by llguidance: compiles them, advances them, fills the bitmasks of a
-step.
+"""Grammars over one tokenizer, by llguidance: compiles and advances them, and fills the bitmasks of a step.
 
-Everything here may be called from any thread, with one call at a time per grammar in use. The
-library releases the interpreter lock while it works.
+Any thread may call this module, with one call at a time per grammar in use. The library releases the
+interpreter lock while it works.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ if TYPE_CHECKING:
 
 MAX_FILL_THREADS = 8
 MIN_FORCED_BYTES = 2
-"""Less is not worth a draft: a token longer than it may be sampled."""
+"""A shorter forced text is not worth a draft, since a longer token may be sampled."""
 MAX_TOKEN_BYTES = 32
-"""Bytes of forced text that are looked at for each token that is asked for."""
+"""Maximum number of bytes of forced text that are examined per requested token."""
 _SPECIAL_TOKEN = re.compile(rb"\xff\[(\d+)\]")
-"""How the library writes a special token in forced bytes: no text has this byte."""
+"""Matches a special token in forced bytes, as the library writes it: no text contains this byte."""
 MAX_REASON_CHARS = 300
 """Maximum characters of the library's own error text, which quotes its input."""
 
@@ -46,15 +45,15 @@ optional fields."""
 
 
 class TokenTable(msgspec.Struct):
-    """What grammars need to know of a model's tokens."""
+    """The data about a model's tokens that grammars need."""
 
     tokenizer_json: str | None
-    """The tokenizer in the format of the tokenizers library; None if it has no such form."""
+    """The tokenizer in the format of the tokenizers library; None if it cannot be written in that format."""
     vocab_size: int
-    """Tokens of the model's vocabulary."""
+    """Number of tokens in the model's vocabulary."""
     num_tokens: int
-    """The larger of the model's and the tokenizer's vocabulary: either may have tokens that the
-    other has not."""
+    """The larger of the model's and the tokenizer's vocabulary: either may have tokens that the other does
+    not have."""
     eos_token_id: int | None
     added_tokens: dict[str, int]
 
@@ -71,7 +70,7 @@ class TokenTable(msgspec.Struct):
 
 
 class GrammarBackend:
-    """The library, set up with the tokens of a model."""
+    """The library, configured with the tokens of a model."""
 
     def __init__(self, table: TokenTable) -> None:
         """Takes up to a second. RequestError for a tokenizer that the library does not support."""
@@ -83,8 +82,8 @@ class GrammarBackend:
         self._executor = LLExecutor(max(1, min(MAX_FILL_THREADS, (os.cpu_count() or 1) // 2)))
 
     def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
-        """The compiled grammar; RequestError if it is invalid, too large, or beyond what the
-        library supports."""
+        """Returns the compiled grammar; RequestError if it is invalid, too large, or unsupported by the
+        library."""
         params.verify()
         matcher = self._matcher(params)
         for number, text in enumerate(params.texts or ()):
@@ -107,7 +106,7 @@ class GrammarBackend:
         return can_end(self._matcher(alone), self._matcher(ended), ends, not_text)
 
     def _with_tokens(self, text: str) -> list[int]:
-        """The tokens of a text, of which parts may be added tokens."""
+        """Tokenizes a text that may contain added tokens."""
         added = "|".join(map(re.escape, self._added_tokens))
         pieces = filter(None, re.split(f"({added})", text))
         return [
@@ -124,7 +123,7 @@ class GrammarBackend:
         text = grammar_text(params, self._added_tokens)
         try:
             matcher = LLMatcher(self._tokens, text, log_level=0, limits=_LIMITS)
-        except ValueError as error:  # for instance a text that is not Unicode
+        except ValueError as error:  # for example a text that is not Unicode
             raise RequestError(f"{params.field} is wrong: {_short(str(error))}", params.field) from error
         probe = matcher.deep_copy()
         if not probe.is_error():
@@ -151,14 +150,14 @@ class GrammarBackend:
 
 
 def _take_a_step(matcher: LLMatcher) -> None:
-    """A grammar that is too wide for the library fails only when a token is consumed, so consume one."""
+    """Consumes a token, because a grammar that is too large for the library fails only then."""
     allowed = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
     if not matcher.is_error():
         matcher.consume_token(int(allowed.argmax()))
 
 
 class CompiledGrammar:
-    """A compiled grammar, to be started once per request."""
+    """A compiled grammar, which is started once per request."""
 
     def __init__(self, matcher: LLMatcher, tokens: LLTokenizer, eos_token_id: int | None) -> None:
         self._matcher = matcher
@@ -170,7 +169,7 @@ class CompiledGrammar:
 
 
 class MatcherGrammar:
-    """A grammar with the state of one request in it: the core's ``TokenGrammar``."""
+    """A grammar with the state of one request: the core's ``TokenGrammar``."""
 
     def __init__(
         self,
@@ -187,38 +186,37 @@ class MatcherGrammar:
         self._ignored_eos = eos_token_id if params.ignore_eos else None
 
     def accept(self, token_id: int) -> bool:
-        """Advance by a token; False if the grammar does not allow it, or exceeds the library's
-        limits."""
+        """Advances by a token; False if the grammar does not allow it, or exceeds the library's limits."""
         if token_id in self._ending_token_ids:
             return not self.matcher.is_error()
         with _as_exception():
             return self.matcher.consume_token(token_id)
 
     def count_allowed(self, token_ids: Sequence[int]) -> int:
-        """How many of these tokens may follow, up to one that ends the request: none of them does, as behind
-        a draft a token is sampled."""
+        """How many of these tokens may follow, not counting from one that ends the request: a token is
+        sampled after each draft, so a draft cannot be the last token."""
         ending = self._ending_token_ids
         inner = next((i for i, token in enumerate(token_ids) if token in ending), len(token_ids))
         with _as_exception():
-            behind = self.matcher.deep_copy()  # some tokens that are not allowed stop a matcher that is asked
+            behind = self.matcher.deep_copy()  # some disallowed tokens stop a matcher that tries them
             num_allowed = int(behind.try_consume_tokens(list(token_ids[:inner])))
             return num_allowed - (num_allowed > 0 and behind.is_stopped())
 
     @property
     def only(self) -> int | None:
-        """See ``ThinkingBudget``: a grammar alone has no such token."""
+        """Always None; see ``ThinkingBudget``."""
         return None
 
     @property
     def matched(self) -> MatcherGrammar | None:
-        """What masks are made of."""
+        """The grammar from which masks are computed."""
         return self
 
     def forced(self, most: int) -> list[int]:
         """See ``TokenGrammar``."""
         token_ids: list[int] = []
         with _as_exception():
-            # A copy is asked: with llguidance 1.9 a matcher that was may fail at its next mask.
+            # Uses a copy: with llguidance 1.9, the matcher itself may fail at its next mask after this call.
             text = self.matcher.deep_copy().compute_ff_bytes()[: most * MAX_TOKEN_BYTES]
             if len(text) < MIN_FORCED_BYTES:
                 return []
@@ -227,7 +225,7 @@ class MatcherGrammar:
         return token_ids[:most]
 
     def ahead(self, token_ids: Sequence[int]) -> list[MatcherGrammar]:
-        """Copies of it behind each of these tokens, which are allowed."""
+        """Returns copies advanced by each of these tokens in turn, which are allowed."""
         copies: list[MatcherGrammar] = []
         for token_id in token_ids:
             following = copy(copies[-1] if copies else self)
@@ -243,9 +241,9 @@ class MatcherGrammar:
         return self.matcher.is_stopped()
 
     def set_endings(self, forbidden: npt.NDArray[np.bool_]) -> None:
-        """The library knows the tokenizer's EOS, which it allows where the output may end. Other
-        tokens that end this request are allowed there too; ``forbidden`` has the shape
-        [vocab_size]."""
+        """Adjusts a row of forbidden tokens, shape [vocab_size]. The library allows only the tokenizer's EOS
+        where the output may end; this allows the request's other ending tokens there, too, and forbids an
+        ignored EOS."""
         if self._other_endings and self.matcher.is_accepting():
             forbidden[[i for i in self._other_endings if i < len(forbidden)]] = False
         if self._ignored_eos is not None and self._ignored_eos < len(forbidden):
@@ -254,8 +252,7 @@ class MatcherGrammar:
 
 @contextmanager
 def _as_exception() -> Iterator[None]:
-    """A panic of the library is no ``Exception`` and would end the thread that meets it: raise one
-    instead."""
+    """Raises a panic of the library as an ``Exception``: it is not one, and would end the thread."""
     try:
         yield
     except BaseException as error:
@@ -280,6 +277,6 @@ def _library_tokens(table: TokenTable) -> LLTokenizer:
 
 
 def _short(reason: str) -> str:
-    """The first lines of the library's reason, as one line."""
+    """The library's reason as one line, truncated to ``MAX_REASON_CHARS``."""
     text = " ".join(reason.replace("<non-verbose/>", "").split())
     return text if len(text) <= MAX_REASON_CHARS else text[:MAX_REASON_CHARS] + "…"

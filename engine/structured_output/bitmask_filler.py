@@ -1,4 +1,4 @@
-"""Fills the bitmasks of a step on a thread of its own while the model runs the step."""
+"""Fills the bitmasks of a step on a separate thread while the model runs the step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from engine.structured_output.thinking_budget import ThinkingBudget
 
 Followed = MatcherGrammar | ThinkingBudget
 Rows = npt.NDArray[np.bool_]
-"""[num_grammars, vocab_size]"""
+"""Array of forbidden tokens [num_grammars, vocab_size]."""
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,8 @@ NO_DRAFTS: Mapping[str, Sequence[int]] = {}
 def _one_by_one(
     backend: GrammarBackend, grammars: Sequence[tuple[str, MatcherGrammar]]
 ) -> tuple[Rows, dict[str, str]]:
-    """The masks one by one, after a failure, and which grammars failed: theirs forbid nothing."""
+    """Computes the masks one by one, after a failure; returns them and the grammars that failed, whose masks
+    forbid nothing."""
     rows: list[npt.NDArray[np.bool_]] = []
     failed: dict[str, str] = {}
     for request_id, grammar in grammars:
@@ -42,8 +43,8 @@ def _one_by_one(
 
 
 class BitmaskFiller:
-    """The bitmasks of one step at a time. They are reserved when the step is scheduled, and filled
-    once its grammars have accepted all tokens sampled before."""
+    """The bitmasks of one step at a time. They are reserved when the step is scheduled, and filled once its
+    grammars have accepted all tokens sampled before."""
 
     def __init__(self, compiler: GrammarCompiler, vocab_size: int) -> None:
         self._compiler = compiler
@@ -53,7 +54,7 @@ class BitmaskFiller:
         self._closed = False
 
     def reserve(self) -> Future[TokenMasks]:
-        """A future for masks that ``fill`` will make, unless ``close`` comes first."""
+        """Returns a future for masks that ``fill`` will compute, unless ``close`` comes first."""
         masks: Future[TokenMasks] = Future()
         self._promised.add(masks)
         masks.add_done_callback(self._promised.discard)
@@ -65,9 +66,9 @@ class BitmaskFiller:
         grammars: Mapping[str, TokenGrammar],
         drafts: Mapping[str, Sequence[int]] = NO_DRAFTS,
     ) -> None:
-        """Start filling the masks of these grammars, by request id, and those behind each draft. None of
-        them may be advanced until the masks are there."""
-        if self._closed:  # a step that was in flight then may still come back
+        """Starts filling the masks of these grammars, by request id, and those after each draft. No grammar
+        may be advanced until the masks are done."""
+        if self._closed:  # a step that was in flight then may still return
             masks.cancel()
         else:
             self._thread.submit(self._fill, masks, grammars, drafts)
@@ -102,7 +103,8 @@ class BitmaskFiller:
         return TokenMasks([request_id for request_id, _ in followed], forbidden, failed)
 
     def _matched(self, followed: Sequence[tuple[str, Followed]]) -> tuple[Rows, dict[str, str]]:
-        """The masks of those that the library follows, which failed, and empty masks of the others."""
+        """Returns the masks, empty for those without a grammar of the library, and the grammars that
+        failed."""
         matched = [(i, each.matched) for i, each in followed if each.matched is not None]
         if not matched:
             return np.zeros((len(followed), self._vocab_size), dtype=np.bool_), {}
@@ -118,9 +120,9 @@ class BitmaskFiller:
         return forbidden, failed
 
     def close(self) -> None:
-        """Cancel the masks that are still awaited (CancelledError), also of steps that come back later.
+        """Cancels the pending masks (CancelledError), and those of steps that return later.
 
-        Not to be called at the same time as ``reserve`` or ``fill``.
+        Must not be called at the same time as ``reserve`` or ``fill``.
         """
         self._closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -1,6 +1,6 @@
-"""Compiles grammars on threads of its own and caches them.
+"""Compiles grammars on separate threads and caches them.
 
-The library gets the model's tokens only with the first request that needs it.
+The library receives the model's tokens only with the first request that needs it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engine.structured_output.params import StructuredOutputsParams
 from engine.structured_output.thinking_budget import with_budget
 
 MAX_REMEMBERED = 64
-"""Cached grammars: agents send the same few with every turn."""
+"""Maximum number of cached grammars: agents send the same few with every turn."""
 COMPILE_THREADS = 2
 
 
@@ -27,16 +27,16 @@ class GrammarCheck(Protocol):
     """Validates a grammar before a request that needs it goes to the core."""
 
     def check(self, params: StructuredOutputsParams, owner: str = "") -> Future[StructuredOutputsParams]:
-        """The enforceable grammar: the same one, without those parts of lenient schemas that cannot
+        """Returns the enforceable grammar: the same one, without those parts of lenient schemas that cannot
         be enforced.
 
-        RequestError in the future if it is invalid. The future is shared and cannot be cancelled. Owners
-        take turns.
+        RequestError in the future if it is invalid. The future is shared and cannot be cancelled. Owners take
+        turns.
         """
 
 
 class GrammarCompiler:
-    """Compiles parameters to grammars; a GrammarCheck where their authors are trusted. Thread safe."""
+    """Compiles parameters to grammars; a GrammarCheck for trusted authors. Thread safe."""
 
     def __init__(self, tokens: Callable[[], TokenTable]) -> None:
         """``tokens`` is called at most once, on another thread."""
@@ -51,12 +51,12 @@ class GrammarCompiler:
         )
 
     def compile(self, params: StructuredOutputsParams, owner: str = "") -> Future[CompiledGrammar]:
-        """The grammar, at once if it is cached; RequestError in the future if it is invalid."""
+        """Returns the grammar, at once if it is cached; RequestError in the future if it is invalid."""
         return self._compiled.get(params, lambda: self.backend().compile(params), owner)
 
     def of_request(self, params: SamplingParams, owner: str = "") -> Future[Callable[[], TokenGrammar]]:
-        """Starts what the output of a request must follow, once it is compiled: at once where there is but
-        a limit on reasoning."""
+        """Returns a function that starts the constraint of a request, once it is compiled: at once if there
+        is only a limit on reasoning."""
         started: Future[Callable[[], TokenGrammar]] = Future()
         if params.structured_outputs is None:
             started.set_result(lambda: with_budget(None, params))
@@ -77,7 +77,7 @@ class GrammarCompiler:
         )
 
     def backend(self) -> GrammarBackend:
-        """Created by the first caller; other callers wait for it meanwhile."""
+        """Returns the backend, which the first caller creates; other callers wait for it."""
         with self._lock:
             backend, first = self._backend, self._backend is None
             if backend is None:

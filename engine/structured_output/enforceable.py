@@ -1,8 +1,8 @@
-"""Reduces the schemas of a request to what can be enforced: the grammar library does not support
-all that clients send.
+"""Reduces the schemas of a request to the parts that can be enforced: the grammar library does not support
+everything that clients send.
 
-One tool with an unusual schema must not fail the request. This module does not know the library,
-only whether a schema compiles.
+One tool with an unusual schema must not fail the request. This module does not know the library, only whether
+a schema compiles.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _SCHEMAS_BY_NAME = ("properties", "patternProperties", *_DEFINITIONS)
 _LISTS_OF_SCHEMAS = ("prefixItems", "anyOf", "oneOf", "allOf")
 _SCHEMAS = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
 _OPTIONS = "x-guidance"
-"""Options for how the library writes JSON: no part of the schema."""
+"""Key of options for how the library writes JSON; not part of the schema."""
 
 
 def enforceable(params: StructuredOutputsParams, compiles: Compile) -> StructuredOutputsParams:
-    """The same, without the parts of lenient schemas that cannot be enforced. RequestError for
-    anything else."""
+    """Returns the parameters without the parts of lenient schemas that cannot be enforced. RequestError for
+    any other part."""
     try:
         compiles(params)
     except RequestError:
@@ -47,7 +47,7 @@ def enforceable(params: StructuredOutputsParams, compiles: Compile) -> Structure
 
 
 def without_lenient_schemas(params: StructuredOutputsParams) -> StructuredOutputsParams:
-    """The same, with any object allowed as the arguments of tools that are not strict."""
+    """Returns the parameters with any object allowed as the arguments of tools that are not strict."""
     arguments = [each if each.strict else _any_object(each) for each in params.arguments or ()]
     return msgspec.structs.replace(params, arguments=arguments or None)
 
@@ -71,12 +71,12 @@ def _loosened(params: StructuredOutputsParams, compiles: Compile) -> StructuredO
     if follows(params.schema_text()):
         return loosened
     left = _Loosening(schema, follows).result()
-    # Where nothing is left of a schema, it was none, and the error is more useful.
+    # If nothing is left, it was not a schema, and the error is more useful.
     return msgspec.structs.replace(loosened, json=json.dumps(left)) if left else loosened
 
 
 def _loosened_arguments(arguments: ToolArguments, compiles: Compile) -> ToolArguments:
-    """The reduced schema of a tool's arguments; RequestError that names the tool if it is strict."""
+    """Returns the reduced schema of a tool's arguments; RequestError that names the tool if it is strict."""
 
     def fault(text: str) -> RequestError | None:
         alone = StructuredOutputsParams(grammar=f"start: %json {text}\n", asked_in="tools")
@@ -100,7 +100,8 @@ def _loosened_arguments(arguments: ToolArguments, compiles: Compile) -> ToolArgu
 def _loosened_texts(
     params: StructuredOutputsParams, texts: list[str | None], compiles: Compile
 ) -> list[str | None]:
-    """Without those that cannot stand between tags; RequestError for one that is no grammar at all."""
+    """Replaces texts that cannot be between tags by None; RequestError for one that is not a grammar at
+    all."""
     kept: list[str | None] = []
     for number, text in enumerate(texts):
         if text is not None:
@@ -117,7 +118,7 @@ def _any_object(arguments: ToolArguments) -> ToolArguments:
 
 
 def _compiles(params: StructuredOutputsParams, compiles: Compile) -> RequestError | None:
-    """The error of compiling it; None if it compiles."""
+    """The error of compiling the parameters; None if they compile."""
     try:
         compiles(params)
     except RequestError as error:
@@ -126,17 +127,17 @@ def _compiles(params: StructuredOutputsParams, compiles: Compile) -> RequestErro
 
 
 class _Loosening:
-    """A schema, reduced by the smallest parts that cannot be enforced."""
+    """Reduces a schema by the smallest parts that cannot be enforced."""
 
     def __init__(self, schema: Any, follows: Callable[[str], bool]) -> None:
         self._schema = schema
         self._follows = follows
         self._num_tries = 0
         self._beside: dict[str, Any] = {}
-        """What is added to each part that is tried: definitions that it may refer to, and options."""
+        """Added to each part that is tried: definitions that it may refer to, and options."""
 
     def result(self) -> Any:
-        """The schema that is left; without any keyword it allows everything."""
+        """Returns the remaining schema; one without keywords allows everything."""
         if not isinstance(self._schema, dict):
             return {}
         schema = dict(self._schema)

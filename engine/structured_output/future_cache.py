@@ -1,4 +1,4 @@
-"""Futures of work that is done once per key, with the most recent ones kept."""
+"""Futures of work that is done once per key; the most recent ones are kept."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ T = TypeVar("T")
 
 
 class FutureCache(Generic[T]):
-    """Thread safe. What is wrong with a request is cached as well; another failure is not: it may pass.
+    """Thread safe. An invalid request is cached as well; another failure is not, since it may be temporary.
 
-    Owners take turns. What is asked for while it is under way is never forgotten.
+    Owners take turns. Work in progress is never forgotten.
     """
 
     def __init__(self, size: int, num_threads: int, name: str) -> None:
-        """``name`` is the prefix of its threads' names."""
+        """``name`` is the prefix of the threads' names."""
         self._size = size
         self._lock = threading.Lock()
         self._futures: OrderedDict[bytes, Future[T]] = OrderedDict()
         self._threads = FairThreads(num_threads, name)
 
     def get(self, asked: msgspec.Struct, make: Callable[[], T], owner: str = "") -> Future[T]:
-        """The result of ``make``, or of an earlier call with the same key; it runs on another thread.
+        """Returns the result of ``make``, or of an earlier call with the same key; ``make`` runs on another
+        thread.
 
         The future is shared and cannot be cancelled.
         """
-        # The order of a dict's keys counts: a schema's is the order of the output.
+        # The order of a dict's keys matters: a schema's is the order of the output.
         key = sha256(msgspec.msgpack.encode(asked)).digest()
         with self._lock:
             known = self._futures.get(key)
@@ -58,7 +59,7 @@ class FutureCache(Generic[T]):
                 return
 
     def _forget_failed(self, key: bytes, done: Future[T]) -> None:
-        """The next one who asks tries again, unless the request is wrong."""
+        """Forgets a failure, so that the next caller tries again, unless the request is invalid."""
         error = done.exception()
         if error is None or isinstance(error, RequestError):
             return
@@ -67,7 +68,7 @@ class FutureCache(Generic[T]):
                 del self._futures[key]
 
     def close(self) -> None:
-        """Let the threads end. Pending futures fail; the work in progress is discarded."""
+        """Ends the threads. Pending futures fail; work in progress is discarded."""
         self._threads.close()
         with self._lock:
             waiting = [future for future in self._futures.values() if not future.done()]

@@ -15,22 +15,22 @@ from engine.structured_output.structural_tag import structural_tag_grammar
 from engine.tool_parsers.forced import escaped, without
 
 TokenIds = Mapping[str, int]
-"""The ids of texts that are tokens of their own."""
+"""Ids of the texts that are single tokens."""
 
 WHITESPACE = r"[ \t\n\r]{0,64}"
-"""The white space between the parts of JSON. Bounded: a model that falls into writing blanks would
-go on until the length limit."""
+"""The white space between the parts of JSON. Bounded: a model that keeps writing blanks would continue until
+the length limit."""
 
 _OPTIONS = '%llguidance {"no_forcing": true}'
-"""Without this option the library would, where only one text can follow, allow only the tokens that
-the tokenizer makes of it. For ``<tool_call>`` that is an added token, which it then refuses,
-because such a token is no text."""
+"""Without this option, if only one text can follow, the library would allow only the tokens that the
+tokenizer makes of it. For ``<tool_call>`` that is an added token, which it then refuses, because such a token
+is not text."""
 
 _AFTER_REASONING = r"/[ \t\n\r]{0,8}/"
 
 
 def grammar_text(params: StructuredOutputsParams, token_ids: TokenIds) -> str:
-    """The grammar of a request; RequestError if even its text is invalid."""
+    """Returns the grammar of a request; RequestError if even its text is invalid."""
     grammars = _tagged(params, token_ids) if params.kind == "structural_tag" else [_answer(params)]
     grammars[0]["name"] = "answer"
     if params.calls is not None:
@@ -66,7 +66,7 @@ def _answer(params: StructuredOutputsParams) -> dict[str, Any]:
 
 
 def _tagged(params: StructuredOutputsParams, token_ids: TokenIds) -> list[dict[str, Any]]:
-    """The grammar of a structural tag, and those that it refers to."""
+    """Returns the grammar of a structural tag, and those that it refers to."""
     inner: list[dict[str, Any]] = []
 
     def write(kind: str, source: Any) -> str:
@@ -91,7 +91,7 @@ def _arguments(params: StructuredOutputsParams) -> str:
 
 
 def quoted(text: str) -> str:
-    """A text as a literal of a Lark grammar."""
+    """Writes a text as a literal of a Lark grammar."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -109,14 +109,14 @@ def _json_grammar(params: StructuredOutputsParams, schema: str) -> dict[str, Any
 
 
 def _only_part(grammar: str) -> dict[str, Any]:
-    """The one grammar in a text that the library made, renamed."""
+    """The single grammar in a text that the library made, without its name."""
     (part,) = json.loads(grammar)["grammars"]
     return {key: value for key, value in part.items() if key != "name" and value is not None}
 
 
 def _lark(params: StructuredOutputsParams) -> str:
     assert params.grammar is not None
-    # Calls get a grammar of their own where they are an alternative to something else.
+    # Calls get a separate grammar if they are an alternative to something else.
     rules = params.grammar + (_arguments(params) if params.calls is None else "")
     for number, text in enumerate(params.texts or ()):
         if text is None:
@@ -127,13 +127,13 @@ def _lark(params: StructuredOutputsParams) -> str:
 def _as_lark(grammar: str, field: str) -> str:
     try:
         return str(any_to_lark(grammar))
-    except Exception as error:  # of many kinds: the converter is a parser of its own
+    except Exception as error:  # of many types, as the converter is a parser itself
         raise RequestError(f"{field} is no grammar: {error}.", field) from error
 
 
 def _reasoning(reasoning: ReasoningSpan, token_ids: TokenIds) -> tuple[str, str]:
-    """How reasoning appears in a rule, and the rules it needs. A tag that is a token of its own can
-    only come as that token."""
+    """Returns how reasoning appears in a rule, and the rules it needs. A tag that is a single token can only
+    appear as that token."""
     end = token_ids.get(reasoning.end)
     optional = "?" if reasoning.may_be_left else ""
     unlike = f" & {without(reasoning.without)}" if reasoning.without else ""

@@ -1,4 +1,5 @@
-"""The constraint that a request puts on its output, as the client sent it. Knows no grammar library."""
+"""The constraint that a request puts on its output, as the client sent it. It does not know the grammar
+library."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ import msgspec
 from engine.errors import RequestError
 
 MAX_GRAMMAR_BYTES = 512 * 1024
-"""Maximum bytes of a schema, an expression or a grammar; the tools of an agent with many servers
-take a fifth of it."""
+"""Maximum bytes of a schema, an expression or a grammar; the tools of an agent with many servers take a fifth
+of it."""
 MAX_CHOICES = 4096
 
 _KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
@@ -22,15 +23,15 @@ class ReasoningSpan(msgspec.Struct, array_like=True, omit_defaults=True, frozen=
 
     end: str
     start: str | None = None
-    """Opens the reasoning, which may then also be left out; None if the prompt has opened it already."""
+    """Opens the reasoning, which is then optional; None if the prompt has opened it already."""
     without: tuple[str, ...] = ()
-    """Expressions: the text matches none of them anywhere."""
+    """Expressions that the text must not match anywhere."""
     may_be_left: bool = False
     """Whether the constrained part may also begin without ``end``."""
 
 
 class ThinkingLimit(msgspec.Struct, array_like=True, frozen=True):
-    """The most tokens of reasoning, and the tokens around it."""
+    """The maximum number of reasoning tokens, and the tokens around reasoning."""
 
     num_tokens: int
     end: int
@@ -44,7 +45,7 @@ class ToolArguments(msgspec.Struct, array_like=True, omit_defaults=True, frozen=
     tool: str
     schema: str
     strict: bool = False
-    """Whether a part of the schema that cannot be enforced is an error; else it is left out."""
+    """Whether a part of the schema that cannot be enforced is an error; else it is omitted."""
 
 
 class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
@@ -56,7 +57,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, kw_only=True, 
     json_object: bool | None = None
     """True: any JSON object."""
     regex: str | None = None
-    """The whole output matches it. Rust's syntax: no look-around and no back-references."""
+    """The whole output matches this. Rust's syntax: no look-around and no back-references."""
     choice: list[str] | None = None
     """The output is one of these texts."""
     grammar: str | None = None
@@ -65,29 +66,29 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, kw_only=True, 
     """A format of text and tags as XGrammar describes it, as an object or as its text."""
 
     disable_any_whitespace: bool = False
-    """JSON without any space or line break between its parts."""
+    """Write JSON without spaces or line breaks between its parts."""
     whitespace_pattern: str | None = None
     """A regular expression for the white space between the parts of JSON; up to 64 blanks by default."""
     lenient: bool = False
     """Ignore the keywords of a schema that cannot be enforced, instead of refusing them."""
 
     reasoning: ReasoningSpan | None = None
-    """Comes before the constrained part."""
+    """The reasoning that may come before the constrained part."""
     calls: str | None = None
-    """A Lark grammar of tool calls, which may come in place of the constrained part."""
+    """A Lark grammar of tool calls, which may replace the constrained part."""
     arguments: list[ToolArguments] | None = None
     """The rules ``arguments_0`` and so on that the grammar of tool calls refers to."""
     texts: list[str | None] | None = None
-    """Grammars in Lark that ``grammar`` refers to as ``@text_0 text_end`` and so on. None: any text up to
-    its end, which is ``grammar``'s rule ``value``."""
+    """Grammars in Lark that ``grammar`` refers to as ``@text_0 text_end`` and so on. None: any text up to its
+    end, which is ``grammar``'s rule ``value``."""
     text_end: str | None = None
-    """What stands behind each of the texts."""
+    """The text that follows each of the texts."""
     asked_in: str | None = None
     """The client's name of the field that holds the constraint, for errors."""
 
     @property
     def kind(self) -> str:
-        """Which of the six is set, after ``verify``."""
+        """The name of the field that is set, after ``verify``."""
         return self._kinds()[0]
 
     @property
@@ -102,7 +103,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, kw_only=True, 
         return [kind for kind in _KINDS if getattr(self, kind) is not None]
 
     def verify(self) -> None:
-        """Raise RequestError for errors that show without compiling it."""
+        """Raises RequestError for errors that are found without compiling it."""
         kinds = self._kinds()
         if len(kinds) != 1:
             given = " and ".join(kinds) or "none"
@@ -135,7 +136,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, kw_only=True, 
             raise RequestError(f"{self.field} must not hold an empty text.", self.field)
 
     def _texts(self) -> list[str]:
-        """All texts in it whose length counts."""
+        """All texts in it whose lengths are limited."""
         schemas = [arguments.schema for arguments in self.arguments or ()]
         if self.json is not None:
             schemas.append(self.schema_text())
@@ -146,7 +147,8 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, kw_only=True, 
         return [text for text in texts if text is not None]
 
     def in_texts(self) -> StructuredOutputsParams:
-        """The same with the schema as text: not all of its numbers could be sent to other processes."""
+        """Returns the parameters with the schema as text: not all of its numbers could be sent to other
+        processes."""
         if self.structural_tag is not None:
             return msgspec.structs.replace(self, structural_tag=self.tag_text())
         return self if self.json is None else msgspec.structs.replace(self, json=self.schema_text())
@@ -160,7 +162,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, kw_only=True, 
         return self._as_text(self.structural_tag)
 
     def tag_object(self) -> Any:
-        """The structural tag as what its JSON says; RequestError if it is not JSON."""
+        """The structural tag as parsed JSON; RequestError if it is not JSON."""
         try:
             return json.loads(self.tag_text())
         except (ValueError, RecursionError) as error:

@@ -1,6 +1,6 @@
 """The grammar of a chat response: an output format, tool calls, or either; reasoning may come first.
 
-It knows no API, and not how a grammar is enforced.
+It does not know APIs or how a grammar is enforced.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from engine.tool_parsers.parameters import Tool
 
 @dataclass(frozen=True, slots=True)
 class ReplyGrammar:
-    """The constraint of a response, and how the response is to be parsed."""
+    """The constraint of a response, and how to parse the response."""
 
     params: StructuredOutputsParams
     calls_as_json: bool = False
     """Whether its calls are a JSON list, because the model's own syntax for them cannot be forced."""
     texts_asked_in: tuple[str, ...] = ()
-    """The request's field of each of ``params.texts``."""
+    """The request field of each of ``params.texts``."""
 
 
 class TextArgument(Protocol):
@@ -37,7 +37,7 @@ class TextArgument(Protocol):
 
     @property
     def grammar(self) -> str:
-        """In Lark."""
+        """The text's grammar in Lark."""
 
     @property
     def asked_in(self) -> str:
@@ -46,32 +46,32 @@ class TextArgument(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReplyStart:
-    """Where a response begins, and the format of the model."""
+    """The point at which a response begins, and the format of the model."""
 
     reply_format: ReplyFormat
     added_tokens: Mapping[str, int]
-    """The tokenizer's added tokens: a text that has a token of its own comes as that token, as when
-    the response is tokenized again."""
+    """The tokenizer's added tokens: a text that is a single token appears as that token, as when the response
+    is tokenized again."""
     prompt_tail: str
     """The end of the prompt's text."""
 
 
 def forced_calls(tools: Sequence[Tool], name: str | None, parallel: bool, start: ReplyStart) -> ReplyGrammar:
-    """A response that calls one of the tools, or the one of that name, and contains nothing else.
+    """A response that calls one of the tools, or the one named ``name``, and contains nothing else.
 
     RequestError if there is no such tool.
     """
     chosen = _callable(tools, name)
-    # With one named tool, one call is meant.
+    # A named tool is called once.
     grammar, as_json = _call_grammar(chosen, parallel and name is None, start.reply_format, start)
     params = StructuredOutputsParams(grammar=grammar.rules, arguments=_schemas(grammar), asked_in="tools")
     return ReplyGrammar(params, calls_as_json=as_json)
 
 
 def free_calls(tools: Sequence[Tool], parallel: bool, start: ReplyStart) -> ReplyGrammar | None:
-    """A response of text and calls as the model likes, whose calls keep to the tools' schemas.
+    """A response of text and calls, chosen by the model, whose calls follow the tools' schemas.
 
-    None if that is impossible: the model's calls are not JSON, or begin with no token of their own.
+    None if that is impossible: the model's calls are not JSON, or do not begin with a special token.
     """
     in_tokens = replace(start.reply_format, special_tokens=start.added_tokens)
     grammar = in_tokens.free_call_grammar(tools, parallel)
@@ -88,8 +88,8 @@ def free_calls(tools: Sequence[Tool], parallel: bool, start: ReplyStart) -> Repl
 def free_texts(
     tools: Sequence[Tool], texts: Mapping[str, TextArgument], parallel: bool, start: ReplyStart
 ) -> ReplyGrammar | None:
-    """A response of text and calls as the model likes, where the one argument of each of these functions
-    follows its grammar. None if the model does not write such arguments as they are."""
+    """A response of text and calls, chosen by the model, where the one argument of each of these functions
+    follows its grammar. None if the model does not write such arguments verbatim."""
     in_tokens = replace(start.reply_format, special_tokens=start.added_tokens)
     parameters = {name: text.parameter for name, text in texts.items()}
     rules = in_tokens.free_text_grammar(tools, parameters, parallel)
@@ -108,7 +108,7 @@ def free_texts(
 
 
 def forced_input(grammar: str, asked_in: str, start: ReplyStart) -> ReplyGrammar:
-    """A response that is only a text of this grammar, the argument of some tool."""
+    """A response that is only a text of this grammar, the argument of a tool."""
     return ReplyGrammar(
         StructuredOutputsParams(grammar=grammar, asked_in=asked_in, reasoning=reasoning_before(start))
     )
@@ -117,8 +117,8 @@ def forced_input(grammar: str, asked_in: str, start: ReplyStart) -> ReplyGrammar
 def requested_format(
     asked: StructuredOutputsParams, tools: Sequence[Tool], parallel: bool, start: ReplyStart
 ) -> ReplyGrammar:
-    """A response in the requested output format; with tools, it may be calls of them instead, but where
-    structural tags say where calls are."""
+    """A response in the requested output format. With tools, it may instead be calls of them, unless
+    structural tags define where calls are."""
     reasoning = reasoning_before(start)
     if not tools or asked.structural_tag is not None:
         return ReplyGrammar(msgspec.structs.replace(asked, reasoning=reasoning))
@@ -131,7 +131,7 @@ def requested_format(
 def _call_grammar(
     tools: Sequence[Tool], parallel: bool, reply_format: ReplyFormat, start: ReplyStart
 ) -> tuple[CallGrammar, bool]:
-    """A grammar of calls, and whether they are a JSON list."""
+    """Returns a grammar of calls, and whether they are a JSON list."""
     in_tokens = replace(reply_format, special_tokens=start.added_tokens)
     own = in_tokens.forced_call_grammar(tools, parallel, start.prompt_tail)
     if own is not None:
@@ -155,8 +155,8 @@ def reasoning_before(start: ReplyStart) -> ReasoningSpan | None:
 
 
 def _reasoning_before_calls(start: ReplyStart, texts: Collection[str] = ()) -> ReasoningSpan | None:
-    """The same, but for what would be read in it as a call that follows nothing. ``texts``: functions whose
-    argument follows a grammar."""
+    """The same reasoning, but without text that would be read as a call although it follows no grammar.
+    ``texts``: functions whose argument follows a grammar."""
     reasoning, reply_format = reasoning_before(start), start.reply_format
     if reasoning is None:
         return None

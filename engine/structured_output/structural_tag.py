@@ -1,7 +1,7 @@
-"""Writes structural tags, the formats of text and tags that V1 and XGrammar take, as a Lark grammar.
+"""Writes structural tags, the formats of text and tags that V1 and XGrammar use, as a Lark grammar.
 
-Of XGrammar's kinds of formats those that speak of text; those that speak of tokens, and parameters in XML,
-are refused by name. Knows no schema and no expression: what is neither text nor tag is written elsewhere.
+XGrammar's formats for text are supported; those for tokens, and parameters in XML, are refused by name. It
+does not know schemas or expressions: the caller writes everything that is neither text nor tag.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from engine.tool_parsers.forced import Literals, escaped, without
 MAX_DEPTH = 32
 
 Ends = tuple[str, ...]
-"""One of these texts stands behind a format; none: it ends with the format around it."""
+"""One of these texts follows a format; empty: it ends with the format around it."""
 Inner = Callable[[str, Any], str]
-"""Writes what is no text: of a kind (json_schema, regex, grammar) and its source, the name of a rule."""
+"""Writes a part that is not text, from its kind (json_schema, regex, grammar) and source; returns a rule's
+name."""
 
 _SOURCES = {"json_schema": "json_schema", "regex": "pattern", "grammar": "grammar"}
 """The field that holds the source, by kind."""
@@ -30,15 +31,15 @@ _KINDS = (
 
 
 def structural_tag_grammar(asked: Any, field: str, tokens: Mapping[str, int], inner: Inner) -> str:
-    """A grammar in Lark; RequestError that names the part that is wrong. ``tokens``: the ids of texts that
-    are tokens of their own, and come only as those."""
+    """Returns a grammar in Lark; RequestError that names the invalid part. ``tokens``: ids of the texts that
+    are single tokens, and appear only as those."""
     writer = _Writer(tokens, inner)
     start = writer.write(*_outermost(asked, field), (), 0)
     return f"start: {start}\n" + "".join(f"{rule}\n" for rule in writer.rules)
 
 
 def _outermost(asked: Any, field: str) -> tuple[Any, str]:
-    """The format of a structural tag, and its place; also of V1's older form."""
+    """Returns the format of a structural tag, and its path; also for V1's older form."""
     if not isinstance(asked, dict):
         raise RequestError(f"{field} must be an object.", field)
     if asked.get("type", "structural_tag") != "structural_tag":
@@ -55,7 +56,7 @@ def _outermost(asked: Any, field: str) -> tuple[Any, str]:
 
 
 def _each(value: Any, kind: type, field: str) -> list[Any]:
-    """A list with an item of this kind at least."""
+    """Returns the value if it is a list with at least one item, all of this kind; else RequestError."""
     if not isinstance(value, list) or not value or not all(isinstance(item, kind) for item in value):
         what = "texts" if kind is str else "objects"
         raise RequestError(f"{field} must be a list of {what} with at least one.", field)
@@ -78,7 +79,7 @@ def _flag(form: Mapping[str, Any], name: str, field: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Tag:
-    """A tag of a list of tags."""
+    """One tag of a list of tags."""
 
     begin: str
     form: Mapping[str, Any]
@@ -93,10 +94,10 @@ class _Writer:
         self._literal = Literals(tokens, spelled=False)
         self._inner = inner
         self._names: dict[str, str] = {}
-        """The names of rules by what they match."""
+        """The names of rules, by what they match."""
 
     def write(self, form: Any, field: str, ends: Ends, depth: int) -> str:
-        """An expression for a format with one of ``ends`` behind it."""
+        """An expression for a format that is followed by one of ``ends``."""
         if depth > MAX_DEPTH:
             raise RequestError(f"{field} lies more than {MAX_DEPTH} formats deep.", field)
         if not isinstance(form, dict):
@@ -149,7 +150,7 @@ class _Writer:
         return " ".join((*parts, self.write(last, place, ends, depth + 1)))
 
     def _limited(self, form: Any, field: str, depth: int) -> str:
-        """A format behind which another stands."""
+        """An expression for a format that another one follows."""
         if _is_endless(form):
             raise RequestError(
                 f"{field} is text without an end, behind which nothing can stand: put it into a tag.", field
@@ -169,7 +170,7 @@ class _Writer:
         return found
 
     def _whole(self, tag: _Tag, depth: int, begun: str = "") -> str:
-        """A tag of a list, behind the text that it begins with."""
+        """A tag of a list, without the text ``begun`` at its start."""
         return self._limited({**tag.form, "begin": tag.begin.removeprefix(begun)}, tag.field, depth)
 
     def _separated_tags(self, form: Mapping[str, Any], field: str, depth: int) -> str:
@@ -210,7 +211,7 @@ class _Writer:
         return " | ".join(parts)
 
     def _in_tokens(self, trigger: str, begin: str) -> str:
-        """The trigger with all of the token in which it ends, if a token goes on behind it."""
+        """The trigger, extended to the end of a token if it ends inside one."""
         num_chars = 0
         for piece in self._literal.pieces(begin):
             num_chars += len(piece)
@@ -219,7 +220,7 @@ class _Writer:
         return trigger
 
     def _any_text(self, ends: Ends, excluded: Sequence[str]) -> str:
-        """Text up to the first of ``ends``, with it; without an excluded text."""
+        """Text up to and including the first of ``ends``, without an excluded text."""
         if not ends:
             return self._named(f"/(?s:.+)/{_unlike(excluded)}", "TEXT") + "?"
         in_text: list[str] = []
@@ -237,7 +238,7 @@ class _Writer:
         return f"({' | '.join(parts)})"
 
     def _named(self, matches: str, kind: str, *, lazy: bool = False) -> str:
-        """The name of a rule or terminal that matches this."""
+        """Returns the name of a rule or terminal that matches this, added if missing."""
         name = self._names.get(f"{kind} {matches}")
         if name is None:
             name = self._names[f"{kind} {matches}"] = f"{kind}_{len(self._names)}"
@@ -249,7 +250,7 @@ class _Writer:
 
 
 def _ends_of(form: Mapping[str, Any], field: str) -> Ends:
-    """The ends of a tag; none if it ends with the format around it."""
+    """The ends of a tag; empty if it ends with the format around it."""
     given = form.get("end")
     ends = _each(given, str, f"{field}.end") if isinstance(given, list) else [_text(form, "end", field)]
     if "" in ends and len(ends) > 1:
@@ -263,7 +264,7 @@ def _excludes(form: Mapping[str, Any], field: str) -> list[str]:
 
 
 def _is_endless(form: Any) -> bool:
-    """Whether only what stands behind it ends a format."""
+    """Whether a format ends only at the text that follows it."""
     if not isinstance(form, dict):
         return False
     match form.get("type"):

@@ -1,7 +1,7 @@
-"""Whether a text that follows a client's grammar, between tags, can end.
+"""Whether a text between tags that follows a client's grammar can end.
 
-The library reads each piece of a text as far as it goes. Where a grammar's last piece may hold any text, it
-takes the tag behind it, too: nothing can follow, and the call would never end.
+The library reads each part of a text as long as possible. If a grammar's last part may be any text, it also
+takes the tag that follows: nothing can come after that, and the call would never end.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from llguidance import LLMatcher
 _NUM_WALKS = 4
 _NUM_TOKENS = 48
 _NUM_ENDS = 3
-"""The last places of a walk where the text may end that are looked at."""
+"""Number of the last positions of a walk where the text may end that are examined."""
 
 
 def can_end(text: LLMatcher, ended: LLMatcher, ends: Sequence[Sequence[int]], not_text: list[int]) -> bool:
-    """Whether texts of a grammar can end where the grammar says so, by a few random ones; True if none of
-    them comes to an end at all.
+    """Whether texts of a grammar can end where the grammar allows it, tested with a few random ones; True if
+    none of them reaches an end.
 
-    ``ended``: the same grammar, and the tag behind it. ``ends``: ways to write the tag. ``not_text``: tokens
-    that are none.
+    ``ended``: the same grammar, followed by the tag. ``ends``: ways to write the tag. ``not_text``: tokens
+    that are not text.
     """
     chance = random.Random(0)
     return all(_walk(text.deep_copy(), ended.deep_copy(), ends, not_text, chance) for _ in range(_NUM_WALKS))

@@ -1,6 +1,6 @@
-"""A limit on the tokens of reasoning: behind it, only the token that ends reasoning may follow.
+"""A limit on the tokens of reasoning: beyond it, only the token that ends reasoning may follow.
 
-Costs nothing until then: a request without another grammar has no masks before.
+It costs nothing until then: a request without another grammar has no masks before.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from engine.structured_output.backend import MatcherGrammar
 from engine.structured_output.params import ThinkingLimit
 
 MAX_BEFORE = 4
-"""Most tokens of an answer before reasoning that it opens itself: white space, that is."""
+"""Maximum number of tokens, which is white space, before reasoning that the answer opens itself."""
 
 
 class ThinkingBudget:
-    """A TokenGrammar: the limit, and what else the output must follow, if anything."""
+    """A TokenGrammar: the limit, and the grammar that the output must follow, if any."""
 
     def __init__(
         self, limit: ThinkingLimit, inner: MatcherGrammar | None, ending_token_ids: set[int]
@@ -27,17 +27,17 @@ class ThinkingBudget:
         self._inner = inner
         self._ending_token_ids = ending_token_ids
         self._left: int | None = limit.num_tokens if limit.start is None else None
-        """Tokens that reasoning may still have; None: it has not begun, or has ended."""
+        """Tokens that reasoning may still have; None if it has not begun, or has ended."""
         self._num_before = 0 if limit.start is not None else MAX_BEFORE
 
     @property
     def only(self) -> int | None:
-        """The one token that may follow; None: the limit is not reached."""
+        """The one token that may follow; None if the limit is not reached."""
         return self._limit.end if self._left is not None and self._left <= 0 else None
 
     @property
     def matched(self) -> MatcherGrammar | None:
-        """What masks of other tokens are made of; None: all are allowed."""
+        """The grammar from which masks of other tokens are computed; None if all are allowed."""
         return self._inner
 
     @property
@@ -68,7 +68,7 @@ class ThinkingBudget:
         return [] if self._inner is None else self._inner.forced(most)
 
     def ahead(self, token_ids: Sequence[int]) -> list[ThinkingBudget]:
-        """Copies of it behind each of these tokens, which are allowed."""
+        """Returns copies advanced by each of these tokens in turn, which are allowed."""
         inner = [None] * len(token_ids) if self._inner is None else self._inner.ahead(token_ids)
         copies: list[ThinkingBudget] = []
         for token_id, behind in zip(token_ids, inner, strict=True):
@@ -88,7 +88,8 @@ class ThinkingBudget:
 
 
 def with_budget(inner: MatcherGrammar | None, params: SamplingParams) -> TokenGrammar:
-    """The grammar of a request, with its limit on reasoning if it has one; either must be there."""
+    """Returns the grammar of a request, with its limit on reasoning if it has one; at least one must
+    exist."""
     if params.thinking_limit is None:
         assert inner is not None, "else nothing is constrained"
         return inner

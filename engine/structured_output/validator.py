@@ -1,6 +1,5 @@
-"""Validates untrusted grammars by compiling them in a separate process with limits on time and
-memory: some small ones would take minutes or gigabytes, and a native library cannot be stopped in
-the middle."""
+"""Validates untrusted grammars by compiling them in a separate process with limits on time and memory. Some
+small grammars would take minutes or gigabytes, and a native library cannot be interrupted."""
 
 from __future__ import annotations
 
@@ -23,11 +22,12 @@ from engine.structured_output.params import StructuredOutputsParams
 TIME_LIMIT_S = 3.0
 """Maximum CPU seconds for one grammar."""
 MEMORY_LIMIT_BYTES = 2**30
-"""Maximum memory beyond what the process takes before the first grammar."""
+"""Maximum memory beyond the process's use before the first grammar."""
 _FROM_OUTSIDE = {-number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)}
-"""Exit codes of a process that somebody ended, or the machine for want of memory: none is a verdict."""
+"""Exit codes of a process that was ended from outside, or by the machine for lack of memory: these say
+nothing about the grammar."""
 MAX_REMEMBERED = 256
-"""Most verdicts that are cached."""
+"""Maximum number of cached verdicts."""
 
 
 class Verdict(msgspec.Struct):
@@ -44,14 +44,14 @@ class Verdict(msgspec.Struct):
 
 
 class GrammarValidator:
-    """A GrammarCheck that starts the process when there is a grammar to validate, and again after
-    one ended it."""
+    """A GrammarCheck that starts the process when there is a grammar to validate, and again after a grammar
+    ended it."""
 
     def __init__(self, tokens: Callable[[], TokenTable]) -> None:
         self._tokens = tokens
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
-        # One thread: the process reads one grammar after another.
+        # One thread: the process validates one grammar at a time.
         self._verdicts: FutureCache[StructuredOutputsParams] = FutureCache(MAX_REMEMBERED, 1, "grammar-check")
 
     def check(self, params: StructuredOutputsParams, owner: str = "") -> Future[StructuredOutputsParams]:
@@ -105,7 +105,7 @@ class GrammarValidator:
 
 
 def _ask(process: subprocess.Popen[bytes], question: msgspec.Struct) -> Verdict | None:
-    """The verdict, or None if the grammar ended the process."""
+    """Returns the verdict; None if the grammar ended the process."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:
@@ -122,8 +122,8 @@ _BOOTSTRAP = "from engine.structured_output.validator import main; main()"
 
 
 def main() -> None:
-    """Validate what comes on standard input until it ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes: the parent decides
+    """Validates grammars from standard input until it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the parent decides
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     tokens = read_message(stdin)
     if tokens is None:
@@ -137,7 +137,7 @@ def main() -> None:
     limit_memory(MEMORY_LIMIT_BYTES)
     while (question := read_message(stdin)) is not None:
         params = msgspec.msgpack.decode(question, type=StructuredOutputsParams)
-        # The default action of the signal ends the process, whatever the library is doing.
+        # The default action of the signal ends the process, whatever the library does.
         signal.setitimer(signal.ITIMER_PROF, TIME_LIMIT_S)
         verdict = _verdict(backend, params)
         signal.setitimer(signal.ITIMER_PROF, 0)

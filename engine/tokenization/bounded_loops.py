@@ -1,5 +1,5 @@
-"""Bounds what a template may do: it is a program, maybe a stranger's, and one that loops in loops would run
-for ever on a thread that nobody can end."""
+"""Bounds what a template may do: it is a program, possibly from a stranger, and one with nested loops could
+run forever on a thread that cannot be ended."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 
 MAX_ITERATIONS = 5_000_000
-"""How many turns all loops of one rendering have together: a long history takes thousands."""
+"""Maximum number of iterations of all loops of one rendering together: a long history takes thousands."""
 MAX_REPEATED = 1_000_000
-"""Most items or characters that ``*`` makes of a list or a text, and the largest power's exponent."""
+"""Maximum number of items or characters in a list or a text repeated with ``*``."""
 FILTER = "_counted"
 
 _left: ContextVar[list[int] | None] = ContextVar("iterations_left", default=None)
 
 
 def begin() -> None:
-    """A rendering begins on this thread."""
+    """Starts counting for a rendering on this thread."""
     _left.set([MAX_ITERATIONS])
 
 
 def count_loops(tree: nodes.Template) -> None:
-    """Have each loop of a template count its turns. Before it is compiled."""
+    """Makes each loop of a template count its iterations. Call before compilation."""
     for loop in list(tree.find_all(nodes.For)):
         loop.iter = nodes.Filter(loop.iter, FILTER, [], [], None, None, lineno=loop.lineno)
 
 
 def counted(items: Iterable[Any]) -> Iterable[Any]:
-    """The same items. SecurityError where the loops of a rendering have had too many turns."""
+    """Returns the same items. SecurityError if the loops of a rendering have had too many iterations."""
     left = _left.get()
     if left is None:
         return items
@@ -56,7 +56,7 @@ def _take(left: list[int], number: int) -> None:
 
 
 def check_operator(operator: str, left: Any, right: Any) -> None:
-    """SecurityError for a product or a power that would fill the memory."""
+    """Raises SecurityError for a product or a power that would fill the memory."""
     if operator == "**" and isinstance(right, int | float) and abs(right) > 1000:
         raise SecurityError("a power in the template is too large")
     for items, times in ((left, right), (right, left)):

@@ -1,8 +1,7 @@
-"""Renders conversations by a model's chat template, as transformers does, in less time. Knows no
-tokens.
+"""Renders conversations with a model's chat template, like transformers but faster. It does not know tokens.
 
-A template is a program that may write anything anywhere, so no earlier text is reused: only the
-cost of accessing each field of a message is saved.
+A template is a program that may write anything anywhere, so no earlier text is reused: only the cost of
+accessing each field of a message is saved.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ class ContentShape:
 
 
 class QuickSandbox(ImmutableSandboxedEnvironment):
-    """transformers' sandbox with shortcuts for what its checks always allow: fields of plain
-    dictionaries, and loop variables; and bounds on loops and products."""
+    """transformers' sandbox with shortcuts for accesses that its checks always allow: fields of plain
+    dictionaries, and loop variables. Also bounds loops and products."""
 
     intercepted_binops = frozenset(("*", "**"))
 
@@ -55,7 +54,7 @@ class QuickSandbox(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
-        """The program of a template that was parsed."""
+        """Generates the program of a parsed template."""
         bounded_loops.count_loops(source)
         return super()._generate(source, *args, **kwargs)
 
@@ -83,7 +82,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None,
         wanted: ContentFormat = ContentFormat.AUTO,
     ) -> ContentShape:
-        """The content formats that the template reads; raises whatever an invalid template raises."""
+        """Returns the content formats that the template reads; raises any error of an invalid template."""
         if wanted is not ContentFormat.AUTO:
             return ContentShape(texts=wanted is ContentFormat.STRING, parts=wanted is ContentFormat.OPENAI)
         if self._environment is None:  # the tokenizer renders in its own way
@@ -95,8 +94,7 @@ class ChatTemplate:
         return self._shape_of(template)
 
     def _read_shape(self, template: str) -> ContentShape:
-        """Reads the formats from the template's source, corrected by rendering a small
-        conversation."""
+        """Reads the formats from the template's source, corrected by rendering a small conversation."""
         assert self._environment is not None
         parsed = self._environment.parse(template)
         loops = takes_parts(parsed)
@@ -108,8 +106,8 @@ class ChatTemplate:
         return ContentShape(texts=reads_texts or not parts, parts=parts)
 
     def _reads(self, template: str, shaped: Callable[[str], Any]) -> bool | None:
-        """Whether the rendered conversation holds all of its texts and nothing else of their
-        parts; None if the template refuses it."""
+        """Whether the rendered conversation contains all of its texts and nothing else of their parts; None
+        if the template refuses it."""
         messages = [{"role": role, "content": shaped(text)} for role, text in _TRIAL]
         try:
             bounded_loops.begin()
@@ -134,8 +132,8 @@ class ChatTemplate:
         continue_final_message: bool,
         extra: Mapping[str, Any],
     ) -> str:
-        """The rendered conversation; raises whatever the template raises. ``extra``: the
-        template's own arguments."""
+        """Returns the rendered conversation; raises any error of the template. ``extra``: the template's own
+        arguments."""
         tools = list(tools) if tools else None
         is_plain = all(map(_is_plain, (*messages, *(tools or ()), *extra.values())))
         if self._environment is None or not is_plain:
@@ -181,14 +179,15 @@ class ChatTemplate:
 
 
 def _renders_as_library(hf: PreTrainedTokenizerBase) -> bool:
-    """False for a tokenizer with a way of its own."""
+    """Whether the tokenizer renders like the library, and not in its own way."""
     from transformers import PreTrainedTokenizerBase
 
     return type(hf).apply_chat_template is PreTrainedTokenizerBase.apply_chat_template
 
 
 def _environment() -> QuickSandbox | None:
-    """A quick sandbox with all that transformers adds to its own; None if this version differs."""
+    """Returns a quick sandbox with everything that transformers adds to its own; None if this version
+    differs."""
     from transformers.utils import chat_template_utils
 
     try:
@@ -210,7 +209,7 @@ def _environment() -> QuickSandbox | None:
 
 
 def _quick_json(tojson: Callable[..., str]) -> Callable[..., str]:
-    """The same filter; without arguments it does not set up an encoder each time."""
+    """Returns an equal filter that, without arguments, does not create an encoder each time."""
     encode = json.JSONEncoder(ensure_ascii=False).encode
     if tojson(_JSON_PROBE) != encode(_JSON_PROBE):
         return tojson
@@ -222,8 +221,8 @@ def _quick_json(tojson: Callable[..., str]) -> Callable[..., str]:
 
 
 def _as_shown(message: dict[str, Any]) -> dict[str, Any]:
-    """The message as transformers passes it to templates: without null fields, reasoning under the
-    names that templates know."""
+    """Returns the message as transformers passes it to templates: without null fields, and with reasoning
+    under the names that templates know."""
     shown = {name: value for name, value in message.items() if value is not None}
     for name in REASONING_FIELDS:
         if name in shown:
@@ -232,7 +231,7 @@ def _as_shown(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it consists of JSON types: transformers sanitizes others before a template sees
+    """Whether the value consists of JSON types: transformers sanitizes other values before a template sees
     them."""
     kind = type(value)
     if kind is str or value is None or kind is int or kind is float or kind is bool:

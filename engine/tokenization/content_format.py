@@ -1,5 +1,4 @@
-"""Detects from a chat template's source whether it expects contents as strings or as lists of
-parts.
+"""Detects from a chat template's source whether it expects contents as strings or as lists of parts.
 
 As in vLLM, a template that loops over a message's content takes parts. Nothing is rendered.
 """
@@ -13,11 +12,10 @@ from jinja2 import nodes
 
 
 class ContentFormat(StrEnum):
-    """The format of contents that a template is given."""
+    """The format of contents that is passed to a template."""
 
     AUTO = "auto"
-    """The detected format: strings, parts, or each as the client sent it if the template reads
-    both."""
+    """The detected format: strings, parts, or each as the client sent it if the template reads both."""
     STRING = "string"
     OPENAI = "openai"
     """Lists of parts, in OpenAI's format."""
@@ -33,7 +31,7 @@ def takes_parts(template: nodes.Template) -> bool:
 
 
 def takes_texts(template: nodes.Template) -> bool:
-    """Whether the template tests if something is a string."""
+    """Whether the template tests if a value is a string."""
     return any(test.name == "string" for test in template.find_all(nodes.Test))
 
 
@@ -61,7 +59,7 @@ class _Names:
             self._contents.add(name)
 
     def is_content(self, node: nodes.Node | None) -> bool:
-        """Whether the expression is a message's content, perhaps through filters."""
+        """Whether the expression is a message's content, possibly through filters."""
         for inner in _inside(node):
             if isinstance(inner, nodes.Name) and inner.name in self._contents:
                 return True
@@ -87,7 +85,7 @@ class _Names:
 
 
 def _inside(node: nodes.Node | None) -> Iterator[nodes.Node]:
-    """The node without filters; for a conditional, both branches."""
+    """Yields the node without filters; for a conditional, both branches."""
     if isinstance(node, nodes.Filter):
         yield from _inside(node.node)
     elif isinstance(node, nodes.CondExpr):
@@ -120,7 +118,7 @@ def _owner(node: nodes.Node) -> nodes.Node | None:
 
 
 def _bindings(template: nodes.Template) -> Iterator[tuple[str, nodes.Node, bool]]:
-    """Names, their values, and whether they iterate over the value."""
+    """Yields names, their values, and whether they iterate over the value."""
     for loop in template.find_all(nodes.For):
         if isinstance(loop.target, nodes.Name):
             yield loop.target.name, loop.iter, True

@@ -1,4 +1,4 @@
-"""Stands in for the tokenizer of an engine that has none: token ids in, token ids out."""
+"""Replaces the tokenizer of an engine that has none, which takes and returns token ids only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.tokenization.tokenizer import Message, Tokenizer
 
 
 class _Nothing:
-    """What a tokenizer says of itself, where there is none."""
+    """The properties of a missing tokenizer."""
 
     chat_template = None
     eos_token_id = None
@@ -21,7 +21,7 @@ class _Nothing:
 
 
 class NoTokenizer(Tokenizer):
-    """Whatever would need a text raises RequestError."""
+    """A tokenizer whose operations on text raise RequestError."""
 
     has_texts = False
 
@@ -51,7 +51,7 @@ class NoTokenizer(Tokenizer):
         raise needs_tokenizer("tokens", "answers are token ids")
 
     def token_text(self, token_id: int) -> str:
-        """Its id, as V1 writes it where a text is to name a token."""
+        """The token's id, as V1 writes it where a text names a token."""
         return f"token_id:{token_id}"
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -82,7 +82,7 @@ class NoTokenizer(Tokenizer):
 
 
 def load_tokenizer(config: ModelConfig) -> Tokenizer:
-    """The tokenizer that the config names, or none. Raises ModelLoadError if it cannot be loaded."""
+    """Loads the tokenizer that the config names, or none. Raises ModelLoadError if it cannot be loaded."""
     return NoTokenizer() if config.skip_tokenizer_init else Tokenizer.load(config)
 
 

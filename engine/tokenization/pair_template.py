@@ -15,11 +15,11 @@ class PairTemplate:
     """One chat template that renders both roles."""
 
     def __init__(self, tokenizer: Tokenizer, chat_template: str | None, *, system: str = "") -> None:
-        """``chat_template``: None is the folder's own. ``system``: an instruction that goes before.
-        RequestError if it leaves one of the texts out."""
+        """``chat_template``: None means the folder's own. ``system``: an instruction before the pair.
+        RequestError if the template omits one of the texts."""
         self._tokenizer, self._chat_template, self._system = tokenizer, chat_template, system
         self.adds_special_tokens = chat_template is not None
-        """Whether the tokenizer adds its special tokens: one of the folder's writes them itself."""
+        """Whether the tokenizer adds its special tokens; the folder's own template writes them itself."""
         formats = (ContentFormat.STRING, ContentFormat.OPENAI)
         found = next((each for each in formats if self._takes(each)), None)
         if found is None:

@@ -1,10 +1,10 @@
-"""A message's content as one string that remembers its parts."""
+"""A message's content as one string that keeps its parts."""
 
 from __future__ import annotations
 
 
 class PartedText(str):
-    """``parts`` joined. Strings derived from it have no parts."""
+    """A string of joined ``parts``. Strings derived from it have no parts."""
 
     __slots__ = ("parts",)
 

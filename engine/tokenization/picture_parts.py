@@ -1,4 +1,4 @@
-"""Pictures among the parts of a content, as templates are given them."""
+"""Pictures among the parts of a content, in the form for templates."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ PICTURE_PART = {"type": "image"}
 
 
 def is_picture_part(part: object) -> bool:
-    """Whether a part stands for a picture."""
+    """Whether a part is a placeholder for a picture."""
     return part == PICTURE_PART
 
 
 def with_picture_texts(message: Mapping[str, Any], text: str, *, in_parts: bool) -> dict[str, Any]:
-    """The message with this text in place of each picture, as a part or within one string."""
+    """Returns the message with this text in place of each picture, as a part or within one string."""
     content = message.get("content")
     if not isinstance(content, list) or PICTURE_PART not in content:
         return dict(message)
@@ -24,8 +24,8 @@ def with_picture_texts(message: Mapping[str, Any], text: str, *, in_parts: bool)
 
 
 def joined(parts: Sequence[Any], text: str) -> str:
-    """Parts as one text, with this one for pictures. What is next to a picture follows at once, as models
-    have learned; other texts are divided by the end of a line."""
+    """Joins parts to one text, with this text for pictures. A picture and its neighbors are joined directly,
+    as models were trained; other texts are separated by a line end."""
     whole, after_text = "", False
     for part in parts:
         is_text = not is_picture_part(part)

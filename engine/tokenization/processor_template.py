@@ -1,5 +1,5 @@
-"""The chat template of a folder whose tokenizer has none: multimodal models were published with one of their
-processor, in a file that tokenizers do not read."""
+"""The chat template of a folder whose tokenizer has none: multimodal models were published with a template of
+their processor, in a file that tokenizers do not read."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ FILE = "chat_template.json"
 
 
 def processor_template(folder_or_name: str) -> str | None:
-    """The template in a folder's ``chat_template.json``, or in that of a name of the hub; None without the
-    file. Raises ModelLoadError if it holds no template."""
+    """Reads the template in the ``chat_template.json`` of a folder or a hub name; None without the file.
+    Raises ModelLoadError if the file has no template."""
     from transformers.utils.hub import cached_file
 
     try:

@@ -1,11 +1,11 @@
-"""Tokenizes texts, with a cache so that only new text is tokenized. Knows one tokenizer, no
+"""Tokenizes texts, with a cache so that only new text is tokenized. It knows one tokenizer, and no
 conversations.
 
-A tokenizer of the tokenizers library first splits a text at its special tokens and tokenizes what
-lies between them independently. So pieces, each from one special token to the next, are cached
-with their tokens: a conversation that continues, or branches, reuses those that it shares. A long
-piece is split once more, where that is safe (``engine.tokenization.text_cuts``), and few are tokenized
-at a time: that takes hundreds of bytes of memory per character.
+A tokenizer of the tokenizers library first splits a text at its special tokens and tokenizes the text between
+them independently. So pieces, each from one special token to the next, are cached with their tokens: a
+conversation that continues, or branches, reuses the pieces that it shares. A long piece is split again where
+that is safe (``engine.tokenization.text_cuts``), and only a few pieces are tokenized at a time, since that
+takes hundreds of bytes of memory per character.
 """
 
 from __future__ import annotations
@@ -34,25 +34,24 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as BackendTokenizer
 
 MAX_REMEMBERED_BYTES = 64 * 2**20
-"""Enough for about forty conversations of 100,000 tokens, at 15 bytes a token: four characters, a
-reference and the msgpack for the core."""
+"""Enough for about forty conversations of 100,000 tokens, at 15 bytes per token: four characters, a reference
+and the msgpack for the core."""
 MAX_REMEMBERED_CHARS = 2**20
-"""The longest text that is cached: a longer one would evict many conversations."""
+"""Maximum length of a text that is cached: a longer one would evict many conversations."""
 GROUP_CHARS = 4 * PART_CHARS
-"""Characters tokenized at a time, for 40 MB of memory."""
+"""Number of characters tokenized at a time, for 40 MB of memory."""
 MAX_GROUPS = 2
-"""The most groups longer than a part that are tokenized at once; shorter texts never wait for
+"""Maximum number of groups longer than a part that are tokenized at once; shorter texts never wait for
 them."""
 MAX_CUTS = 256
-"""The most special tokens that texts are split at; some tokenizers reserve thousands."""
+"""Maximum number of special tokens that texts are split at; some tokenizers reserve thousands."""
 
 _PIECE_BYTES = 256
-"""Overhead of a cached piece besides text and tokens: the record, its key, its place in the
-dictionary."""
+"""Overhead of a cached piece besides text and tokens: the record, its key, its entry in the dictionary."""
 _EMPTY = msgspec.msgpack.encode([])
 _FIRM_EDGES = frozenset(string.punctuation) - {"_"}
-"""Characters that are neither space, which a neighbor may take in, nor part of a word, which it
-may not border on."""
+"""Characters that are neither a space, which a neighbor may absorb, nor part of a word, which must not border
+on one."""
 _LOCAL_KINDS = frozenset(
     (
         *("Sequence", "BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled"),
@@ -61,8 +60,8 @@ _LOCAL_KINDS = frozenset(
         *("Whitespace", "WhitespaceSplit"),
     )
 )
-"""Normalizers and pre-tokenizers known to look at nothing beyond the piece, but for whether it is the text's
-first (``Metaspace``): and a piece that is not begins with its special token here, too."""
+"""Normalizers and pre-tokenizers known to depend only on the piece, and on whether it is the text's first
+(``Metaspace``); any other piece begins with its special token here, too."""
 
 
 class EncodedTokens(list[int]):
@@ -83,8 +82,8 @@ class ContinuedTokens(list[int]):
     __slots__ = ("highest", "num_known", "turn_id")
 
     def __init__(self, known: Sequence[int], new: Sequence[int], highest: int, turn_id: str) -> None:
-        """``known`` are the tokens of the turn ``turn_id``, by the id of its caller; ``highest`` is the
-        largest of them, or larger."""
+        """``known`` are the tokens of the turn ``turn_id``, which is its caller's id; ``highest`` is an upper
+        bound of them."""
         super().__init__(known)
         self += new
         self.num_known = len(known)
@@ -93,7 +92,7 @@ class ContinuedTokens(list[int]):
 
 
 def extreme_tokens(token_ids: Sequence[int]) -> tuple[int, ...]:
-    """Tokens that are outside a vocabulary if any of the text's is."""
+    """Returns tokens of which at least one is outside a vocabulary if any token of the text is."""
     if isinstance(token_ids, EncodedTokens | ContinuedTokens):  # reading 100,000 takes a millisecond
         return (token_ids.highest,)
     return (min(token_ids), max(token_ids))
@@ -104,7 +103,7 @@ class _Piece:
     token_ids: list[int]
     highest: int
     written: bytes
-    """The msgpack of the tokens, one after the other."""
+    """The msgpack of the tokens, concatenated."""
     num_bytes: int
 
 
@@ -118,7 +117,7 @@ class EncoderStatistics:
 
 
 class PromptEncoder:
-    """Encodes as the tokenizer does, without adding special tokens. Thread safe."""
+    """Encodes like the tokenizer, without adding special tokens. Thread safe."""
 
     def __init__(
         self, backend: BackendTokenizer, cuts: Sequence[str], max_bytes: int = MAX_REMEMBERED_BYTES
@@ -131,8 +130,7 @@ class PromptEncoder:
         self._num_bytes = 0
         self._num_tokenized_characters = 0
         self._pieces: OrderedDict[tuple[str | None, str], _Piece] = OrderedDict()
-        """Cached pieces by owner and text, so that timing does not reveal what other owners have
-        sent."""
+        """Cached pieces by owner and text, so that timing does not reveal what other owners have sent."""
         self._lock = Lock()
         self._groups = BoundedSemaphore(MAX_GROUPS)
         self._integers: dict[int, int] = {}
@@ -140,7 +138,7 @@ class PromptEncoder:
 
     @classmethod
     def of(cls, backend: BackendTokenizer, max_bytes: int = MAX_REMEMBERED_BYTES) -> PromptEncoder | None:
-        """The encoder; None unless the pieces of a text certainly have the tokens of the whole."""
+        """Returns the encoder; None unless the pieces of a text certainly have the tokens of the whole."""
         if not _is_local(backend):
             return None
         cuts = cut_tokens(backend.get_added_tokens_decoder())
@@ -148,8 +146,8 @@ class PromptEncoder:
         return encoder if encoder is not None and encoder._agrees_on(_probe(cuts)) else None
 
     def encode(self, text: str, owner: str | None = None) -> EncodedTokens:
-        """The text's tokens, exactly those of tokenizing it at once; cached pieces are its
-        owner's."""
+        """Returns the text's tokens, exactly those of tokenizing it at once; cached pieces belong to its
+        owner."""
         self._take_texts_as_they_are()
         texts = list(self._split(text))
         if len(texts) == 1:
@@ -157,7 +155,8 @@ class PromptEncoder:
         return _joined(self._pieces_of(texts, owner, remembers=len(text) <= MAX_REMEMBERED_CHARS))
 
     def cuts_at(self, token_text: str) -> bool:
-        """Whether texts are split wherever this token's text occurs: none before it matters behind it."""
+        """Whether texts are split wherever this token's text occurs, so that no text before it affects the
+        tokens after it."""
         return self._cut.fullmatch(token_text) is not None
 
     def steps(self, text: str, owner: str | None = None) -> Iterator[list[int]]:
@@ -191,7 +190,7 @@ class PromptEncoder:
             start = end
 
     def _starts(self, text: str) -> Iterator[int]:
-        """Positions of special tokens. The search goes window by window, since it blocks other
+        """Yields positions of special tokens. Searches window by window, since the search blocks other
         threads."""
         at = 0
         while at < len(text):
@@ -241,8 +240,8 @@ class PromptEncoder:
                 self._num_bytes -= forgotten.num_bytes
 
     def _take_texts_as_they_are(self) -> None:
-        """Turns truncation, padding and the treatment of special tokens as text off, which other users of the
-        tokenizer may have turned on: it keeps such settings."""
+        """Turns off truncation, padding and the treatment of special tokens as text. The tokenizer keeps such
+        settings, and other users may have turned them on."""
         if self._backend.truncation is not None:
             self._backend.no_truncation()
         if self._backend.padding is not None:
@@ -257,7 +256,7 @@ class PromptEncoder:
 
 
 def _in_groups(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Groups of pieces that together are not too long."""
+    """Yields groups of pieces with a bounded total length."""
     group: list[str] = []
     num_characters = 0
     for text in texts:
@@ -291,10 +290,10 @@ def _list_header(num_items: int) -> bytes:
 
 
 def cut_tokens(added: dict[int, AddedToken]) -> list[str]:
-    """Added tokens that stand for themselves wherever their text is, whatever is around it: at most MAX_CUTS.
+    """Added tokens, at most MAX_CUTS, that are matched wherever their text occurs, whatever surrounds it.
 
-    They are looked for before the text is normalized, take in no space next to them, and share no character
-    with another one that is looked for then. Special tokens come first, then the oldest.
+    They are matched before the text is normalized, absorb no adjacent space, and share no character with
+    another token that is matched then. Special tokens come first, then the oldest.
     """
     literal = {token.content for token in added.values() if not token.normalized}
     firm = [
@@ -309,7 +308,7 @@ def cut_tokens(added: dict[int, AddedToken]) -> list[str]:
 
 
 def _without_overlaps(candidates: Sequence[str], literal: Collection[str]) -> list[str]:
-    """Tokens that cannot overlap in a text with another of ``literal``, or with themselves."""
+    """Returns the tokens that cannot overlap in a text with another of ``literal``, or with themselves."""
     all_of_them = "\0".join(literal)
     heads = {text[:length] for text in literal for length in range(1, len(text) + 1)}
     tails = {text[start:] for text in literal for start in range(1, len(text))}
@@ -327,7 +326,7 @@ def _without_overlaps(candidates: Sequence[str], literal: Collection[str]) -> li
 
 
 def _any_of(texts: Collection[str]) -> str:
-    """A pattern for these texts, none of which is a prefix of another, that reads each character
+    """Returns a pattern for these texts, none of which is a prefix of another, that reads each character
     once."""
     if list(texts) == [""]:
         return ""
@@ -339,7 +338,7 @@ def _any_of(texts: Collection[str]) -> str:
 
 
 def _is_local(backend: BackendTokenizer) -> bool:
-    """Whether it treats a text piece by piece, and the same each time."""
+    """Whether the tokenizer treats a text piece by piece, and the same each time."""
     if getattr(backend.model, "dropout", None) or getattr(backend.model, "alpha", None):
         return False
     steps = [step for step in (backend.normalizer, backend.pre_tokenizer) if step is not None]
@@ -356,5 +355,5 @@ def _kinds(step: dict[str, Any]) -> Iterable[str]:
 
 
 def _probe(cuts: Sequence[str]) -> str:
-    """A text with each of these between words, spaces, line ends and others of its kind."""
+    """A text with each of these tokens between words, spaces, line ends and other such tokens."""
     return "".join(f"One two {cut} three{cut}\n four  {cut}{cut}five's\n\n" for cut in cuts)

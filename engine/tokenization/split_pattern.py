@@ -1,8 +1,8 @@
-"""What can be proved of a pattern that a pre-tokenizer splits texts by: which characters can stand side by
-side in one match of it. Knows no tokenizer.
+"""Proves which characters can be adjacent in one match of a pattern with which a pre-tokenizer splits texts.
+It does not know tokenizers.
 
-The pattern is taken apart into the places of a match that stand for one character each, and what may follow
-each of them (Glushkov's automaton). What a lookahead looks at counts as following.
+The pattern is parsed into the positions of a match that represent one character each, and the positions that
+may follow each of them (Glushkov's automaton). Characters that a lookahead examines count as following.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from dataclasses import dataclass, field
 _QUANTIFIER = re.compile(r"(?:[*+?]|\{(\d*)(,?)(\d*)\})[+?]?")
 _ESCAPE = re.compile(r"\\(?:[pP](?:\{[^}]*\}|\w)|x\{[^}]*\}|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|.)", re.DOTALL)
 _NOT_ONE_CHARACTER = frozenset("ABbGgKkRXyYZz123456789")
-"""Escapes that stand for a place, an earlier group, or for several characters."""
+"""Escapes that represent a position, an earlier group, or several characters."""
 _GROUPS = ("(?:", "(?i:", "(?>", "(?=", "(?!", "(")
 
 
 class PatternError(Exception):
-    """The pattern holds something of which nothing is known here."""
+    """The pattern contains a construct that this module does not support."""
 
 
 @dataclass(slots=True)
 class _Part:
-    """A part of the pattern: whether it may be empty, and which places its matches begin and end with."""
+    """A part of the pattern: whether it may be empty, and the positions with which its matches begin and
+    end."""
 
     nullable: bool = True
     first: set[int] = field(default_factory=set)
@@ -32,26 +33,27 @@ class _Part:
 
 
 class SplitPattern:
-    """A pattern of the tokenizers library; PatternError if it looks back, or at where the text ends."""
+    """A pattern of the tokenizers library; PatternError if it looks back, or at the end of the text."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
         self._at = 0
         self._classes: list[str] = []
-        """Patterns, one for each place, of the one character that it stands for."""
+        """For each position, a pattern of the one character that it represents."""
         self._follow: list[set[int]] = []
         self._whole = self._choice(ignores_case=False)
         if self._at != len(pattern):
             raise PatternError(pattern)
 
     def pairs(self) -> Iterator[tuple[str, str]]:
-        """Patterns of two characters that may stand side by side in a match, or at its end and after it."""
+        """Yields patterns of two characters that may be adjacent in a match, or at its end and after it."""
         for place, followers in enumerate(self._follow):
             for follower in followers:
                 yield self._classes[place], self._classes[follower]
 
     def has_pair(self, left: str, right: str) -> bool:
-        """Whether a character of ``left`` may be followed by one of ``right`` in what a match looks at."""
+        """Whether a character of ``left`` may be followed by one of ``right`` in the text that a match
+        examines."""
         found: dict[tuple[str, str], bool] = {}
 
         def holds_one(one: str, characters: str) -> bool:
@@ -63,7 +65,7 @@ class SplitPattern:
         return any(holds_one(one, left) and holds_one(other, right) for one, other in self.pairs())
 
     def takes_each(self, characters: str) -> bool:
-        """Whether each of these characters by itself is a match."""
+        """Whether each of these characters alone is a match."""
         alone = [self._classes[place] for place in self._whole.first & self._whole.last]
         return bool(alone) and rest_of("|".join(alone), characters) == ""
 
@@ -112,14 +114,14 @@ class SplitPattern:
     def _group(self, ignores_case: bool) -> _Part:
         kind = next(kind for kind in _GROUPS if self._pattern.startswith(kind, self._at))
         self._at += len(kind)
-        if self._pattern.startswith("?", self._at):  # it looks back, has a name, or sets an option
+        if self._pattern.startswith("?", self._at):  # a look-behind, a name, or an option
             raise PatternError(self._pattern)
         inside = self._choice(ignores_case or kind == "(?i:")
         if not self._take(")"):
             raise PatternError(self._pattern)
         if kind not in ("(?=", "(?!"):
             return inside
-        if self._at < len(self._pattern) and self._pattern[self._at] not in "|)":  # it says what may come now
+        if self._at < len(self._pattern) and self._pattern[self._at] not in "|)":  # limits what may come next
             raise PatternError(self._pattern)
         return _Part(True, inside.first, set())
 
@@ -156,7 +158,7 @@ class SplitPattern:
 
 
 def rest_of(pattern: str, text: str) -> str:
-    """What the library itself finds no match of the pattern in."""
+    """The text in which the library itself finds no match of the pattern."""
     from tokenizers import Regex, pre_tokenizers
 
     split = pre_tokenizers.Split(Regex(f"(?:{pattern})+"), "removed")

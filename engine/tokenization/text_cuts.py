@@ -1,9 +1,8 @@
 """Finds where a text may be split so that its parts have exactly the tokens of the whole.
 
-A tokenizer takes hundreds of bytes of memory per character of one input. So long texts are
-tokenized in parts, split where a letter ends what the tokenizer takes for a word. That this is
-safe is proved from the tokenizer's own steps; where it cannot be, a text is one part of bounded
-length.
+A tokenizer takes hundreds of bytes of memory per character of one input. So long texts are tokenized in
+parts, split where a letter ends a word in the tokenizer's sense. The tokenizer's own steps prove that this is
+safe; if they cannot, a text is one part of bounded length.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 PART_CHARS = 32 * 1024
 """A part ends at the first safe split after this many characters."""
 MAX_PART_CHARS = 2**20
-"""The longest part without a safe split: 300 MB while it is tokenized."""
+"""Maximum length of a part without a safe split: 300 MB while it is tokenized."""
 
 _DIGITS = "0123456789"
 _LETTERS = "".join(
@@ -68,13 +67,13 @@ class TextCuts:
     before: re.Pattern[str] | None = None
     """A pattern that ends at a safe split; None if nothing is proved."""
     inside: tuple[tuple[str, int], ...] = ()
-    """Added tokens, which are never split, with the position of such a place in them."""
+    """Added tokens, which are never split, with the offset of such a position in them."""
     drops_space: bool = False
-    """Whether the tokenizer adds a space before each part, so that the part's own is dropped."""
+    """Whether the tokenizer adds a space before each part, so that the part's own space is dropped."""
 
     @classmethod
     def of(cls, backend: BackendTokenizer) -> TextCuts:
-        """The splits that can be proved safe for this tokenizer."""
+        """Returns the splits that can be proved safe for this tokenizer."""
         try:
             normalizers = _steps(backend.normalizer)
             splits = _steps(backend.pre_tokenizer)
@@ -86,7 +85,7 @@ class TextCuts:
         return cls() if cuts is None else cuts._beside(backend.get_added_tokens_decoder().values())
 
     def _beside(self, added: Collection[AddedToken]) -> TextCuts:
-        """The same, restricted to what these added tokens allow."""
+        """Returns the splits restricted to what these added tokens allow."""
         assert self.before is not None
         inside = [(token, found.end()) for token in added for found in self.before.finditer(token.content)]
         words = _LETTERS + _DIGITS
@@ -99,8 +98,7 @@ class TextCuts:
         return replace(self, inside=tuple((token.content, at) for token, at in inside))
 
     def parts(self, text: str, part_chars: int = PART_CHARS) -> Iterator[str]:
-        """Yields the text's parts, each tokenized by itself; RequestError if one would be too
-        long."""
+        """Yields the text's parts, which are tokenized separately; RequestError if one would be too long."""
         start = 0
         while len(text) - start > part_chars:
             end = self._cut_behind(text, start + part_chars, start + MAX_PART_CHARS)
@@ -122,7 +120,7 @@ class TextCuts:
 
 
 def too_long_to_tokenize() -> RequestError:
-    """The error for a long text without a safe split."""
+    """Returns the error for a long text without a safe split."""
     return RequestError(
         f"The text is too long to be tokenized: it has more than {MAX_PART_CHARS} characters without a place "
         "where it could be split for this model's tokenizer, such as a space after a letter.",
@@ -147,7 +145,7 @@ def _word_cuts(normalizers: list[dict[str, Any]], splits: list[dict[str, Any]]) 
 
 
 def _pattern_of(step: dict[str, Any]) -> SplitPattern | None:
-    """The pattern of the step; None if it splits at single characters only."""
+    """The pattern of the step; None if it only splits at single characters."""
     match step:
         case {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}:
             return SplitPattern(pattern)
@@ -163,8 +161,8 @@ def _pattern_of(step: dict[str, Any]) -> SplitPattern | None:
 def _space_cuts(
     backend: BackendTokenizer, normalizers: list[dict[str, Any]], splits: list[dict[str, Any]]
 ) -> TextCuts | None:
-    """Splits for a tokenizer that writes spaces as marks and merges everything between special
-    tokens: if no token has a mark after a letter, none ever spans the two."""
+    """Splits for a tokenizer that writes spaces as marks and merges everything between special tokens: if no
+    token has a mark after a letter, no token spans the two."""
     prepends = bool(normalizers) and normalizers[0] == {"type": "Prepend", "prepend": _SPACE_MARK}
     rest = normalizers[1:] if prepends else normalizers
     replaces = [{"type": "Replace", "pattern": {"String": " "}, "content": _SPACE_MARK}]
@@ -196,7 +194,7 @@ def _is_bpe(backend: BackendTokenizer) -> bool:
 
 
 def _steps(step: Any) -> list[dict[str, Any]]:
-    """The steps of a normalizer or a pre-tokenizer, in order."""
+    """Returns the steps of a normalizer or a pre-tokenizer, in order."""
     return [] if step is None else list(_flat(json.loads(step.__getstate__())))
 
 

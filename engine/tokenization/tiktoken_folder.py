@@ -1,8 +1,8 @@
 """Makes the tokenizer of a folder whose vocabulary is in tiktoken's format, without its remote code.
 
-Such a file has a line for each token: its bytes in base64, and its rank, which is its id. It says neither how
-texts are split nor what follows the last token: both are in the folder's code, and here by model type.
-Knows no requests, and no file of the weights.
+Such a file has a line for each token: its bytes in base64, and its rank, which is its id. It does not state
+how texts are split or which tokens follow the last one: the folder's code defines both, and this module by
+model type. It does not know requests or the files of the weights.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 def is_known_tiktoken_folder(folder: Path, trust_remote_code: bool) -> bool:
-    """Whether ``load_tiktoken_folder`` is to load it. ModelLoadError if the vocabulary can be read by code
-    alone that is not trusted."""
+    """Whether ``load_tiktoken_folder`` must load the folder. ModelLoadError if only untrusted code can read
+    the vocabulary."""
     if not (folder / VOCABULARY_FILE).is_file() or (folder / "tokenizer.json").is_file():
         return False
     config = folder / "config.json"
@@ -59,8 +59,7 @@ def is_known_tiktoken_folder(folder: Path, trust_remote_code: bool) -> bool:
 
 
 def load_tiktoken_folder(folder: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer of a known folder. ModelLoadError, with the file's name, if a file is not as it must
-    be."""
+    """Loads the tokenizer of a known folder. ModelLoadError, with the file's name, if a file is invalid."""
     from transformers import PreTrainedTokenizerFast
 
     config = _read_json(folder / "config.json")
@@ -84,7 +83,8 @@ def load_tiktoken_folder(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def with_sorted_keys(tools: Sequence[Mapping[str, Any]] | None) -> list[Mapping[str, Any]] | None:
-    """The tools with the keys of all their objects in order, as Kimi's code passes them to the template."""
+    """Returns the tools with the keys of all their objects sorted, as Kimi's code passes them to the
+    template."""
     return None if tools is None else [_sorted(tool) for tool in tools]
 
 
@@ -95,8 +95,8 @@ def _sorted(value: Any) -> Any:
 
 
 def _read_ranks(path: Path) -> dict[str, int]:
-    """Ranks of tokens, each written in letters for its bytes. They must be 0 and on without a gap, with each
-    byte among the tokens."""
+    """Ranks of tokens, whose bytes are written as letters. The ranks must count from 0 without a gap, and
+    every byte must be a token."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     letters = bytes_to_unicode()  # type: ignore[no-untyped-call]
@@ -133,8 +133,8 @@ def _backend(ranks: dict[str, int], pattern: str) -> BackendTokenizer:
 
 
 def _merges(ranks: dict[str, int]) -> list[tuple[str, str]]:
-    """Pairs of tokens to merge, the first first. tiktoken merges any two that make a token, the one of the
-    lowest rank first: so each token has all pairs that make it."""
+    """Pairs of tokens to merge, in order. tiktoken merges any two that form a token, lowest rank first: so
+    each token has all pairs that form it."""
     merges: list[tuple[str, str]] = []
     for token in sorted(ranks, key=ranks.__getitem__):
         places = range(1, len(token))
@@ -144,9 +144,9 @@ def _merges(ranks: dict[str, int]) -> list[tuple[str, str]]:
 
 
 def _add_tokens(backend: BackendTokenizer, added: Any, vocab_size: Any, folder: Path) -> None:
-    """Adds the tokens behind the ranks up to ``vocab_size``: those of ``added``, the added_tokens_decoder,
-    and reserved ones between them, under the names of Kimi's code. It finds reserved ones in texts, too, but
-    does not leave them out of what it decodes."""
+    """Adds the tokens after the ranks up to ``vocab_size``: those of ``added``, the added_tokens_decoder, and
+    reserved ones between them, with the names in Kimi's code. That code finds reserved tokens in texts, too,
+    but does not omit them when decoding."""
     first, path = backend.get_vocab_size(), folder / "tokenizer_config.json"
     if not isinstance(vocab_size, int) or vocab_size < first:
         _refuse(folder / "config.json", f"vocab_size is less than the {first} tokens of {VOCABULARY_FILE}")
@@ -175,12 +175,12 @@ def _is_added(token_id: str, token: Any) -> bool:
 
 
 def _content(token: Any) -> str:
-    """A token that is written as its text, or as an object with all its flags."""
+    """The text of a token, which is written as text or as an object with all its flags."""
     return str(token.get("content") if isinstance(token, dict) else token)
 
 
 def _chat_template(folder: Path, fields: Mapping[str, Any]) -> Any:
-    """The file's, else the config's; None if there is none."""
+    """The template in the file, else in the config; None if there is none."""
     path = folder / "chat_template.jinja"
     return path.read_text(encoding="utf-8") if path.is_file() else fields.get("chat_template")
 

@@ -1,7 +1,6 @@
 """Lower bounds of a text's tokens by its length: a prompt that cannot fit need not be tokenized.
 
-Knows one tokenizer. If a token may stand for any amount of text, or text is dropped, there is no
-bound.
+It knows one tokenizer. If a token may represent any amount of text, or text is dropped, there is no bound.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 
 @dataclass(frozen=True, slots=True)
 class TokenBounds:
-    """The longest text of one token."""
+    """The maximum length of the text of one token."""
 
     longest: int
     """The length in UTF-8 bytes for byte-level tokenizers, else in characters."""
@@ -31,7 +30,7 @@ class TokenBounds:
 
     @classmethod
     def of(cls, backend: BackendTokenizer) -> TokenBounds | None:
-        """The bounds; None unless all of a text is certainly in its tokens, each of bounded
+        """Returns the bounds; None unless all of a text is certainly in its tokens, each of bounded
         length."""
         from tokenizers.models import BPE
 
@@ -67,7 +66,7 @@ class TokenBounds:
 
 
 def _steps(step: Any) -> list[dict[str, Any]]:
-    """The steps of a normalizer or a pre-tokenizer, in order."""
+    """Returns the steps of a normalizer or a pre-tokenizer, in order."""
     return [] if step is None else _flat(json.loads(step.__getstate__()))
 
 
@@ -79,7 +78,7 @@ def _flat(step: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _keeps_text(step: dict[str, Any]) -> bool:
-    """Whether each input character is kept, as itself or as more."""
+    """Whether each input character is kept, as one character or more."""
     match step["type"]:
         case "NFC" | "Prepend" | "ByteLevel" | "Metaspace" | "Digits":
             return True
@@ -91,7 +90,7 @@ def _keeps_text(step: dict[str, Any]) -> bool:
 
 
 def _knows_all_text(backend: BackendTokenizer, vocabulary: dict[str, int], in_bytes: bool) -> bool:
-    """Whether no text is unknown to it: unknown text is dropped, or merged into one token."""
+    """Whether the tokenizer knows all text: unknown text is dropped, or merged into one token."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     if in_bytes:

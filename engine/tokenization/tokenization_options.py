@@ -1,4 +1,4 @@
-"""V1's ``tokenization_kwargs``: how the prompts of one call of ``LLM`` become tokens."""
+"""V1's ``tokenization_kwargs``: how the prompts of one call of ``LLM`` are tokenized."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ SIDES = ("left", "right")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizationOptions:
-    """Those that mean something where nothing is padded."""
+    """The options that have a meaning without padding."""
 
     add_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
-    """How many tokens are left of a longer prompt; -1: as many as fit."""
+    """Maximum number of tokens to keep of a longer prompt; -1: as many as fit."""
     truncation_side: str = "left"
-    """Where a longer prompt is cut: what is generated goes on from its end."""
+    """The side on which a longer prompt is cut; by default the left, since generation continues from its
+    end."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.add_special_tokens, bool):
@@ -33,7 +34,7 @@ class TokenizationOptions:
             raise _wrong("truncate_prompt_tokens must be -1 or a number from 1", limit)
 
     def tokens(self, tokenizer: Tokenizer, prompt: str | list[int], most: int) -> list[int]:
-        """The tokens of a prompt, of which at most ``most`` fit. RequestError if more are to be left."""
+        """The tokens of a prompt; at most ``most`` fit. RequestError if more are requested."""
         ids = prompt
         if isinstance(ids, str):
             ids = tokenizer.encode(ids, add_special_tokens=self.add_special_tokens)
@@ -46,7 +47,8 @@ class TokenizationOptions:
 
 
 def read_tokenization_kwargs(given: Mapping[str, Any] | None, side: str = "left") -> TokenizationOptions:
-    """``side``: where prompts are cut unless told. RequestError for a field that is unknown or wrong."""
+    """Reads the options. ``side``: the default side for cutting. RequestError for an unknown or wrong
+    field."""
     known = [field.name for field in fields(TokenizationOptions)]
     for name in given or {}:
         if name not in known:

@@ -1,4 +1,4 @@
-"""The model's tokenizer and chat template. Knows nothing of requests or sampling."""
+"""The model's tokenizer and chat template. It does not know requests or sampling."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", VOCABULARY_FILE),
     *("vocab.json", "vocab.txt", "tokenizer_config.json"),
 )
-"""A folder with none of these has no tokenizer."""
+"""Files of a tokenizer; a folder with none of these has no tokenizer."""
 INLINE_CHARS = 4096
 """A longer text is encoded off the event loop's thread, so that it does not block other streams."""
 
@@ -51,36 +51,36 @@ _NOT_FOR_TEMPLATES = frozenset(
         *("padding", "truncation", "max_length", "return_assistant_tokens_mask", "sanitize_control_tokens"),
     )
 )
-"""Arguments of transformers that are none of a template's."""
+"""Arguments of transformers that a template may not get."""
 
 
 class Tokenizer:
     """A Hugging Face tokenizer as the engine uses it. ``hf`` is the tokenizer itself."""
 
     has_texts = True
-    """False for what stands in for it in an engine that knows token ids only."""
+    """False for the replacement in an engine that only knows token ids."""
 
     def __init__(self, hf: PreTrainedTokenizerBase, *, sorts_tools: bool = False) -> None:
-        """``sorts_tools``: templates get tools with their keys in order."""
+        """``sorts_tools``: templates get tools with sorted keys."""
         self.hf = hf
         self._sorts_tools = sorts_tools
-        # None if the tokenizer is pure Python: text is then decoded the slow way.
+        # None if the tokenizer is pure Python: text is then decoded slowly.
         self.backend: BackendTokenizer | None = getattr(hf, "backend_tokenizer", None)
         self._token_texts: dict[int, str] = {}
         self._template = ChatTemplate(hf)
 
     @classmethod
     def load(cls, config: ModelConfig) -> Tokenizer:
-        """The tokenizer of a model folder; ModelLoadError if there is none."""
+        """Loads the tokenizer of a model folder; ModelLoadError if there is none."""
         from transformers import AutoTokenizer
         from transformers.utils import logging as transformers_logging
 
         name = config.tokenizer or config.model
         if name.startswith(("/", "./", "../")) and not Path(name).is_dir():
-            raise ModelLoadError(f"The folder {name} does not exist.")  # else it is taken for a hub name
+            raise ModelLoadError(f"The folder {name} does not exist.")  # else it is read as a hub name
         if Path(name).is_dir() and not any((Path(name) / file).is_file() for file in TOKENIZER_FILES):
             raise ModelLoadError(f"The folder {name} has no tokenizer: none of {', '.join(TOKENIZER_FILES)}.")
-        transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # what matters is raised
+        transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # errors are raised
         try:
             if is_known_tiktoken_folder(Path(name), config.trust_remote_code):
                 return cls(load_tiktoken_folder(Path(name)), sorts_tools=True)
@@ -121,9 +121,8 @@ class Tokenizer:
         return {token_id: text for text, token_id in self.added_tokens.items()}
 
     def encode(self, text: str, *, add_special_tokens: bool = True, owner: str | None = None) -> list[int]:
-        """Encodes a text. If it begins like earlier texts of its owner, only the rest is
-        tokenized, where the tokenizer allows it; the result is then an EncodedTokens. A lone
-        surrogate is read as U+FFFD."""
+        """Encodes a text. If it begins like earlier texts of its owner, only the rest is tokenized, if the
+        tokenizer allows that; the result is then an EncodedTokens. A lone surrogate is read as U+FFFD."""
         text = readable(text)
         if self._encoder is not None and not (add_special_tokens and self._adds_special_tokens):
             return self._encoder.encode(text, owner)
@@ -132,8 +131,8 @@ class Tokenizer:
         return self._encode_whole(text, add_special_tokens)
 
     def encode_behind(self, token_id: int, text: str, *, owner: str | None = None) -> list[int] | None:
-        """The tokens of a text that follows this token; None if they may depend on what is before the
-        token, or merge with it."""
+        """The tokens of a text that follows this token; None if they may depend on text before the token, or
+        merge with it."""
         before = self.added_texts.get(token_id)
         if self._encoder is None or before is None or not self._encoder.cuts_at(before):
             return None
@@ -141,8 +140,8 @@ class Tokenizer:
         return tokens[1:] if tokens[0] == token_id else None
 
     def steps(self, text: str, add_special_tokens: bool, owner: str | None = None) -> Iterator[list[int]]:
-        """Yields the text's tokens in chunks, in bounded memory. RequestError for a long text that
-        cannot be split."""
+        """Yields the text's tokens in chunks, in bounded memory. RequestError for a long text that cannot be
+        split."""
         around = self._around if add_special_tokens else ([], [])
         if self._encoder is not None and around is not None:
             yield around[0]
@@ -192,7 +191,7 @@ class Tokenizer:
 
     @property
     def _plain_backend(self) -> BackendTokenizer | None:
-        """The backend, if encoding is nothing but what it does; else None."""
+        """The backend, if encoding does nothing else; else None."""
         from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
         kind = type(self.hf)
@@ -226,20 +225,19 @@ class Tokenizer:
         return text
 
     def token_text(self, token_id: int) -> str:
-        """The text of a single token; U+FFFD where it is part of a character."""
+        """The text of a single token; U+FFFD if it is part of a character."""
         text = self._token_texts.get(token_id)
         if text is None:
             text = self._token_texts[token_id] = self.decode([token_id])
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The token's bytes: of tokens that share a character, each has its own bytes of it."""
+        """The token's bytes; each token of a shared character has its own bytes of it."""
         text = self.token_text(token_id)
         return self._own_bytes(token_id) if _UNREADABLE in text else text.encode()
 
     def _own_bytes(self, token_id: int) -> bytes:
-        """The bytes of a token that is not a whole character, read from its name in the
-        vocabulary."""
+        """The bytes of a token that is not a whole character, from its name in the vocabulary."""
         name = self.hf.convert_ids_to_tokens(token_id)
         if not isinstance(name, str) or token_id in self.hf.added_tokens_decoder:
             return self.token_text(token_id).encode()
@@ -257,7 +255,7 @@ class Tokenizer:
             bare = self.encode(word.lstrip(), add_special_tokens=False)
             spaced = self.encode(" " + word.lstrip(), add_special_tokens=False)
             sequences.append(bare)
-            # If the space is a token of its own, the word needs no second form.
+            # If the space is a separate token, the word needs no second form.
             if len(spaced) == len(bare) and spaced[0] != bare[0]:
                 sequences.append(spaced)
         return [sequence for sequence in sequences if sequence]
@@ -272,7 +270,8 @@ class Tokenizer:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         content_format: ContentFormat = ContentFormat.AUTO,
     ) -> list[int]:
-        """Token ids of a conversation; RequestError if there is no template or it refuses the messages."""
+        """Returns token ids of a conversation; RequestError if there is no template or it refuses the
+        messages."""
         text = self.chat_text(
             messages,
             tools,
@@ -290,10 +289,10 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         content_format: ContentFormat = ContentFormat.AUTO,
     ) -> bool:
-        """Whether the template reads contents in parts; False for one that is invalid."""
+        """Whether the template reads contents in parts; False for an invalid one."""
         try:
             return self._template.content_shape(chat_template, tools, content_format).parts
-        except Exception:  # rendering says what is wrong with it
+        except Exception:  # rendering reports the error
             return False
 
     def chat_text(
@@ -306,8 +305,8 @@ class Tokenizer:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         content_format: ContentFormat = ContentFormat.AUTO,
     ) -> str:
-        """The rendered text of a conversation; RequestError if there is no template or it refuses
-        the messages."""
+        """Returns the rendered text of a conversation; RequestError if there is no template or it refuses the
+        messages."""
         if not messages:
             raise RequestError("messages must not be empty.", "messages")
         if chat_template is None and not self.hf.chat_template:
@@ -337,15 +336,15 @@ class Tokenizer:
 
 @cache
 def _byte_alphabet() -> dict[str, int]:
-    """The characters by which a byte-level vocabulary writes bytes."""
+    """The characters with which a byte-level vocabulary writes bytes."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     return {letter: byte for byte, letter in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
 
 
 def _as_template_expects(message: Message, shape: ContentShape) -> dict[str, Any]:
-    """The message with its content in the format that the template reads, and arguments of tool
-    calls as objects."""
+    """Returns the message with its content in the format that the template reads, and arguments of tool calls
+    as objects."""
     expected = dict(message)
     expected["content"] = _shaped(message.get("content"), shape)
     if message.get("tool_calls"):
@@ -354,7 +353,7 @@ def _as_template_expects(message: Message, shape: ContentShape) -> dict[str, Any
 
 
 def _shaped(content: Any, shape: ContentShape) -> Any:
-    """The content as a string or a list of parts; others are left for the template to refuse."""
+    """Returns the content as a string or a list of parts; others are left for the template to refuse."""
     if isinstance(content, PartedText):
         content = content.parts if shape.parts else str(content)
     if content is None:
@@ -380,8 +379,8 @@ def _part_text(part: Any) -> str:
 
 
 def _with_parsed_arguments(call: Any) -> Any:
-    """Leaves a malformed call as the model wrote it: an agent must be able to send it back and
-    continue."""
+    """Parses a call's arguments; leaves a malformed call as the model wrote it, so that an agent can send it
+    back and continue."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call

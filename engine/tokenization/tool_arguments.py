@@ -1,7 +1,7 @@
 """Tool call arguments in a conversation's history: sent as text, passed to templates as objects.
 
-Only what a template can print back is parsed. The rest stays the text that the model wrote: one
-bad call must not make a job's history unservable.
+Only arguments that a template can print again are parsed. Others stay the text that the model wrote: one bad
+call must not make a job's history unservable.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import msgspec
 from engine.tokenization.unicode_text import is_unicode
 
 INVALID_JSON = "INVALID_JSON"
-"""The key under which arguments hold the model's whole text if that was not a JSON object."""
+"""The key under which arguments have the model's whole text if that was not a JSON object."""
 MAX_DEPTH = 64
-"""The deepest nesting of lists and objects, since templates and their filters recurse."""
+"""Maximum nesting of lists and objects, since templates and their filters recurse."""
 
 
 def read_arguments(text: str) -> object:
-    """The parsed arguments; the text itself if it could not be printed, or the model's own text if
+    """Returns the parsed arguments; the text itself if it could not be printed, or the model's own text if
     that was not a JSON object: it renders to the tokens that were generated."""
     try:
         value = _parsed(text)
@@ -33,7 +33,7 @@ def read_arguments(text: str) -> object:
 
 
 def _parsed(text: str) -> object:
-    """Parses like json.loads, which also accepts what is not quite JSON, but faster: a history has
+    """Parses like json.loads, which also accepts text that is not strict JSON, but faster: a history has
     hundreds of calls."""
     try:
         return msgspec.json.decode(text)
@@ -49,7 +49,7 @@ def _unicode_only(value: object) -> object:
 
 
 def _is_flat(value: object) -> bool:
-    """Whether nesting is at most MAX_DEPTH deep."""
+    """Whether the nesting is at most MAX_DEPTH."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         level = [item for container in level for item in _items(container)]
@@ -59,7 +59,7 @@ def _is_flat(value: object) -> bool:
 
 
 def _items(value: object) -> Iterable[object]:
-    """The values of a list or an object; none of other values."""
+    """The values of a list or an object; none for other values."""
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()

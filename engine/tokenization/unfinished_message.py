@@ -1,6 +1,7 @@
-"""Renders a conversation whose last message goes on: what a template writes behind its text is cut off.
+"""Renders a conversation whose last message continues: text that a template writes after the message's text
+is cut off.
 
-The text is marked at its end, and the rendered conversation cut at the mark, as transformers does it.
+The text is marked at its end, and the rendered conversation cut at the mark, as in transformers.
 """
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 _MARK = "THE_MODEL_GOES_ON_FROM_HERE "
-"""Its last blank tells whether the template strips the text."""
+"""Its trailing blank shows whether the template strips the text."""
 
 
 def with_mark(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same messages with the mark behind the last one's text; ValueError if that has no text."""
+    """Returns the messages with the mark after the last one's text; ValueError if that has no text."""
     last = dict(messages[-1])
     content = last.get("content")
     if isinstance(content, str):
@@ -30,7 +31,7 @@ def _parts_with_mark(content: Any) -> list[Any]:
 
 
 def _last_text(parts: list[Any]) -> int:
-    """The last part that is a text."""
+    """The index of the last part that is text."""
     for number in reversed(range(len(parts))):
         if isinstance(parts[number], dict) and isinstance(parts[number].get("text"), str):
             return number
@@ -38,8 +39,8 @@ def _last_text(parts: list[Any]) -> int:
 
 
 def cut_at_mark(rendered: str, message: dict[str, Any]) -> str:
-    """A rendered conversation up to the end of the text of ``message``, the last. ValueError if the template
-    leaves the text out."""
+    """Returns a rendered conversation up to the end of the text of ``message``, the last. ValueError if the
+    template omits the text."""
     found = rendered.rfind(_MARK.rstrip())
     if found < 0 or _text_of(message).strip() not in rendered:
         raise ValueError("the chat template leaves out the message to continue, or a part of it.")

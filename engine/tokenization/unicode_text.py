@@ -1,4 +1,4 @@
-"""Strings that are not valid Unicode: JSON escapes can write lone surrogates, which have no
+"""Handles strings that are not valid Unicode: JSON escapes can write lone surrogates, which have no
 encoding."""
 
 from __future__ import annotations
@@ -14,5 +14,5 @@ def is_unicode(text: str) -> bool:
 
 
 def readable(text: str) -> str:
-    """The text with U+FFFD for each lone surrogate; a pair becomes its character."""
+    """Returns the text with U+FFFD for each lone surrogate; a pair becomes its character."""
     return text if is_unicode(text) else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

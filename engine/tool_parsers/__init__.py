@@ -1,5 +1,5 @@
-"""Parsers of tool calls in generated text: text goes in, content and calls come out. No engine, no
-HTTP."""
+"""Parsers of tool calls in generated text: take text, return content and calls. They do not know the engine
+or HTTP."""
 
 from __future__ import annotations
 

@@ -1,20 +1,20 @@
-"""Turns a tool call's arguments, as the model writes them, into a JSON object that every client can
-parse.
+"""Converts a tool call's arguments, as the model writes them, to a JSON object that every client can parse.
 
-Text is passed on at once as far as it is valid: up to a finished value, and the inside of a string
-while it grows. So what has been passed on can always be completed:
+Text is passed on as soon as it is valid: up to a finished value, and the inside of a string while it grows.
+So the text that has been passed on can always be completed:
 
-* A wrong escape or a raw control character inside a string is escaped, and means what it looks like. A
-  comma before a closing bracket is left out, Python's ``True`` and ``None`` are spelled as JSON has them,
-  a fence around the object is no part of it, and an object in a string is that object.
-* Where the text stops being a JSON object, or ends too early between two values, the object is closed there
-  and gets a last member ``INVALID_JSON`` with all that the model wrote. Sent back, it is taken out again.
-* Where the reply ends inside a string, the string stays open, so that no client takes half a value for the
+* A wrong escape or a raw control character inside a string is escaped, and keeps its apparent meaning. A
+  comma before a closing bracket is omitted, Python's ``True`` and ``None`` are spelled as in JSON, a fence
+  around the object is removed, and an object in a string becomes that object.
+* If the text stops being a JSON object, or ends too early between two values, the object is closed there and
+  gets a last member ``INVALID_JSON`` with everything that the model wrote. When a client sends it back, the
+  member is removed again.
+* If the reply ends inside a string, the string stays open, so that no client takes half a value for the
   whole.
-* A name that an object has twice, and text of the call that is no argument, end the object in the same way:
-  nothing that the model wrote is dropped. So the object's last bracket comes with the end of the call.
+* A name that an object has twice, and text of the call that is not an argument, end the object in the same
+  way: nothing that the model wrote is lost. So the object's last bracket is written at the end of the call.
 
-Every decision depends on the text read so far and never on where it was cut.
+Every decision depends on the text read so far and never on how it was split.
 """
 
 from __future__ import annotations
@@ -43,49 +43,48 @@ _SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 _FENCE = re.compile(r"```\w*(?=[\s{])")
 _NO_STRAY = re.compile(r"[}\])`\s]*+")
-"""What may stand behind an object: brackets too many, the end of a fence."""
+"""Matches text that may follow an object: superfluous brackets, the end of a fence."""
 _FENCE_BEGUN = re.compile(r"`{1,3}|```\w{1,20}")
 
 
 class CallArguments:
-    """Fed the arguments' text in pieces of any size; ``feed`` and ``finish`` return what to pass on."""
+    """Takes the arguments' text in pieces of any size; ``feed`` and ``finish`` return the text to pass on."""
 
     def __init__(self) -> None:
         self._raw: list[str] = []
         self._text = ""
-        """Text that has been read and not decided on yet."""
+        """Text that has been read but not decided on yet."""
         self._held = ""
-        """Spaces, separators and a key: passed on with the value they lead to."""
+        """Spaces, separators and a key, which are passed on with the value that follows them."""
         self._given: list[str] = []
         self._new: list[str] = []
         self._open: list[str] = []
-        """The closing brackets of the open objects and lists, the outermost first."""
+        """The closing brackets of the open objects and lists, outermost first."""
         self._names: list[set[str]] = []
-        """The names of the members so far of each of them."""
+        """For each of them, the names of its members so far."""
         self._stray: list[str] = []
-        """Text of the call that is no argument."""
+        """Text of the call that is not an argument."""
         self._behind: list[str] = []
-        """Text behind the object."""
+        """Text after the object."""
         self._is_broken = False
         """Whether the call ended inside a string."""
         self._before_string: int | None = None
         """Number of pieces passed on when the open string value began."""
         self._step: Callable[[], bool] | None = self._read_value
-        """Reads from ``_text``; it returns False when it needs more of it. None when there is nothing
-        more to read."""
+        """Reads from ``_text``; returns False when it needs more text. None if nothing more is read."""
         self._ended = False
         self._is_whole = False
 
     def feed(self, text: str) -> str:
         self._raw.append(text)
         given = []
-        for start in range(0, len(text), _CHUNK_CHARS):  # steps cut off what they read: from a short text
+        for start in range(0, len(text), _CHUNK_CHARS):  # steps slice off what they read: a short text
             self._text += text[start : start + _CHUNK_CHARS]
             given.append(self._run())
         return "".join(given)
 
     def add_stray(self, text: str) -> None:
-        """Take text of the call that is no argument: it is told in ``INVALID_JSON``."""
+        """Adds text of the call that is not an argument: ``INVALID_JSON`` includes it."""
         self._stray.append(text)
 
     @property
@@ -93,8 +92,8 @@ class CallArguments:
         return self._is_broken or _NO_STRAY.fullmatch("".join([*self._stray, *self._behind])) is None
 
     def leave(self) -> str:
-        """The reply has ended inside the call: return what was written and not passed on, as it stands, so
-        that the arguments are no JSON."""
+        """Handles that the reply has ended inside the call: returns the text not yet passed on, unchanged, so
+        that the arguments are not valid JSON."""
         rest = "".join([self._held, self._text, *self._stray])
         is_object = self._before_string is None and _is_json("".join([*self._given, rest]))
         return "" if is_object else rest
@@ -105,11 +104,10 @@ class CallArguments:
         return self._step == self._read_rest
 
     def finish(self, *, is_whole: bool = False) -> str:
-        """The call has ended: return what completes the object, if anything can.
+        """Handles the end of the call: returns the text that completes the object, if that is possible.
 
-        ``is_whole``: its end was seen, so that no arguments are an empty object, and brackets that
-        are missing after a value are closed. Otherwise it was cut off, which ``INVALID_JSON``
-        reports.
+        ``is_whole``: the call's end was seen. Then missing arguments are an empty object, and brackets
+        missing after a value are closed. Otherwise the call was cut off, which ``INVALID_JSON`` reports.
         """
         self._ended, self._is_whole = True, is_whole
         given = self._run()
@@ -128,8 +126,8 @@ class CallArguments:
 
     @property
     def text(self) -> str:
-        """All of the finished arguments: always a JSON object. If a string was never closed, only
-        ``INVALID_JSON`` shows it."""
+        """The finished arguments: always a JSON object. If a string was never closed, only ``INVALID_JSON``
+        contains it."""
         if self._before_string is None:
             return "".join(self._given)
         given = self._given[: self._before_string]
@@ -154,7 +152,7 @@ class CallArguments:
         return f"{inner}{'' if is_empty else ', '}{member}}}"
 
     def _object_in_a_string(self, raw: str) -> str | None:
-        """The object that some models write into a string; None if this is not such a string."""
+        """The object that some models write into a string; None if the text is not such a string."""
         if self._given or not raw.lstrip().startswith('"'):
             return None
         try:
@@ -185,7 +183,7 @@ class CallArguments:
         return False
 
     def _next_char(self) -> str | None:
-        """The first character that is no space; None if it is not there yet."""
+        """The first character that is not a space; None if it has not arrived."""
         space = _SPACE.match(self._text)
         assert space is not None
         self._held += space.group()
@@ -215,7 +213,7 @@ class CallArguments:
         return self._read_scalar()
 
     def _skip_fence(self) -> bool:
-        """Around the object there may be a Markdown fence, as around code."""
+        """Skips a Markdown fence around the object, as around code."""
         fence = _FENCE.match(self._text)
         if fence is not None:
             self._text = self._text[fence.end() :]
@@ -234,7 +232,7 @@ class CallArguments:
         return True
 
     def _read_first(self) -> bool:
-        """Just inside an object or a list: it may be empty."""
+        """Reads just inside an object or a list, which may be empty."""
         char = self._next_char()
         if char is None:
             return False
@@ -244,8 +242,8 @@ class CallArguments:
         return True
 
     def _close_container(self) -> bool:
-        self._held = self._held.replace(",", "")  # one that nothing follows
-        if len(self._open) == 1:  # given when the call ends, unless something comes that is no argument
+        self._held = self._held.replace(",", "")  # a trailing comma
+        if len(self._open) == 1:  # written when the call ends, unless text follows that is not an argument
             self._give(self._held)
             self._held = ""
             self._text = self._text[1:]
@@ -258,7 +256,7 @@ class CallArguments:
         return True
 
     def _read_rest(self) -> bool:
-        """Behind the object."""
+        """Reads text after the object."""
         self._behind.append(self._text)
         self._text = ""
         return False
@@ -270,7 +268,7 @@ class CallArguments:
         if key is None:
             return self._break() if self._ended or len(self._text) >= MAX_KEY_CHARS else False
         name: str = json.loads(key.group().rstrip()[:-1])
-        if name in self._names[-1]:  # who parses the object would see one of the two values
+        if name in self._names[-1]:  # a parser of the object would keep only one of the two values
             return self._break()
         self._names[-1].add(name)
         self._held += key.group()
@@ -282,7 +280,7 @@ class CallArguments:
         found = _SCALAR_CHARS.match(self._text[:MAX_SCALAR_CHARS])
         assert found is not None
         if found.end() == len(self._text) and not self._ended:
-            return False  # a number may go on
+            return False  # a number may continue
         word = _PYTHON_WORDS.get(found.group(), found.group())
         is_cut = found.end() == len(self._text) and not self._is_whole
         if is_cut or found.end() == MAX_SCALAR_CHARS or not _SCALAR.fullmatch(word):
@@ -293,7 +291,7 @@ class CallArguments:
         return True
 
     def _read_next(self) -> bool:
-        """After a value: a comma, or the end of the enclosing object or list."""
+        """Reads after a value: a comma, or the end of the enclosing object or list."""
         char = self._next_char()
         if char is None:
             return False
@@ -307,7 +305,7 @@ class CallArguments:
         return True
 
     def _read_string(self) -> bool:
-        """Inside a string value. Any text can be made part of a string, so only its end matters."""
+        """Reads inside a string value. Any text can be made part of a string, so only its end matters."""
         if not self._text:
             return False
         plain = _PLAIN.match(self._text)

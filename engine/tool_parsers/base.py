@@ -1,6 +1,7 @@
-"""What a tool parser is: fed a response's text in pieces of any size, it yields content and tool calls.
+"""The interface of tool parsers: they take a response's text in pieces of any size, and return content and
+tool calls.
 
-It does not know where the text comes from nor how the calls are sent on.
+They do not know where the text comes from or how the calls are sent on.
 """
 
 from __future__ import annotations
@@ -22,39 +23,38 @@ class ContentDelta:
 
 @dataclass(slots=True)
 class ReasoningDelta:
-    """Text of the model's reasoning: shown apart from the answer, and never parsed for calls."""
+    """Text of the model's reasoning: shown separately from the answer, and never parsed for calls."""
 
     text: str
 
 
 @dataclass(slots=True)
 class ToolCallDelta:
-    """A piece of the call number ``index``: the first carries id and name, later ones argument text
-    only."""
+    """A piece of the call number ``index``: the first has id and name, later ones only argument text."""
 
     index: int
     call_id: str | None = None
     name: str | None = None
     arguments: str = ""
     stray: str = ""
-    """Text that the model wrote inside the call, and that is neither an argument nor markup."""
+    """Text inside the call that is neither an argument nor markup."""
 
 
 ReplyDelta = ContentDelta | ReasoningDelta | ToolCallDelta
 
 
 class ReplyParser(Protocol):
-    """Parses one response. The sum of what it yields must not depend on how the text was split."""
+    """Parses one response. The sum of its outputs must not depend on how the text was split."""
 
     def feed(self, text: str) -> list[ReplyDelta]:
-        """Take the next piece of the response; return what has become certain."""
+        """Takes the next piece of the response; returns the deltas that have become certain."""
 
     def finish(self) -> list[ReplyDelta]:
-        """The response has ended: return what was held back."""
+        """Ends the response; returns the deltas that were held back."""
 
 
 class PlainParser:
-    """A response without calls: all of it is content."""
+    """Parses a response without calls: all of it is content."""
 
     def feed(self, text: str) -> list[ReplyDelta]:
         return [ContentDelta(text)] if text else []
@@ -90,7 +90,7 @@ class ParsedReply:
 
     @property
     def reasoning(self) -> str:
-        """The model's reasoning before its answer; empty where its format shows none."""
+        """The model's reasoning before its answer; empty if its format has none."""
         return "".join(self._reasoning)
 
     def add(self, deltas: Iterable[ReplyDelta]) -> None:
@@ -108,12 +108,12 @@ class ParsedReply:
 
     @property
     def tool_calls(self) -> list[ToolCall]:
-        """The calls in the form that the engine takes."""
+        """The calls in the engine's form."""
         return [ToolCall(call.name, call.arguments) for call in self.calls]
 
 
 def read_reply(parser: ReplyParser, text: str) -> ParsedReply:
-    """Parse a whole response at once: the same path as a stream, so the same result."""
+    """Parses a whole response at once, on the same path as a stream, so with the same result."""
     reply = ParsedReply()
     reply.add(parser.feed(text))
     reply.add(parser.finish())
@@ -121,5 +121,5 @@ def read_reply(parser: ReplyParser, text: str) -> ParsedReply:
 
 
 def new_call_id() -> str:
-    """An id in the form that OpenAI's clients know."""
+    """Returns an id in the form that OpenAI's clients use."""
     return f"call_{uuid4().hex[:24]}"

@@ -1,7 +1,7 @@
-"""Ids of tool calls as a format's chat templates take them.
+"""Ids of tool calls in the form that a format's chat templates accept.
 
-Kimi's render nothing of a call but its id, which names the function; Mistral's refuse ids of any other form.
-A history may come from another server, or from a client that makes ids itself.
+Kimi's templates render only the id of a call, which names the function; Mistral's refuse ids of any other
+form. A history may come from another server, or from a client that makes its own ids.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class CallIds(Protocol):
     """The ids of one format."""
 
     def native(self, call_id: str, function: str, number: int) -> str:
-        """The id itself if templates take it, else one that they take. ``number``: of the calls before it in
-        the conversation."""
+        """Returns the id itself if templates accept it, else one that they accept. ``number``: number of
+        calls before it in the conversation."""
 
 
 class KimiIds:
-    """``functions.name:3``."""
+    """Ids such as ``functions.name:3``."""
 
     def native(self, call_id: str, function: str, number: int) -> str:
         is_native = re.fullmatch(rf"functions\.{re.escape(function)}:\d+", call_id)
@@ -33,7 +33,7 @@ class KimiIds:
 
 
 class MistralIds:
-    """Nine letters or digits."""
+    """Ids of nine letters or digits."""
 
     def native(self, call_id: str, function: str, number: int) -> str:
         if re.fullmatch(r"[a-zA-Z0-9]{9}", call_id):
@@ -43,7 +43,7 @@ class MistralIds:
 
 
 def with_native_ids(messages: Sequence[Message], ids: CallIds) -> list[Message]:
-    """The messages of a history, with native ids for its calls and the results of these."""
+    """Returns the messages of a history with native ids for its calls and their results."""
     renamed: dict[str, str] = {}
     number = 0
     told = []

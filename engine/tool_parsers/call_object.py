@@ -1,5 +1,5 @@
-"""Calls written as JSON, ``{"name": ..., "arguments": {...}}``, parsed as they arrive: most formats
-have them."""
+"""Parses calls written as JSON, ``{"name": ..., "arguments": {...}}``, as they arrive: most formats have
+them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from engine.tool_parsers.reader import MAX_NAME_CHARS, ReplyReader, Steps, Tag
 
 ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
 WRAPPER_KEYS = ARGUMENT_KEYS | {"args", "input", "kwargs", "params"}
-"""Names of an object that holds all arguments, where the function has no parameter of that name."""
+"""Names of an object that holds all arguments, if the function has no parameter with that name."""
 _FUNCTION = "function"
-"""The key of an object with name and arguments, as OpenAI's API has it."""
+"""The key of an object with name and arguments, as in OpenAI's API."""
 _OWN_KEYS = frozenset({"name", "id", "type", "tool_call_id", "call_id", "index"})
-"""Keys that say something about the call."""
+"""Keys with data about the call itself."""
 _CALL_KEYS = ARGUMENT_KEYS | {"name", "id", "type", _FUNCTION}
-"""The only keys of a call without a tag around it: other objects are answers in JSON."""
+"""The only keys of a call without a tag around it; other objects are answers in JSON."""
 
 _OBJECT = Tag("{")
 _STRING = Tag('"')
@@ -34,7 +34,7 @@ FENCE = Tag(*FENCES)
 """The Markdown fence that some models put around calls, as if they were code."""
 
 _OWN_VALUE = re.compile(r'"[\w.:-]*+"|\d++|null')
-"""An id, a type or a number."""
+"""Matches an id, a type or a number."""
 _IN_STRING = re.compile(r'["\\]')
 _OUTSIDE = re.compile(r'["{}\[\]<]')
 _SCALAR_END = re.compile(r"[,\]}\s<]")
@@ -42,20 +42,20 @@ _SCALAR_END = re.compile(r"[,\]}\s<]")
 
 @dataclass(slots=True)
 class JsonScanner:
-    """Finds where a JSON value ends in text that comes in pieces.
+    """Finds the end of a JSON value in text that arrives in pieces.
 
-    A ``<`` outside strings cuts it off: a model that lost track continues with the format's next
-    tag.
+    A ``<`` outside strings cuts the value off: it shows that the model continues with the format's next tag.
     """
 
     depth: int = 0
     in_string: bool = False
     escaped: bool = False
     whole: bool = False
-    """Whether the value has ended by itself."""
+    """Whether the value ended normally."""
 
     def scan(self, text: str, start: int) -> int | None:
-        """Index just after an object, a list or a string, or of what cuts it off; None if it goes on."""
+        """Index just after an object, a list or a string, or at the text that cuts it off; None if it
+        continues."""
         position = start
         if self.escaped and position < len(text):
             self.escaped = False
@@ -81,16 +81,15 @@ class JsonScanner:
 
 
 class CallObjectReader(ReplyReader):
-    """A format whose calls carry their arguments as a JSON object, which is passed on as it is
-    written."""
+    """Base of formats whose calls have their arguments as a JSON object, which is passed on as written."""
 
     raw_end: Tag | None = None
-    """Ends text that is in the place of arguments and is not an object."""
+    """Ends text that replaces arguments and is not an object."""
     name_keys = frozenset({"name"})
     """Keys of the function's name."""
 
     def _pass_raw(self) -> Steps[None]:
-        """Pass on text in the place of arguments as it is: the model wrote it, though it is not an
+        """Passes on text that replaces arguments unchanged: the model wrote it, although it is not an
         object."""
         self._take()
         if self.raw_end is not None and (yield from self._pass_until(self.raw_end, self._give_arguments)):
@@ -102,7 +101,7 @@ class CallObjectReader(ReplyReader):
         self.is_cut = True
 
     def _pass_object(self) -> Steps[bool]:
-        """Pass on the JSON object at this position as arguments; False if it is cut off."""
+        """Passes on the JSON object at this position as arguments; False if it is cut off."""
         scanner = JsonScanner()
         while True:
             end = scanner.scan(self._text, self._at)
@@ -116,7 +115,7 @@ class CallObjectReader(ReplyReader):
                 return False
 
     def _read_value(self) -> Steps[str | None]:
-        """The text of the JSON value at this position; None if it is cut off."""
+        """Reads the JSON value at this position and returns its text; None if it is cut off."""
         offset = self._length
         if (yield from self._peek()) in ("{", "[", '"'):
             scanner = JsonScanner()
@@ -136,7 +135,7 @@ class CallObjectReader(ReplyReader):
         return self._text[self._begin + offset : self._at]
 
     def _read_string(self) -> Steps[str | None]:
-        """The JSON string at this position; None if there is none, or one that cannot be a name."""
+        """Reads the JSON string at this position; None if there is none, or one that cannot be a name."""
         if (yield from self._peek()) != '"':
             return None
         scanner, offset = JsonScanner(), self._length
@@ -150,10 +149,10 @@ class CallObjectReader(ReplyReader):
         return value if isinstance(value, str) and is_unicode(value) else None
 
     def _read_call_object(self, *, bare: bool = False) -> Steps[bool]:
-        """Read the call at this position; False if there is none.
+        """Reads the call at this position; False if there is none.
 
-        It is certain once its name is known and its arguments begin. ``bare``: no tag announced it,
-        so it must have arguments, and before them no other keys than calls have.
+        A call is certain once its name is known and its arguments begin. ``bare``: no tag announced it, so it
+        must have arguments, and before them only keys that calls have.
         """
         call = _CallSoFar(bare)
         if not (yield from self._read_members(call)):
@@ -161,7 +160,7 @@ class CallObjectReader(ReplyReader):
         return call.begun or self._begin_whole(call)
 
     def _read_members(self, call: _CallSoFar) -> Steps[bool]:
-        """Read the object at this position as a call; False if it does not end as an object does."""
+        """Reads the object at this position as a call; False if the object does not end properly."""
         if not (yield from self._accept(_OBJECT)):
             return False
         while (yield from self._read_member(call)):
@@ -175,7 +174,7 @@ class CallObjectReader(ReplyReader):
         return False
 
     def _skip_broken_members(self) -> Steps[None]:
-        """After the arguments: what follows in the object is none of its members."""
+        """Handles text in the object after the arguments that is not a member."""
         self._at = self._begin
         yield from self._skip_space()
         yield from self._accept(_COMMA)
@@ -189,7 +188,7 @@ class CallObjectReader(ReplyReader):
         self._take()
 
     def _read_call_objects(self, *, bare: bool = False) -> Steps[bool]:
-        """Read the calls at this position: a list of them, or one or more by themselves; maybe in a
+        """Reads the calls at this position: a list of them, or one or more without a list; possibly in a
         fence."""
         if (yield from self._accept(FENCE)):
             yield from self._skip_space()
@@ -205,7 +204,7 @@ class CallObjectReader(ReplyReader):
         return True
 
     def _read_next_call_object(self, *, bare: bool) -> Steps[bool]:
-        """After a call: read the separator and the next call; False if there is none."""
+        """Reads the separator and the next call after a call; False if there is none."""
         self._take()
         yield from self._skip_space()
         yield from self._accept(_BETWEEN_CALLS)
@@ -218,8 +217,7 @@ class CallObjectReader(ReplyReader):
         return False
 
     def _read_member(self, call: _CallSoFar) -> Steps[bool]:
-        """Read one ``"key": value`` of a call; False if there is none, or one that a call cannot
-        have."""
+        """Reads one ``"key": value`` of a call; False if there is none, or one that a call cannot have."""
         yield from self._skip_space()
         offset = self._length
         key = yield from self._read_string()
@@ -244,7 +242,8 @@ class CallObjectReader(ReplyReader):
         return value is not None
 
     def _skip_member(self, key: str, offset: int) -> Steps[bool]:
-        """Read the value of a member behind the arguments; what says nothing of the call is told."""
+        """Reads the value of a member after the arguments; passes it on as stray text if it is not about the
+        call."""
         value = yield from self._read_value()
         if value is None:
             return False
@@ -255,21 +254,21 @@ class CallObjectReader(ReplyReader):
         return True
 
     def _read_function(self, call: _CallSoFar) -> Steps[bool]:
-        """Read the value of ``"function"``: the name, or an object with name and arguments."""
+        """Reads the value of ``"function"``: the name, or an object with name and arguments."""
         if (yield from self._peek()) != "{":
             call.name = yield from self._read_string()
             return call.name is not None and (not call.bare or call.name in self._tools)
         return (yield from self._read_members(call))
 
     def _holds_all(self, key: str, call: _CallSoFar) -> bool:
-        """Whether a member of this name holds all arguments."""
+        """Whether a member with this name holds all arguments."""
         if key in ARGUMENT_KEYS:
             return True
         return key in WRAPPER_KEYS and (call.name is None or self._tools.types(call.name, key) is None)
 
     def _read_arguments(self, call: _CallSoFar, key: str, name: str) -> Steps[bool]:
-        """Read the arguments of a call whose name is known; anything else is passed on if a tag
-        announced the call."""
+        """Reads the arguments of a call whose name is known; any other text is passed on if a tag announced
+        the call."""
         if (yield from self._peek()) == "{" and not (call.is_flat and key not in ARGUMENT_KEYS):
             call.begun = True
             self._begin_call(name)
@@ -290,7 +289,7 @@ class CallObjectReader(ReplyReader):
         return False
 
     def _begin_whole(self, call: _CallSoFar) -> bool:
-        """Begin a call whose arguments did not come last, or not as an object, or beside its name."""
+        """Begins a call whose arguments did not come last, or are not an object, or are next to its name."""
         if call.name is None or (call.bare and not ARGUMENT_KEYS & call.members.keys()):
             return False
         arguments, stray = self._members_as_arguments(call, call.name)
@@ -299,7 +298,7 @@ class CallObjectReader(ReplyReader):
         return True
 
     def _members_as_arguments(self, call: _CallSoFar, name: str) -> tuple[str, str]:
-        """The arguments among the members that were read, and the rest of them."""
+        """Returns the arguments among the members that were read, and the text of the other members."""
         for key in ("arguments", "parameters", *sorted(WRAPPER_KEYS - ARGUMENT_KEYS)):
             value = call.members.get(key)
             said = None if value is None else _arguments_of(value)
@@ -321,14 +320,14 @@ class CallObjectReader(ReplyReader):
 
 @dataclass(slots=True)
 class _CallSoFar:
-    """What is known of a call while its object is read."""
+    """The data of a call while its object is read."""
 
     bare: bool
     name: str | None = None
     members: dict[str, str] = field(default_factory=dict)
-    """The other members, as they were written."""
+    """The other members, as written."""
     again: list[str] = field(default_factory=list)
-    """The text of members whose name was there before."""
+    """The text of members with a repeated name."""
     begun: bool = False
 
     def add(self, key: str, value: str) -> None:
@@ -339,11 +338,11 @@ class _CallSoFar:
 
     @property
     def is_flat(self) -> bool:
-        """Whether there are members beside the name that may be arguments."""
+        """Whether there are members besides the name that may be arguments."""
         return not self.members.keys() <= _OWN_KEYS | WRAPPER_KEYS
 
     def other_members(self) -> str:
-        """The text of the members that say nothing about the call."""
+        """The text of the members without data about the call itself."""
         others = {
             key: value
             for key, value in self.members.items()
@@ -357,7 +356,8 @@ def _members_text(members: Mapping[str, str]) -> str:
 
 
 def _arguments_of(value: str) -> str | None:
-    """Arguments that were not passed on as they came: some models write the object into a string."""
+    """Returns arguments that were not passed on as they arrived: some models write the object into a
+    string."""
     read = _json_or_none(value)
     if isinstance(read, str):
         return read if is_unicode(read) else None

@@ -1,4 +1,4 @@
-"""The formats of calls and of reasoning that models write, by name."""
+"""The formats in which models write calls and reasoning, by name."""
 
 from __future__ import annotations
 
@@ -81,25 +81,24 @@ class ToolFormat:
 
     make: ToolParserFactory
     signs: tuple[str, ...] = ()
-    """Texts that all occur in a chat template of this format, while templates of earlier formats in
-    the list lack one."""
+    """Texts that all occur in a chat template of this format, while templates of earlier formats in the list
+    lack at least one."""
     tags: tuple[str, ...] = ()
-    """Texts that are special tokens in some tokenizers: they must not be left out of the response's
-    text."""
+    """Texts that are special tokens in some tokenizers: the response's text must include them."""
     ends_thinking: tuple[str, ...] = ()
-    """Tags that only calls have: they end a reasoning section that was not closed."""
+    """Tags that only calls have; they end a reasoning section that was not closed."""
     syntax: CallSyntax | None = None
-    """How a call can be forced; None where calls are not JSON."""
+    """The syntax with which a call can be forced; None if calls are not JSON."""
     begins_call: tuple[str, ...] = ()
     """Texts that a call may begin with, and that reasoning may contain, too."""
     make_plain: Callable[[], ReplyParser] = PlainParser
-    """Makes the parser of a response that may call nothing."""
+    """Makes the parser of a response that may not contain calls."""
     text_syntax: TextSyntax | None = None
-    """How a call is written whose one argument is text; None where that is in quotes, or not known."""
+    """How a call with a single text argument is written; None if that is in quotes, or unknown."""
     call_ids: CallIds | None = None
-    """The ids that its templates take; None where they take any."""
+    """The ids that its templates accept; None if they accept any."""
     frame: tuple[str, ...] = ()
-    """Other texts that are special tokens in some tokenizers, which a response without calls has, too."""
+    """Other texts that are special tokens in some tokenizers, also found in responses without calls."""
 
 
 _XML_CALL = ("<tool_call>", "</tool_call>")
@@ -122,7 +121,7 @@ _KIMI_TAGS = (
 
 
 def _listed(begin: str, end: str, before: str = '{"name": "{name}", "arguments": ') -> CallSyntax:
-    """A list of JSON objects between two texts."""
+    """The syntax of a list of JSON objects between two texts."""
     return CallSyntax(before, "}", begin=begin, between=", ", end=end)
 
 

@@ -1,8 +1,8 @@
 """Tool calls in sections of special tokens: DeepSeek V3, R1 and V3.1, and Kimi K2.
 
-V3.1 writes ``name<sep>{...}``; V3 writes ``function<sep>name``, a line break and the arguments
-fenced as JSON: what follows the separator tells which. Kimi writes ``functions.name:0<sep>{...}``.
-A call's own tokens suffice: the section around it may be missing.
+V3.1 writes ``name<sep>{...}``; V3 writes ``function<sep>name``, a line break and the arguments fenced as
+JSON: the text after the separator shows which. Kimi writes ``functions.name:0<sep>{...}``. A call's own
+tokens suffice: the section around it may be missing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DEEPSEEK_SECTION = "<｜tool▁calls▁begin｜>"
 KIMI_SECTION = "<|tool_calls_section_begin|>"
 
 _ANY_KIND = "function"
-"""What V3 writes before the separator: the call's type."""
+"""The text that V3 writes before the separator: the call's type."""
 _FENCE_END = Tag("```")
 _NAME = re.compile(r"[^\s<>{}\[\]\"'`]*+")
 _KIMI_NAME = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?")
@@ -43,11 +43,11 @@ class SectionTags:
     call_end: Tag
     end: Tag
     argument_ends: tuple[str, ...] = ()
-    """What ends the arguments before the call's end."""
+    """Tokens that end the arguments before the call's end."""
 
 
 class SectionToolParser(TaggedReader, CallObjectReader):
-    """Parses one response; see the module's text for what is a call."""
+    """Parses one response; the module's docstring defines a call."""
 
     tags: SectionTags
     raw_end: Tag
@@ -77,8 +77,8 @@ class SectionToolParser(TaggedReader, CallObjectReader):
         return self._num_calls > num_before
 
     def _find_next(self, in_section: bool) -> Steps[str]:
-        """Move past the next call's token, or that of the section's end, and return it; empty if
-        none comes. Any other text in a section is content."""
+        """Moves past the next call's token, or that of the section's end, and returns it; empty if none
+        follows. Any other text in a section is content."""
         if in_section:
             length = self._length
             found = yield from self._find(Tag(*self.tags.call.texts, *self.tags.end.texts))
@@ -89,7 +89,7 @@ class SectionToolParser(TaggedReader, CallObjectReader):
         return (yield from self._accept(self.tags.call)) or (yield from self._accept(self.tags.end))
 
     def _read_call(self) -> Steps[None]:
-        """After a call's token: read the call; where there is no name, nothing is read."""
+        """Reads the call after a call's token; reads nothing if there is no name."""
         length = self._length
         yield from self._skip_space()
         if (yield from self._peek()) in ("{", "`"):
@@ -123,14 +123,14 @@ class SectionToolParser(TaggedReader, CallObjectReader):
         return ends
 
     def _read_name(self) -> Steps[str]:
-        """The function's name and all that comes before its arguments; empty if it has no name."""
+        """Reads the function's name and everything before its arguments; empty if it has no name."""
         name = yield from self._read_word(_NAME)
         yield from self._skip_space()
         separated = yield from self._accept(self.tags.separator)
         yield from self._skip_space()
         if separated and name in ("", _ANY_KIND) and (yield from self._peek()) != "{":
             name = (yield from self._read_word(_NAME)) or name
-            if self._at == len(self._text):  # the name may be longer than the part that has arrived
+            if self._at == len(self._text):  # the name may continue beyond the part that has arrived
                 return ""
             yield from self._skip_space()
         yield from self._accept(FENCE)
@@ -141,7 +141,7 @@ class SectionToolParser(TaggedReader, CallObjectReader):
 
 
 class DeepSeekToolParser(SectionToolParser):
-    """DeepSeek V3, R1 and V3.1."""
+    """Parses calls of DeepSeek V3, R1 and V3.1."""
 
     tags = SectionTags(
         begin=Tag(DEEPSEEK_SECTION),
@@ -153,7 +153,7 @@ class DeepSeekToolParser(SectionToolParser):
 
 
 class KimiToolParser(SectionToolParser):
-    """Kimi K2, whose template wants the ids back that the model wrote: ``functions.name:0``."""
+    """Parses calls of Kimi K2, whose template needs the ids that the model wrote: ``functions.name:0``."""
 
     tags = SectionTags(
         begin=Tag(KIMI_SECTION),
@@ -176,7 +176,7 @@ class KimiToolParser(SectionToolParser):
         return (yield from self._counted(name)) if self._counter else name
 
     def _counted(self, counter: str) -> Steps[str]:
-        """The function that is meant by an id which only counts: the one that takes the arguments."""
+        """The function for an id that is only a number: the one whose parameters match the arguments."""
         length = self._length
         value = (yield from self._read_value()) if (yield from self._peek()) == "{" else None
         self._at = self._begin + length
@@ -192,8 +192,7 @@ class KimiToolParser(SectionToolParser):
         return names[0] if len(names) == 1 else counter
 
     def _named(self, written: str) -> str:
-        """The function that an id stands for. Some are numbered differently from the format's
-        definition."""
+        """The function for an id. Some models number calls differently from the format's definition."""
         found = _KIMI_NAME.fullmatch(written)
         name = found.group(1) if found else written
         numbered = None if name in self._tools else _NUMBERED.fullmatch(name)
@@ -204,7 +203,7 @@ class KimiToolParser(SectionToolParser):
 
 
 class PlamoToolParser(SectionToolParser):
-    """PLaMo 3: name and arguments stand in tags of their own."""
+    """Parses calls of PLaMo 3, which writes name and arguments in separate tags."""
 
     tags = SectionTags(
         begin=Tag("<|plamo:begin_tool_requests:plamo|>"),
@@ -215,7 +214,7 @@ class PlamoToolParser(SectionToolParser):
         argument_ends=_PLAMO_END.texts,
     )
     _type = ""
-    """What the arguments are said to be."""
+    """The type of the arguments that the call states."""
 
     def _read_name(self) -> Steps[str]:
         yield from self._accept(_PLAMO_NAME)

@@ -1,6 +1,6 @@
 """Finds the one command that a text agent will run: a response with exactly one fenced bash block.
 
-It reports to the engine which tool runs next and changes nothing in the response.
+The engine uses it to know which tool runs next; the response is not changed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _BLOCK = re.compile(r"^```(?:bash|mswea_bash_command)[ \t]*\r?\n(.*?)\r?\n```", 
 
 
 def read_fenced_command(text: str) -> ToolCall | None:
-    """The command of the only bash block; None if there is none, or several (such agents refuse those)."""
+    """The command of the only bash block; None if there is none, or several (such agents refuse these)."""
     commands: list[str] = _BLOCK.findall(text)
     if len(commands) != 1 or not commands[0].strip():
         return None

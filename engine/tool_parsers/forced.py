@@ -1,7 +1,6 @@
-"""Grammars of responses that must call a tool, in the syntax the model was trained on (llguidance's
-Lark).
+"""Grammars of responses that must call a tool, in the syntax the model was trained on (llguidance's Lark).
 
-It does not know how a grammar is enforced.
+This module does not know how a grammar is enforced.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 from engine.tool_parsers.parameters import Tool
 
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON as chat templates write it: so the response is rendered to its own tokens when it comes back."""
+"""JSON as chat templates write it, so that a response that is sent back is rendered to its own tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,8 @@ class CallSyntax:
     """How a format writes calls whose arguments are a JSON object."""
 
     before: str
-    """The text before the arguments; ``{name}`` is the function's, ``{number}`` any number."""
+    """The text before the arguments; ``{name}`` stands for the function's name, ``{number}`` for any
+    number."""
     after: str
     begin: str = ""
     between: str = ""
@@ -31,18 +31,18 @@ class CallSyntax:
 
 
 JSON_CALLS = CallSyntax('{"name": "{name}", "arguments": ', "}", begin="[", between=", ", end="]")
-"""No model's own syntax: for responses that are forced to call where the format has no grammar."""
+"""No model's own syntax: used to force calls if the model's format has no grammar."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """A function's parameters: the grammar's rules ``arguments_0``, ``arguments_1`` and so on, in
-    this order."""
+    """A function's parameters: the grammar's rules ``arguments_0``, ``arguments_1`` and so on, in this
+    order."""
 
     function: str
     schema: str
     strict: bool
-    """Whether a part of the schema that cannot be enforced is an error; else it is left to the tool."""
+    """Whether a part of the schema that cannot be enforced is an error; else the tool must check it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,10 @@ def call_grammar(
     *,
     spelled: bool = False,
 ) -> CallGrammar:
-    """One call or, with ``parallel``, one or more of these tools, and nothing else besides the
-    reasoning.
+    """A grammar of one call or, with ``parallel``, one or more calls of these tools, and only reasoning
+    besides.
 
-    ``spelled``: special tokens may also be written in letters.
+    ``spelled``: special tokens may also be written as text.
     """
     literal = Literals(special_tokens, spelled)
     functions = [tool.get("function", tool) for tool in tools]
@@ -98,10 +98,9 @@ def call_grammar(
 def free_call_grammar(
     syntax: CallSyntax, tools: Sequence[Tool], parallel: bool, special_tokens: Mapping[str, int]
 ) -> CallGrammar | None:
-    """Text that may contain calls. None if not every call begins with a token of its own.
+    """A grammar of text that may contain calls. None if not every call begins with a special token.
 
-    A model may also write its tokens in letters: both are parsed as a call, so both are allowed
-    here.
+    A model may also write its tokens as text: both are parsed as a call, so both are allowed here.
     """
     opening = opening_token(syntax, special_tokens)
     if opening is None:
@@ -122,17 +121,17 @@ def free_call_grammar(
 
 
 def escaped(text: str) -> str:
-    """As part of an expression between slashes."""
+    """Escapes a text for use in an expression between slashes."""
     return "".join(char if char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)
 
 
 def without(expressions: Sequence[str]) -> str:
-    """An expression of texts that hold none of these expressions."""
+    """An expression for texts that contain none of these expressions."""
     return f"~/(?s:.*)({'|'.join(expressions)})(?s:.*)/"
 
 
 def opening_token(syntax: CallSyntax, special_tokens: Mapping[str, int]) -> str | None:
-    """The token that begins every call of this syntax; None if text begins it."""
+    """The token that begins every call of this syntax; None if a call begins with text."""
     begin = syntax.begin or syntax.before
     return next((token for token in special_tokens if begin.startswith(token)), None)
 
@@ -164,7 +163,7 @@ def _reasoning_rules(reasoning: ReasoningSection | None, literal: Literals) -> l
 
 
 class Literals:
-    """Texts as grammar terms: special tokens by their number, since no text can spell them."""
+    """Converts texts to grammar terms: special tokens by their number, since no text can spell them."""
 
     def __init__(self, special_tokens: Mapping[str, int], spelled: bool) -> None:
         self.special_tokens = special_tokens
@@ -177,13 +176,13 @@ class Literals:
         return " ".join(map(self._term, self.pieces(text)))
 
     def pieces(self, text: str) -> list[str]:
-        """A text, cut at its special tokens."""
+        """Splits a text at its special tokens."""
         pieces = self._pattern.split(text) if self._pattern else [text]
         return [piece for piece in pieces if piece]
 
     def at_token(self, text: str) -> tuple[str, str, str]:
-        """The text before its first special token, the term of that token alone, and the text behind it; the
-        last two are empty if there is none."""
+        """Returns the text before its first special token, the term of that token alone, and the text after
+        it; the last two are empty if there is none."""
         before, token, after = (*(self._pattern.split(text, 1) if self._pattern else [text]), "", "")[:3]
         return before, f"<[{self.special_tokens[token]}]>" if token else "", after
 

@@ -1,6 +1,6 @@
-"""Selects the parser of a model's responses: by name, or as the model's chat template shows.
+"""Selects the parser of a model's responses, by name or from the model's chat template.
 
-It does not know how responses are generated, nor how they are sent on.
+This module does not know how responses are generated or sent on.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ _loaded_plugins: set[Path] = set()
 
 @dataclass(frozen=True, slots=True)
 class ReplyFormat:
-    """How the responses of one model are parsed. Chosen once; makes a parser for each response."""
+    """How to parse the responses of one model. Chosen once; makes a parser for each response."""
 
     tool_format: ToolFormat | None
     """None if no known format of calls applies."""
     think_tags: ThinkTags | None
-    """None if there is no reasoning section, or messages take its place."""
+    """None if there is no reasoning section, or if messages replace it."""
     messages: MessageFormat | None
-    """How a response of several messages is read; None if it is one."""
+    """How to read a response of several messages; None if a response is a single message."""
     special_tokens: Mapping[str, int] | None
-    """The tokenizer's special tokens with their ids; None if they are not known."""
+    """The tokenizer's special tokens with their ids; None if unknown."""
 
     @classmethod
     def choose(
@@ -64,8 +64,8 @@ class ReplyFormat:
         chat_template: str | None,
         special_tokens: Mapping[str, int] | None = None,
     ) -> ReplyFormat:
-        """Choose by name, or with ``auto`` from the template; ConfigError if there is no parser of
-        that name."""
+        """Chooses a format by name, or with ``auto`` from the template; ConfigError if there is no parser
+        with that name."""
         tool_name = _tool_format_name(tool_call_parser, chat_template or "")
         reasoning_name = _reasoning_name(reasoning_parser, chat_template or "")
         messages = MESSAGE_FORMATS.get(tool_name or "") or MESSAGE_FORMATS.get(reasoning_name or "")
@@ -78,15 +78,15 @@ class ReplyFormat:
 
     @property
     def signs_of_calls(self) -> tuple[str, ...]:
-        """Texts without which a response holds no call: kept from the model where none may come."""
+        """Texts without which a response contains no call: the model may not write them if calls are not
+        allowed."""
         if self.messages is not None:
             return self.messages.signs_of_calls
         return self.tool_format.tags if self.tool_format else ()
 
     @property
     def needs_special_tokens(self) -> bool:
-        """Whether the parsers must see special tokens, which are usually left out of a response's
-        text."""
+        """Whether the parsers must see special tokens, which a response's text usually omits."""
         tags = [*self.tool_format.tags, *self.tool_format.frame] if self.tool_format else []
         if self.messages is not None:
             tags += self.messages.tags
@@ -102,12 +102,12 @@ class ReplyFormat:
         calls_as_json: bool = False,
         input_of: tuple[str, str] | None = None,
     ) -> ReplyParser:
-        """The parser of one reply.
+        """Returns the parser of one reply.
 
-        No tools: no calls are looked for. ``prompt_tail`` is the end of the prompt's text, special tokens
-        included: it may have begun a section of the reply. ``calls_as_json``: the reply was forced to be a
-        JSON list of calls, whatever the model's own format. ``input_of``: it was forced to be the text that
-        this function takes as this parameter.
+        Without tools no calls are parsed. ``prompt_tail`` is the end of the prompt's text, with special
+        tokens: it may have begun a section of the reply. ``calls_as_json``: the reply was forced to be a JSON
+        list of calls, whatever the model's own format. ``input_of``: function and parameter for which the
+        whole reply was forced to be the text.
         """
         if input_of is not None:
             free = FreeInputParser(*input_of)
@@ -131,7 +131,7 @@ class ReplyFormat:
         return ThinkSection(self.think_tags, make_answer, prompt_tail, call_tags)
 
     def _answer_parser(self, tools: Sequence[Tool], calls_as_json: bool) -> ReplyParser:
-        """The parser of what follows the reasoning."""
+        """Returns the parser for the text after the reasoning."""
         make_plain = PlainParser if self.think_tags is None else self.think_tags.make_answer
         if not tools:
             return make_plain() if self.tool_format is None else self.tool_format.make_plain()
@@ -144,15 +144,15 @@ class ReplyFormat:
     ) -> CallGrammar | None:
         """A grammar of replies that call one of these tools (or several) in the model's own syntax.
 
-        None where the format has no such syntax: then ``json_call_grammar`` is read with ``calls_as_json``.
+        None if the format has no such syntax: then ``json_call_grammar`` is read with ``calls_as_json``.
         """
         syntax = self.tool_format.syntax if self.tool_format else None
         return None if syntax is None else self._grammar(syntax, tools, parallel, prompt_tail)
 
     def free_call_grammar(self, tools: Sequence[Tool], parallel: bool) -> CallGrammar | None:
-        """A grammar of text in which calls of these tools may stand, in the model's own syntax.
+        """A grammar of text that may contain calls of these tools, in the model's own syntax.
 
-        None where the format has none, or where no token shows that a call begins.
+        None if the format has no grammar, or if no token shows that a call begins.
         """
         syntax = self.tool_format.syntax if self.tool_format else None
         if syntax is None:
@@ -161,20 +161,20 @@ class ReplyFormat:
 
     @property
     def enforces_texts(self) -> bool:
-        """Whether a tool's one argument can be kept to a grammar where the model may also not call it."""
+        """Whether a tool's one argument can follow a grammar even if the model may call no tool."""
         return self.tool_format is not None and self.tool_format.text_syntax is not None
 
     @property
     def text_end(self) -> str | None:
-        """What stands behind such an argument."""
+        """The text that follows such an argument."""
         syntax = self.tool_format.text_syntax if self.tool_format else None
         return syntax.line + syntax.value_end if syntax else None
 
     def free_text_grammar(
         self, tools: Sequence[Tool], parameters: Mapping[str, str], parallel: bool
     ) -> str | None:
-        """A grammar of text in which calls of these tools may stand: the argument of the function ``i`` of
-        ``parameters`` follows ``@text_i``. None where such arguments are not written as they are."""
+        """A grammar of text that may contain calls of these tools: the argument of the function ``i`` of
+        ``parameters`` follows ``@text_i``. None if the format does not write such arguments verbatim."""
         syntax = self.tool_format.text_syntax if self.tool_format else None
         if syntax is None:
             return None
@@ -182,18 +182,18 @@ class ReplyFormat:
 
     @property
     def ends_thinking(self) -> tuple[str, ...]:
-        """Tags that only calls have: they end a section of reasoning, too."""
+        """Tags that only calls have; they end a reasoning section, too."""
         return self.tool_format.ends_thinking if self.tool_format else ()
 
     def calls_in_reasoning(self, texts: Collection[str] = ()) -> tuple[str, ...]:
-        """Expressions of what ends a section of reasoning as a call, or could be read there as a call of
-        these functions, whose one argument is text."""
+        """Expressions for text that ends a reasoning section as a call, or that could be read there as a call
+        of these functions, which have a single text argument."""
         syntax = self.tool_format.text_syntax if self.tool_format else None
         spelled = calls_of_texts(syntax, texts) if syntax and texts else ()
         return (*map(escaped, self.ends_thinking), *spelled)
 
     def json_call_grammar(self, tools: Sequence[Tool], parallel: bool, prompt_tail: str) -> CallGrammar:
-        """The same as a JSON list of ``{"name": ..., "arguments": ...}``."""
+        """Like ``forced_call_grammar``, for a JSON list of ``{"name": ..., "arguments": ...}``."""
         return self._grammar(JSON_CALLS, tools, parallel, prompt_tail)
 
     def _grammar(
@@ -245,20 +245,20 @@ def _reasoning_name(name: str, chat_template: str) -> str | None:
 def register_tool_parser(
     name: str, make: ToolParserFactory, *, needs_special_tokens: tuple[str, ...] = ()
 ) -> None:
-    """For plug-ins: make ``--tool-call-parser NAME`` read replies with what ``make(tools)`` returns.
+    """Registers a plug-in: ``--tool-call-parser NAME`` then reads replies with the parser that
+    ``make(tools)`` returns.
 
-    ``make`` is called for each reply with the request's function tools (OpenAI's chat shape). What it returns
-    has ``feed(text)`` and ``finish()``, both giving a list of ``ContentDelta`` and ``ToolCallDelta``; in sum
-    they must not depend on how the text was cut. ``engine.tool_parsers.tagged_reader.TaggedReader`` helps
-    with that.
-    ``needs_special_tokens`` are the special tokens it must see in the text.
+    ``make`` is called for each reply with the request's function tools (OpenAI's chat format). The parser has
+    ``feed(text)`` and ``finish()``, which both return a list of ``ContentDelta`` and ``ToolCallDelta``; their
+    sum must not depend on how the text was split. ``engine.tool_parsers.tagged_reader.TaggedReader`` helps
+    with that. ``needs_special_tokens`` are the special tokens that the parser must see in the text.
     """
     _plugin_formats[name] = ToolFormat(make, tags=needs_special_tokens)
 
 
 def load_plugin(path: str) -> None:
-    """Run a Python file that calls ``register_tool_parser``, once; ConfigError if that fails, or if
-    it does not."""
+    """Runs a Python file that calls ``register_tool_parser``, once; ConfigError if that fails, or if the file
+    does not call it."""
     file = Path(path).resolve()
     if file in _loaded_plugins:
         return
@@ -268,7 +268,7 @@ def load_plugin(path: str) -> None:
         if spec is None or spec.loader is None:
             raise ImportError("it is not a Python file")
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
-    except Exception as error:  # whatever a plug-in may raise
+    except Exception as error:  # any error of a plug-in
         said = str(error).partition("\n")[0] or type(error).__name__
         raise ConfigError(f"tool_parser_plugin: cannot load {path!r}: {said}.") from error
     if len(_plugin_formats) == num_before:

@@ -1,4 +1,4 @@
-"""A response that is only the text argument of one tool: its call is known before the first word."""
+"""Parses a response that is only the text argument of one tool: its call is known before the first word."""
 
 from __future__ import annotations
 

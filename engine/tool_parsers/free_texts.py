@@ -1,8 +1,8 @@
-"""Grammars of responses that may hold calls, some of which have one argument that follows a grammar of the
-client's: for formats that write a text as it is, between tags (llguidance's Lark).
+"""Grammars of responses that may contain calls, some of which have one argument that follows a grammar of the
+client's: for formats that write a text verbatim between tags (llguidance's Lark).
 
-What such a grammar allows is read as no other call by the format's parser. It does not know how a grammar is
-enforced.
+The format's parser reads text allowed by such a grammar as no other call. This module does not know how a
+grammar is enforced.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from engine.tool_parsers.parameters import Tool
 from engine.tool_parsers.text_syntax import TextSyntax
 
 _OBJECT = r"[\x5b\x7b\x60]"
-"""What a call that is written as an object may begin with: a bracket, a brace or a fence."""
+"""Expression for the start of a call that is written as an object: a bracket, a brace or a fence."""
 
 
 def free_text_grammar(
@@ -24,14 +24,14 @@ def free_text_grammar(
     parallel: bool,
     special_tokens: Mapping[str, int],
 ) -> str:
-    """Text that may contain calls, of which some have one argument that follows a grammar: that of the
-    function ``i`` of ``parameters``, which has this parameter, is ``@text_i``."""
+    """A grammar of text that may contain calls, some of which have one argument that follows a grammar: for
+    the function ``i`` of ``parameters``, which has this parameter, that is ``@text_i``."""
     return "\n".join(_Rules(syntax, list(parameters), special_tokens).of(tools, parameters, parallel))
 
 
 def calls_of_texts(syntax: TextSyntax, functions: Collection[str]) -> list[str]:
-    """Expressions of what the parser could take for a call of these functions where some text stands that is
-    none: in an argument, or in reasoning."""
+    """Expressions for text that the parser could take for a call of these functions in an argument or in
+    reasoning."""
     sign = _any_of([syntax.call] if syntax.call else syntax.begins)
     calls = [f"{sign}\\s*{_any_of(functions)}"]
     return [*calls, f"{_any_of(syntax.begins)}\\s*{_OBJECT}"] if syntax.reads_objects else calls
@@ -75,7 +75,7 @@ class _Rules:
         return f"{head} ws {key} @text_{self._texts.index(name)} text_end ws {end}"
 
     def _text_end(self) -> list[str]:
-        """The end of a text. Lazy: where it could also begin the text's next piece, it is the end."""
+        """Rules for the end of a text. Lazy: if it could also be part of the text, it is the end."""
         tag, line = self._syntax.value_end, self._syntax.line
         before, token, after = self._literal.at_token(tag)
         spelled = f"text_end_spelled[lazy]: /{escaped(line)}{'?' if line else ''}{escaped(tag)}/"
@@ -87,7 +87,8 @@ class _Rules:
         return f"{ends} ws {self._literal(self._syntax.value)}" if self._syntax.value else ends
 
     def _until(self, name: str, tags: Sequence[str], avoided: Sequence[str]) -> list[str]:
-        """Any text, and the first of these tags; the text holds none of the expressions ``avoided``."""
+        """Rules for any text up to the first of these tags; the text matches none of the expressions
+        ``avoided``."""
         avoids = f" & {without(avoided)}" if avoided else ""
         ways, rules = [f"{name}_spelled"], [f"{name}_spelled[lazy]: /(?s:.*){_any_of(tags)}/{avoids}"]
         texts: dict[str, str] = {}
@@ -96,7 +97,7 @@ class _Rules:
             if token:
                 text = texts.setdefault(before, f"{name}_{len(texts)}".upper())
                 ways.append(f"{text}{'' if before else '?'} {token} {self._literal(after)}")
-        # One complement: the library's expressions grow without end where several of them meet.
+        # One complement: the library's expressions grow without end if several of them are combined.
         unlike = without([*map(escaped, tags), *avoided])
         for before, text in texts.items():
             some = f"/(?s:.*){escaped(before)}/" if before else "/(?s:.+)/"

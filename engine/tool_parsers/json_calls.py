@@ -1,4 +1,4 @@
-"""Tool calls as bare JSON: as Llama 3 writes them, and as a response that is forced to call does.
+"""Tool calls as bare JSON, as in Llama 3 and in a response that is forced to call.
 
 Most of them have no tag, so they must name one of the tools: an answer in JSON may look the same.
 """
@@ -56,8 +56,8 @@ class Llama3JsonToolParser(TaggedReader, CallObjectReader):
         return True
 
     def _pass_other_object(self) -> Steps[bool]:
-        """An object that is not a call contains none either: all of it is content. False if there
-        is no object here."""
+        """Passes on an object that is not a call, which contains none either, as content. False if there is
+        no object here."""
         begin = self._length
         if not (yield from self._accept(_OBJECT)):
             return False
@@ -78,8 +78,8 @@ class Llama3JsonToolParser(TaggedReader, CallObjectReader):
 
 
 class XlamToolParser(Llama3JsonToolParser):
-    """xLAM: a list of ``{"name": ..., "arguments": {...}}``: bare, in a fence, behind ``[TOOL_CALLS]`` or
-    between ``<tool_call>`` and ``</tool_call>``."""
+    """Parses calls of xLAM: a list of ``{"name": ..., "arguments": {...}}``, bare, in a fence, after
+    ``[TOOL_CALLS]`` or between ``<tool_call>`` and ``</tool_call>``."""
 
     opening = Tag(
         *("<tool_call>", "{", "["), *(fence + first for fence in FENCES for first in "[{"), line_breaks=2
@@ -96,11 +96,11 @@ class XlamToolParser(Llama3JsonToolParser):
 
 
 class JsonToolParser(CallObjectReader):
-    """A response that is one call object, or a list of them; anything else is content."""
+    """Parses a response that is one call object, or a list of them; any other text is content."""
 
     def __init__(self, tools: Sequence[Tool] = (), *, listed: bool = False) -> None:
-        """``listed``: only a list is calls, as where the response was forced to be a list or an
-        answer in JSON."""
+        """``listed``: only a list is read as calls, for a response that was forced to be a list or an answer
+        in JSON."""
         super().__init__(tools)
         self._listed = listed
 

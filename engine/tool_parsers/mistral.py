@@ -22,7 +22,7 @@ _ARGS = Tag(ARGS)
 
 
 class MistralToolParser(TaggedReader, CallObjectReader):
-    """Parses one response; see the module's text for what is a call."""
+    """Parses one response; the module's docstring defines a call."""
 
     opening = Tag(OPEN)
     raw_end = Tag(OPEN)
@@ -55,8 +55,8 @@ class MistralToolParser(TaggedReader, CallObjectReader):
         return (yield from self._read_other_arguments(name, announced=bool(announced)))
 
     def _read_other_arguments(self, name: str, *, announced: bool) -> Steps[bool]:
-        """There is no object where arguments should be: there are none, or the model wrote
-        something else."""
+        """Handles that no object follows where arguments should be: there are none, or the model wrote other
+        text."""
         length = self._length
         has_ended = self._at == len(self._text) or bool((yield from self._accept(self.opening)))
         self._at = self._begin + length
@@ -68,5 +68,5 @@ class MistralToolParser(TaggedReader, CallObjectReader):
         return True
 
     def _new_id(self, name: str) -> str:
-        """Nine letters or digits: Mistral's chat templates take no other ids."""
+        """Returns an id of nine letters or digits, the only form that Mistral's chat templates accept."""
         return "".join(secrets.choice(_ID_CHARS) for _ in range(9))

@@ -1,7 +1,7 @@
-"""Builds the JSON object of arguments for formats that spell the parameters one by one.
+"""Builds the JSON object of arguments for formats that write the parameters one by one.
 
-The tool's JSON schema decides what a parameter's text means: ``5`` is a number for an integer, a
-text for a string. It knows no format.
+The tool's JSON schema determines the type of a parameter's text: ``5`` is a number for an integer, and text
+for a string. This module does not know formats.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 from engine.tool_parsers.python_literal import literal_json
 
 Tool = Mapping[str, Any]
-"""A function tool in the shape of OpenAI's chat completions."""
+"""A function tool in the format of OpenAI's chat completions."""
 
 Types = frozenset[str]
-"""The names of JSON schema's types; empty where a schema does not say."""
+"""Names of JSON schema's types; empty if a schema does not state one."""
 
 STRING: Types = frozenset({"string"})
 _MAX_REFERENCES = 8
@@ -45,8 +45,8 @@ class ToolSchemas:
         return isinstance(schema, Mapping) and bool(schema.get("properties"))
 
     def types_at(self, function: str, path: Sequence[str]) -> Types | None:
-        """The types of what lies inside a parameter: names of members, ``item`` for items of a list; None if
-        the tool does not say."""
+        """The types of a value inside a parameter. The path has names of members, and ``item`` for items of a
+        list. None if the tool does not define it."""
         schema: Any = self._functions.get(function, {}).get("parameters")
         for name in path:
             if not isinstance(schema, Mapping):
@@ -103,15 +103,15 @@ def _type_of(value: object) -> str:
 
 
 class ArgumentText:
-    """The JSON text of an arguments object that grows by one parameter at a time."""
+    """The JSON text of an arguments object that grows one parameter at a time."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
-        """JSON text of the parameters so far."""
+        """Names of the parameters so far."""
         self.has_body = False
-        """Whether all arguments were given as one object."""
+        """Whether all arguments were written as one object."""
         self.said_instead = ""
-        """Text in the place of arguments that is not an object."""
+        """Text in place of arguments that is not an object."""
         self._has_members = False
 
     @property
@@ -119,13 +119,13 @@ class ArgumentText:
         return self.has_body or self._has_members
 
     def key(self, name: str) -> str:
-        """The text before the next parameter's value."""
+        """Returns the text before the next parameter's value."""
         before, self._has_members = ", " if self._has_members else "{", True
         self.names.add(name)
         return before + json.dumps(name, ensure_ascii=False) + ": "
 
     def members(self, text: str) -> str:
-        """All members of an object, written as JSON."""
+        """Returns the text of all members of an object written as JSON."""
         inner = text[1:-1].strip()
         before = ", " if self._has_members else "{"
         self._has_members = self._has_members or bool(inner)
@@ -140,14 +140,13 @@ class ArgumentText:
 
 
 class ValueText:
-    """The JSON text of one value whose plain text comes in pieces.
+    """The JSON text of one value whose plain text arrives in pieces.
 
-    A string is passed on as it comes; a value that may be something else is decided on when it is
-    complete.
+    A string is passed on as it arrives; a value of another possible type is decided on when it is complete.
     """
 
     def __init__(self, types: Types, *, is_json: bool = False) -> None:
-        """``is_json``: a string in quotes is a string, also where the schema allows any text."""
+        """``is_json``: a string in quotes is a string, even if the schema allows any text."""
         self._types = types
         self._is_json = is_json
         self._held = ""
@@ -156,12 +155,12 @@ class ValueText:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there has been no text."""
+        """Whether there was no text."""
         return not self._begun and not self._held
 
     @property
     def held(self) -> str:
-        """The text of a value that has not been decided on."""
+        """The text of a value that is not decided on yet."""
         return self._held
 
     def add(self, piece: str) -> str:
@@ -192,8 +191,7 @@ class ValueText:
 
 
 def value_text(text: str, types: Types) -> str:
-    """The JSON of a value written as plain text: JSON or Python where its type allows that, else a
-    string."""
+    """The JSON of a value written as plain text: JSON or Python if its type allows that, else a string."""
     stripped = text.strip()
     if types == {"string", "null"}:
         return "null" if stripped in ("null", "None") else json.dumps(text, ensure_ascii=False)
@@ -214,15 +212,15 @@ def _json_type(text: str) -> str | None:
 
 
 def _refuse(constant: str) -> float:
-    """JSON has no ``NaN`` and no ``Infinity``."""
+    """Raises ValueError for ``NaN`` and ``Infinity``, which JSON does not have."""
     raise ValueError(constant)
 
 
 def _allows(types: Types, kind: str) -> bool:
-    """Whether a value of this kind is meant where one of these types is expected.
+    """Whether a text of this kind is a value of one of these types.
 
-    A model that writes a list where an object was expected, say, has still written JSON; but a
-    string in quotes is its text with the quotes where the schema allows strings.
+    A model that writes a list instead of an object, for example, has still written JSON; but a string in
+    quotes is text including the quotes if the schema allows strings.
     """
     if kind == "string":
         return "string" not in types

@@ -1,4 +1,4 @@
-"""Values as Python writes them, turned into JSON; nothing is evaluated."""
+"""Converts values written in Python to JSON; nothing is evaluated."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ _ESCAPES = dict(zip("ntrabfv\\'\"", "\n\t\r\a\b\f\v\\'\"", strict=True)) | {"\n"
 
 _MAX_LOOK = 300
 _BEHIND_NESTED = re.compile(r"""\s*+(?:[,\])}:]|(?:[rRbBuUfF]{0,2}+)["'])""")
-"""What stands behind a string in a list or an object."""
+"""Matches the text that may follow a string in a list or an object."""
 _BEHIND_STRING = re.compile(
     r"""\s*+(?: , \s*+ (?: \w++ \s*+ = | \) )
            | \) (?: [\s)]*+ (?: [,\]<;`] | [\w.-]++\( ) | [ \t]*+ \n )
            | [rRbBuUfF]{0,2}+["'] )""",
     re.VERBOSE,
 )
-"""What stands behind a string that is an argument: the next one's name, the call's end, another string."""
+"""Matches the text after a string that is an argument: the next one's name, the call's end, another
+string."""
 _MAY_FOLLOW = re.compile(r"\s*+(?:,\s*+\w*+\s*+|\)[\s)]*+[\w.-]*+|[rRbBuUfF]{0,2}+)?")
-"""What may yet become one of them."""
+"""Matches text that may still become such a text."""
 _OUTSIDE = re.compile(r"""["'\[\](){},]""")
 _IN_STRING = re.compile(r"""["'\\]""")
 
@@ -54,7 +55,7 @@ def literal_json(text: str) -> str | None:
             return None
         if piece in "]}" and pieces and pieces[-1] == ",":
             pieces.pop()
-        if piece.startswith('"') and pieces and pieces[-1].startswith('"'):  # side by side they are one
+        if piece.startswith('"') and pieces and pieces[-1].startswith('"'):  # adjacent strings are one string
             piece = pieces.pop()[:-1] + piece[1:]
         pieces.append(piece)
         position = token.end()
@@ -67,7 +68,7 @@ def literal_json(text: str) -> str | None:
 
 
 def _finite(text: str) -> float:
-    """JSON has no infinity, so a number that is too large is none."""
+    """Parses a number. JSON has no infinity, so a number that is too large is an error."""
     value = float(text)
     if value in (float("inf"), float("-inf")):
         raise ValueError(text)
@@ -92,13 +93,13 @@ def _string_piece(text: str) -> str | None:
     text = text[prefix.end() :]
     quotes = 3 if text[:3] in ("'''", '"""') and len(text) >= 6 else 1
     inner = text[quotes:-quotes]
-    if "f" in letters and "{" in inner:  # its value is not written here
+    if "f" in letters and "{" in inner:  # a format string's value is not in the text
         return None
     return _json_string(inner if "r" in letters else _ESCAPE.sub(_unescaped, inner))
 
 
 def _number_piece(text: str) -> str | None:
-    """A number as JSON writes it: without ``+``, ``_``, a base, or a point at its begin or end."""
+    """A number as JSON writes it: without ``+``, ``_``, a base, or a point at its start or end."""
     sign = "-" if text[0] == "-" else ""
     digits = text.lstrip("+- ").replace("_", "").lower()
     if digits[:2] in ("0x", "0o", "0b"):
@@ -130,10 +131,9 @@ def _unescaped(escape: re.Match[str]) -> str:
 
 @dataclass(slots=True)
 class LiteralScanner:
-    """Finds where an argument ends in text that comes in pieces: before a ``,`` or the closing
-    bracket.
+    """Finds the end of an argument in text that arrives in pieces: before a ``,`` or the closing bracket.
 
-    A quote inside a string that a model forgot to escape does not close it: what follows it is no end of a
+    A quote inside a string that a model forgot to escape does not close it: the text after it cannot follow a
     value.
     """
 
@@ -142,11 +142,11 @@ class LiteralScanner:
     """The quote that closes the open string."""
     ended: bool = False
     is_last: bool = False
-    """Whether no more text comes."""
+    """Whether no more text will arrive."""
 
     def scan(self, text: str, position: int) -> int:
-        """Index of the argument's end if ``ended`` is set, else of where to continue when there is
-        more text."""
+        """Index of the argument's end if ``ended`` is set, else of the position to continue from when more
+        text arrives."""
         while mark := (_IN_STRING if self.quote else _OUTSIDE).search(text, position):
             begin = mark.start()
             reached = self._in_string(text, begin) if self.quote else self._outside(text, begin)
@@ -168,7 +168,7 @@ class LiteralScanner:
         return None if self.quote.startswith(text[position:]) and not self.is_last else position + 1
 
     def _closes(self, text: str, position: int) -> bool | None:
-        """Whether a quote before this position closes its string; None if that cannot be seen yet."""
+        """Whether a quote before this position closes its string; None if that is not certain yet."""
         if len(self.quote) == 3:
             return True
         follows = (_BEHIND_NESTED if self.depth else _BEHIND_STRING).match(text, position)

@@ -1,8 +1,8 @@
-"""Tool calls written as Python: ``[f(a=1), g(b="x")]``, as Llama 3.2 and 4 do; Olmo 3 writes a call a line.
+"""Tool calls written in Python: ``[f(a=1), g(b="x")]``, as in Llama 3.2 and 4; Olmo 3 writes a call a line.
 
-They come after ``<|python_start|>``; or anywhere, and then name one of the tools. A call is certain
-at its first ``name=`` or its ``)``; each parameter is passed on when its value is complete. Some
-templates write strings without quotes: whatever is not a literal is text.
+They follow ``<|python_start|>``; elsewhere they must name one of the tools. A call is certain at its first
+``name=`` or its ``)``; each parameter is passed on when its value is complete. Some templates write strings
+without quotes: a value that is not a literal is text.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _COMMA = Tag(",")
 _FENCE_END = Tag("```")
 _LFM_END = "<|tool_call_end|>"
 _NOTHING = "nothing"
-"""Literals that JSON does not have."""
+"""Written in place of an empty value; deliberately not a JSON literal."""
 
 _FUNCTION = re.compile(r"[\w.\-]*+")
 _ESCAPED = re.compile(r"\\.|['\"]", re.DOTALL)
@@ -37,12 +37,12 @@ _PARAMETER = re.compile(r"\w*+")
 
 
 class PythonicToolParser(TaggedReader):
-    """Parses one response; see the module's text for what is a call."""
+    """Parses one response; the module's docstring defines a call."""
 
     opening = Tag(START, "[", *(fence + "[" for fence in FENCES), line_breaks=2)
     closing = Tag(END)
     start = START
-    """Announces a list of calls."""
+    """The text that announces a list of calls."""
 
     def __init__(self, tools: Sequence[Tool] = ()) -> None:
         super().__init__(tools)
@@ -71,7 +71,7 @@ class PythonicToolParser(TaggedReader):
         return True
 
     def _read_next_call(self) -> Steps[bool]:
-        """After a call: a comma and another one; False if there is none."""
+        """Reads a comma and the next call after a call; False if there is none."""
         self._take()
         yield from self._skip_space()
         if (yield from self._accept(_COMMA)):
@@ -82,7 +82,7 @@ class PythonicToolParser(TaggedReader):
         return False
 
     def _skip_last_comma(self) -> Steps[None]:
-        """Settle a comma behind the last call of the list."""
+        """Settles a comma after the last call of the list."""
         self._at = self._begin
         yield from self._skip_space()
         yield from self._accept(_COMMA)
@@ -111,14 +111,14 @@ class PythonicToolParser(TaggedReader):
         return True
 
     def _read_name(self) -> Steps[str]:
-        """A parameter's name and ``=``; empty if there is none."""
+        """Reads a parameter's name and ``=``; empty if there is none."""
         yield from self._skip_space()
         name = yield from self._read_word(_PARAMETER)
         yield from self._skip_space()
         return name if name.isidentifier() and (yield from self._accept(_EQUALS)) else ""
 
     def _read_argument(self, name: str) -> Steps[str]:
-        """A parameter's value and what follows it: the next one's name, empty behind the last."""
+        """Reads a parameter's value and returns the next parameter's name, empty after the last."""
         text = yield from self._read_literal()
         if text is None:
             self._give_arguments(self._arguments.key(name) + self._unsettled)
@@ -140,7 +140,7 @@ class PythonicToolParser(TaggedReader):
         return following
 
     def _end_call(self) -> Steps[None]:
-        """After the last parameter. If the response has ended, the call is left incomplete."""
+        """Ends the call after the last parameter. If the response has ended, the call is left incomplete."""
         yield from self._skip_space()
         if self._at == len(self._text):
             self._take()
@@ -153,13 +153,13 @@ class PythonicToolParser(TaggedReader):
         self._take()
 
     def _pass_unnamed(self) -> Steps[None]:
-        """What follows is no argument with a name: it is told as it stands, up to the call's end."""
+        """Passes on text that is not a named argument, unchanged, up to the call's end."""
         self._at = self._begin
         found = yield from self._pass_until(Tag(")", *self.closing.texts), self._give_stray)
         self._at -= 0 if found == ")" else len(found)
 
     def _read_literal(self) -> Steps[str | None]:
-        """The text up to the end of an argument; None, with all of it read, if it does not end."""
+        """Reads up to the end of an argument and returns the text; None, with all read, if it has no end."""
         offset = self._length
         scanner = LiteralScanner(is_last=self._ended)
         while True:
@@ -174,8 +174,7 @@ class PythonicToolParser(TaggedReader):
 
 
 def _value_json(text: str, types: Types | None) -> str:
-    """The JSON text of a value; where its Python type differs from the schema's, the schema has
-    precedence."""
+    """The JSON text of a value; if its Python type differs from the schema's, the schema has precedence."""
     text = text.strip()
     literal = literal_json(text) or _loosely_quoted(text)
     if literal is None:
@@ -189,7 +188,7 @@ def _value_json(text: str, types: Types | None) -> str:
 
 
 def _loosely_quoted(text: str) -> str | None:
-    """The JSON string of a text in quotes that holds such quotes itself; None if this is none."""
+    """The JSON string of a text in quotes that contains such quotes itself; None if it is not such a text."""
     quote = text[:1]
     if len(text) < 2 or quote not in ("'", '"') or not text.endswith(quote):
         return None
@@ -198,8 +197,8 @@ def _loosely_quoted(text: str) -> str | None:
 
 
 class LfmToolParser(PythonicToolParser):
-    """LFM2: the list stands between tokens of its own. The model is known to write it once more behind them;
-    that calls nothing."""
+    """Parses calls of LFM2: the list is between special tokens. The model sometimes repeats the list after
+    them; the repetition is skipped."""
 
     start = "<|tool_call_start|>"
     opening = Tag(start, "[", *(fence + "[" for fence in FENCES), line_breaks=2)
@@ -220,7 +219,7 @@ class LfmToolParser(PythonicToolParser):
         return True
 
     def _skip_echo(self, written: str) -> Steps[None]:
-        """Move past the same list once more, and its end."""
+        """Moves past a repetition of the same list, and its end."""
         yield from self._skip_space()
         if written and (yield from self._accept(Tag(written))):
             yield from self._skip_layout(self.closing)
@@ -228,7 +227,7 @@ class LfmToolParser(PythonicToolParser):
 
 
 class OlmoToolParser(PythonicToolParser):
-    """Olmo 3: ``<function_calls>f(a=1)`` and so on, a call a line, with values in JSON or in Python."""
+    """Parses calls of Olmo 3: ``<function_calls>f(a=1)``, a call a line, with values in JSON or in Python."""
 
     start = "<function_calls>"
     opening = Tag(start)

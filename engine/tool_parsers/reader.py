@@ -1,8 +1,8 @@
-"""Parses a response that comes in pieces, written as if it were all there: the base of every
-format's parser.
+"""Parses a response that arrives in pieces, written as if it were complete: the base of every format's
+parser.
 
-A parser is one generator: it looks at the text, moves on, and yields wherever more text is needed
-to decide. So each decision depends on the text alone and never on how it was split.
+A parser is one generator: it looks at the text, moves on, and yields wherever it needs more text to decide.
+So each decision depends only on the text and never on how it was split.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.tool_parsers.parameters import Tool, ToolSchemas
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
-"""Code that pauses wherever the text read so far is not enough; ``yield from`` gives its result."""
+"""Code that pauses wherever the text read so far is not enough; ``yield from`` returns its result."""
 
 MAX_NAME_CHARS = 256
 """A longer text is not the name of a function or a parameter."""
@@ -27,10 +27,10 @@ _NOT_SPACE = re.compile(r"\S")
 
 
 class Tag:
-    """Texts that mark a position, and how many line breaks before them belong to the mark.
+    """Texts that mark a position, and the maximum number of line breaks before them that belong to the mark.
 
-    Those are the line breaks that the chat template writes there: without them, a response that is
-    sent back as messages is rendered to the text that was generated.
+    The chat template writes these line breaks: without them, a response that is sent back as messages is
+    rendered to the text that was generated.
     """
 
     def __init__(self, *texts: str, line_breaks: int = 0) -> None:
@@ -41,7 +41,7 @@ class Tag:
         whole = [n * "\n" + text for text in texts for n in range(line_breaks + 1)]
         self._starts = {text[:length] for text in whole for length in range(1, len(text))}
         self.longest = max(map(len, self._starts), default=0)
-        """Length of the longest text that may yet become the tag."""
+        """Length of the longest text that may still become the tag."""
 
     def search(self, text: str, start: int) -> re.Match[str] | None:
         return self._pattern.search(text, start)
@@ -50,11 +50,11 @@ class Tag:
         return self._pattern.match(text, start)
 
     def may_begin(self, text: str, start: int) -> bool:
-        """Whether all of the text from here on may be the beginning of the tag."""
+        """Whether all text from ``start`` on may be the beginning of the tag."""
         return start == len(text) or text[start:] in self._starts
 
     def num_held(self, text: str, start: int) -> int:
-        """Length of the text's end that may turn out to be the beginning of the tag."""
+        """Length of the text's end that may be the beginning of the tag."""
         for begin in range(max(start, len(text) - self.longest), len(text)):
             if text[begin:] in self._starts:
                 return len(text) - begin
@@ -64,15 +64,15 @@ class Tag:
 class ReplyReader(ABC):
     """Parses one response. A format implements ``_read``.
 
-    ``_begin`` is the start of the text that has not been given out, ``_at`` the position of the
-    reader; the text between them may still turn out to be content.
+    ``_begin`` is the start of the text that has not been output, ``_at`` the position of the reader; the text
+    between them may still turn out to be content.
     """
 
     is_cut = False
     """Whether the response ended inside its last call."""
     cut_head = ""
-    """The beginning of a call, at the response's end, that does not say yet what it calls: content if the
-    model ended the response there, nothing if its length did."""
+    """The beginning of a call, at the response's end, without the name that it calls: content if the model
+    ended the response there, nothing if a length limit did."""
 
     def __init__(self, tools: Sequence[Tool] = ()) -> None:
         self._tools = ToolSchemas(tools)
@@ -84,15 +84,15 @@ class ReplyReader(ABC):
         self._deltas: list[ReplyDelta] = []
         self._num_calls = 0
         self._ran_out = False
-        """Whether a decision had to be made since no more text comes."""
+        """Whether a decision was made only because no more text will come."""
         self._steps = self._read()
 
     @abstractmethod
     def _read(self) -> Steps[None]:
-        """Read the whole response. What is left unread at the end is content."""
+        """Reads the whole response. Text left unread at the end is content."""
 
     def feed(self, text: str) -> list[ReplyDelta]:
-        """Take the next piece of the response; return what has become certain."""
+        """Takes the next piece of the response; returns the deltas that have become certain."""
         held, self._text = self._text, ""
         if self._begin:
             held = held[self._begin :]
@@ -103,7 +103,7 @@ class ReplyReader(ABC):
         return self._run()
 
     def finish(self) -> list[ReplyDelta]:
-        """The response has ended: return what was held back."""
+        """Ends the response; returns the deltas that were held back."""
         self._ended = True
         return self._run()
 
@@ -118,16 +118,16 @@ class ReplyReader(ABC):
         return deltas
 
     def _pass_on(self) -> Steps[None]:
-        """All further text is content."""
+        """Outputs all further text as content."""
         while True:
             self._give_content(self._text[self._begin :])
             self._begin = self._at = len(self._text)
             yield
 
-    # The building blocks of a format's ``_read``.
+    # Building blocks for a format's ``_read``.
 
     def _more(self) -> Steps[bool]:
-        """Wait for text; False if no more will come."""
+        """Waits for text; False if no more will come."""
         if self._ended:
             self._ran_out = True
             return False
@@ -135,19 +135,19 @@ class ReplyReader(ABC):
         return True
 
     def _take(self) -> None:
-        """Settle what has been read so far."""
+        """Settles what has been read so far."""
         self._begin = self._at
 
     def _go_back(self, length: int) -> None:
-        """Read again from ``length`` characters after the start of the unsettled text; those were
-        content."""
+        """Outputs ``length`` characters of the unsettled text as content, and continues reading after
+        them."""
         end = self._begin + length
         self._give_content(self._text[self._begin : end])
         self._begin = self._at = end
 
     @property
     def _length(self) -> int:
-        """Length of what has been read and is not settled."""
+        """Length of the text that has been read but not settled."""
         return self._at - self._begin
 
     @property
@@ -165,8 +165,8 @@ class ReplyReader(ABC):
                 return
 
     def _skip_layout(self, *tags: Tag) -> Steps[str]:
-        """Move past the tags that follow a call, apart from white space, and settle them; return
-        the last one's text. A response that ends inside such a tag has still given it."""
+        """Moves past the tags that follow a call, and white space before them, and settles them; returns the
+        last one's text. A response may also end inside such a tag."""
         last = ""
         for tag in tags:
             self._take()
@@ -182,14 +182,14 @@ class ReplyReader(ABC):
         return last
 
     def _peek(self) -> Steps[str]:
-        """The next character; empty at the end of the response."""
+        """Returns the next character; empty at the end of the response."""
         while self._at == len(self._text):
             if not (yield from self._more()):
                 return ""
         return self._text[self._at]
 
     def _accept(self, tag: Tag) -> Steps[str]:
-        """Move past a tag at this position; return its text, or an empty one if there is no tag here."""
+        """Moves past a tag at this position and returns its text; empty if there is no tag here."""
         while True:
             found = tag.match(self._text, self._at)
             if found is not None:
@@ -199,11 +199,11 @@ class ReplyReader(ABC):
                 return ""
 
     def _pass_until(self, tag: Tag, give: Callable[[str], None], *, leaves_head: bool = False) -> Steps[str]:
-        """Give out the text before the next tag and move past the tag; return its text, or an empty
-        one if none came.
+        """Outputs the text before the next tag and moves past the tag; returns the tag's text, empty if none
+        came.
 
-        The tag itself is not settled: it may yet be content. ``leaves_head``: nor is what may be its
-        beginning at the response's end.
+        The tag itself is not settled, since it may still be content. With ``leaves_head``, neither is a
+        possible beginning of it at the response's end.
         """
         while True:
             found = tag.search(self._text, self._at)
@@ -219,8 +219,8 @@ class ReplyReader(ABC):
                 return ""
 
     def _find(self, tag: Tag) -> Steps[str]:
-        """Move past the next tag, wherever it is; return its text, or an empty one, with all read,
-        if none came."""
+        """Moves past the next tag, wherever it is, and returns its text; if none came, returns an empty text
+        with everything read."""
         offset = self._length
         while True:
             found = tag.search(self._text, self._begin + offset)
@@ -233,7 +233,7 @@ class ReplyReader(ABC):
                 return ""
 
     def _look_ahead(self, tag: Tag) -> Steps[str]:
-        """The text of the next tag, wherever it is; empty if none comes. The position does not
+        """Returns the text of the next tag, wherever it is; empty if none comes. The position does not
         change."""
         length = self._length
         found = yield from self._find(tag)
@@ -244,7 +244,8 @@ class ReplyReader(ABC):
         return 0 if self._ended else tag.num_held(self._text, self._at)
 
     def _read_word(self, chars: re.Pattern[str]) -> Steps[str]:
-        """The text at this position as far as it matches; empty if it is longer than any name."""
+        """Reads the text at this position that matches; returns an empty text if it is longer than any
+        name."""
         offset = self._length
         while True:
             found = chars.match(self._text, self._at)
@@ -256,8 +257,8 @@ class ReplyReader(ABC):
                 return self._text[self._at - length : self._at]
 
     def _read_until(self, tag: Tag) -> Steps[str | None]:
-        """The text before the next tag, which is consumed; None if none comes within the length of
-        a name."""
+        """Reads up to and including the next tag and returns the text before it; None if none comes within
+        the length of a name."""
         offset = self._length
         while True:
             start = self._begin + offset
@@ -268,25 +269,25 @@ class ReplyReader(ABC):
             if len(self._text) - start > MAX_NAME_CHARS + tag.longest or not (yield from self._more()):
                 return None
 
-    # What a format gives out.
+    # Outputs of a format.
 
     def _give_content(self, text: str) -> None:
         if text:
             self._deltas.append(ContentDelta(text))
 
     def _begin_call(self, name: str, arguments: str = "") -> None:
-        """A call is certain: settle what was read of it."""
+        """Begins a call that is certain, and settles what was read of it."""
         self._deltas.append(ToolCallDelta(self._num_calls, self._new_id(name), name, arguments))
         self._num_calls += 1
         self._take()
 
     def _give_arguments(self, text: str) -> None:
-        """Give more of the last call's arguments."""
+        """Outputs more of the last call's arguments."""
         if text:
             self._deltas.append(ToolCallDelta(self._num_calls - 1, arguments=text))
 
     def _give_stray(self, text: str) -> None:
-        """Give text inside the last call that is neither an argument nor markup."""
+        """Outputs text inside the last call that is neither an argument nor markup."""
         if text:
             self._deltas.append(ToolCallDelta(self._num_calls - 1, stray=text))
 

@@ -1,8 +1,7 @@
-"""Makes every parser's output valid for clients: whole calls have a JSON object as arguments, and
-white space next to calls is not content. Of a call that the reply's length cut off before its
-arguments nothing is shown.
+"""Makes every parser's output valid for clients: whole calls have a JSON object as arguments, and white space
+next to calls is not content. A call that a length limit cut off before its arguments is not shown.
 
-It knows no format.
+This module does not know formats.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from engine.tool_parsers.base import ContentDelta, ReplyDelta, ReplyParser, Tool
 
 
 class SoundCalls:
-    """Parses one response with another parser. A call that was cut off by the response's end stays
-    as far as it came."""
+    """Parses one response with another parser. A call that was cut off by the response's end keeps the part
+    that arrived."""
 
     def __init__(self, parser: ReplyParser) -> None:
         self._parser = parser
@@ -22,16 +21,16 @@ class SoundCalls:
         self._arguments: CallArguments | None = None
         """Arguments of the open call."""
         self._space = ""
-        """Content that is held back, because a call may follow."""
+        """White space that is held back because a call may follow."""
         self._has_content = False
 
     def feed(self, text: str) -> list[ReplyDelta]:
-        """Take the next piece of the response; return what has become certain."""
+        """Takes the next piece of the response; returns the deltas that have become certain."""
         return self._sound(self._parser.feed(text))
 
     def finish(self, *, is_whole: bool = True) -> list[ReplyDelta]:
-        """The response has ended: return what was held back. ``is_whole``: the model ended it, so
-        it may have ended a call, too."""
+        """Ends the response; returns the deltas that were held back. ``is_whole``: the model ended it, so it
+        may have ended a call, too."""
         deltas = self._sound(self._parser.finish())
         if self._arguments is not None and (
             self._arguments.is_closed or (is_whole and not self._is_cut(self._arguments))
@@ -40,7 +39,7 @@ class SoundCalls:
         elif self._arguments is not None and (rest := self._arguments.leave()):
             deltas.append(ToolCallDelta(self._index, arguments=rest))
         head: str = getattr(self._parser, "cut_head", "")
-        if is_whole and head:  # what the model ended there is no call, so it is shown
+        if is_whole and head:  # the model ended the response there, so the text is not a call and is shown
             self._add_content(ContentDelta(head), deltas)
         if self._space and self._index < 0:
             deltas.append(ContentDelta(self._space))
@@ -48,7 +47,8 @@ class SoundCalls:
         return deltas
 
     def _is_cut(self, arguments: CallArguments) -> bool:
-        """Of a plug-in's parser it is known only that no argument text came."""
+        """Whether the last call was cut off. A plug-in's parser may not report it; then any argument text
+        counts as cut off."""
         cut = getattr(self._parser, "answer_is_cut", getattr(self._parser, "is_cut", None))
         return arguments.has_begun if cut is None else bool(cut)
 

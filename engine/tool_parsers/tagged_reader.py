@@ -1,4 +1,4 @@
-"""The base of formats in which an opening tag announces calls: what stands around and between them."""
+"""The base of formats in which an opening tag announces calls: handles the text around and between calls."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from engine.tool_parsers.parameters import Tool
 from engine.tool_parsers.reader import ReplyReader, Steps, Tag
 
 _MIN_HEAD_CHARS = 4
-"""A shorter beginning of a tag, at the end of a reply that was cut off, is taken for text."""
+"""A shorter beginning of a tag, at the end of a reply that was cut off, is read as text."""
 _FENCE_LINE = re.compile(r" {0,3}(`{3,}|~{3,})([^\n]*)")
 _MAX_FENCE_CHARS = 200
-"""Longest part of a line that is looked at."""
+"""Maximum length of the part of a line that is examined."""
 _EMPTY_LIST = Tag("[]", "[ ]")
 _TOO_MANY = re.compile(r"[}\])`\s]*+")
-"""Superfluous text that models write after a call: closing brackets, the end of a fence."""
+"""Matches superfluous text that models write after a call: closing brackets, the end of a fence."""
 
 
 class Fences:
-    """Whether content that comes in pieces has opened a fence of code, as CommonMark defines it, and not
-    closed it: a call in it is an example."""
+    """Tracks whether content that arrives in pieces has an open fence of code, as CommonMark defines it: a
+    call in a fence is an example."""
 
     def __init__(self) -> None:
         self._line = ""
         self._opened = ""
-        """The characters that opened it."""
+        """The characters that opened the fence."""
 
     def read(self, text: str) -> None:
         *lines, rest = text.split("\n")
@@ -37,12 +37,12 @@ class Fences:
 
     @property
     def is_open(self) -> bool:
-        """At the position reached, as if its line ended here."""
+        """Whether a fence is open at the position reached, as if its line ended here."""
         return bool(_fence_behind(self._opened, self._line))
 
 
 def _fence_behind(opened: str, line: str) -> str:
-    """The fence that is open behind a line, which may open or close one."""
+    """The fence that is open after a line, which may open or close one."""
     found = _FENCE_LINE.fullmatch(line)
     if found is None:
         return opened
@@ -54,7 +54,8 @@ def _fence_behind(opened: str, line: str) -> str:
 
 
 class TaggedReader(ReplyReader):
-    """A format in which an opening tag announces calls; white space between and after them is layout."""
+    """Base of formats in which an opening tag announces calls; white space between and after calls is
+    layout."""
 
     def __init__(self, tools: Sequence[Tool] = ()) -> None:
         super().__init__(tools)
@@ -62,11 +63,11 @@ class TaggedReader(ReplyReader):
 
     opening: Tag
     closing: Tag | None = None
-    """Ends a call, or several. A late one is not content either."""
+    """The tag that ends one call or several. A late one is not content either."""
     _late = False
     """Whether a closing tag is still expected."""
     _aside = ""
-    """Text in a section that is no call, and has not been given out: it is content if there is a call."""
+    """Text in a section that is not a call, and has not been output: it is content if there is a call."""
 
     def _read(self) -> Steps[None]:
         opened = yield from self._opens_at_once()
@@ -89,7 +90,7 @@ class TaggedReader(ReplyReader):
                 return
 
     def _skip_stray_ends(self) -> Steps[None]:
-        """After a call: move past white space, and settle closing tags that close nothing."""
+        """Moves past white space after a call, and settles closing tags that close nothing."""
         yield from self._skip_space()
         ends = self._ends_of_nothing
         while ends is not None and (yield from self._accept(ends)):
@@ -97,7 +98,7 @@ class TaggedReader(ReplyReader):
             yield from self._skip_space()
 
     def _pass_until_opening(self) -> Steps[str]:
-        """Give out the text before the next opening tag, and move past the tag."""
+        """Outputs the text before the next opening tag, and moves past the tag."""
         while self.closing is not None and self._late:
             tag = Tag(*self.opening.texts, *self.closing.texts, line_breaks=self.opening.line_breaks)
             found = yield from self._pass_until(tag, self._give_content, leaves_head=True)
@@ -111,7 +112,7 @@ class TaggedReader(ReplyReader):
         return found or self._leave_head()
 
     def _leave_head(self) -> str:
-        """At the response's end: what is left may be the beginning of an opening tag."""
+        """Handles the rest at the response's end, which may be the beginning of an opening tag."""
         self._at = len(self._text)
         head = self._unsettled.lstrip("\n")
         if len(head) >= _MIN_HEAD_CHARS and self._announces(head):
@@ -120,21 +121,21 @@ class TaggedReader(ReplyReader):
         return ""
 
     def _opens_at_once(self) -> Steps[bool]:
-        """Whether the response begins with what may be a call, though no tag announces it."""
+        """Whether the response begins with a possible call, although no tag announces it."""
         yield from ()
         return False
 
     def _announces(self, opening: str) -> bool:
-        """Whether an opening, or the beginning of one, is markup and not a text that answers have, too."""
+        """Whether an opening, or its beginning, is markup and not a text that answers contain, too."""
         return not opening.endswith(("{", "[")) and not opening.startswith("```")
 
     @property
     def _ends_of_nothing(self) -> Tag | None:
-        """Closing tags, which are layout behind a call, and behind an opening tag that opens nothing."""
+        """Closing tags, which are layout after a call, and after an opening tag that opens nothing."""
         return self.closing
 
     def _read_opened(self) -> Steps[bool]:
-        """After an opening tag: False if no call followed, so that the tag was content."""
+        """Reads after an opening tag: False if no call followed, so that the tag was content."""
         length = self._length
         opening = self._unsettled.lstrip("\n")
         if opening and self._announces(opening) and (yield from self._opens_nothing(opening)):
@@ -189,11 +190,12 @@ class TaggedReader(ReplyReader):
 
     @abstractmethod
     def _read_calls(self) -> Steps[bool]:
-        """Read what follows an opening tag; False if it is no call. The text after it is left unread."""
+        """Reads the calls after an opening tag; False if there is none. The text after them is left
+        unread."""
 
     def _skip_closing(self) -> Steps[None]:
-        """Move past a call's closing tag, and superfluous brackets before it; settle them. They may
-        also come before the next call, or at the response's end."""
+        """Moves past a call's closing tag, and superfluous brackets before it; settles them. They may also
+        come before the next call, or at the response's end."""
         self._take()
         yield from self._read_word(_TOO_MANY)
         if self.closing is not None and (yield from self._accept(self.closing)):

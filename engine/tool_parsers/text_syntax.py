@@ -1,4 +1,4 @@
-"""How formats write calls whose arguments are texts between tags, as they are."""
+"""How formats write calls whose arguments are texts, verbatim between tags."""
 
 from __future__ import annotations
 
@@ -10,33 +10,34 @@ from engine.tool_parsers.tagged.invoke import InvokeTags, MiniMaxToolParser, Ste
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextSyntax:
-    """How a format writes calls whose arguments are texts between tags; between those may be white space."""
+    """How a format writes calls whose arguments are texts between tags; white space may separate the tags."""
 
     begins: tuple[str, ...]
-    """Each begins a section."""
+    """Each of these begins a section."""
     ends: tuple[str, ...]
-    """Each ends a section."""
+    """Each of these ends a section."""
     several: bool = False
-    """Whether a section may hold more than one call."""
+    """Whether a section may contain more than one call."""
     before: str = ""
-    """What stands before ``call``."""
+    """The text before ``call``."""
     call: str = ""
-    """Begins a call, before the function's name; the parser may take it for one outside a section, too."""
+    """The text that begins a call, before the function's name; the parser may read it as a call outside a
+    section, too."""
     name_end: str = ""
     key: str
     key_end: str
     value: str = ""
-    """Begins a value, where ``key_end`` does not."""
+    """The text that begins a value, if ``key_end`` does not."""
     flags: tuple[str, ...] = ("",)
-    """What may stand between a key and ``key_end``; the first one says that the value is text."""
+    """Texts that may be between a key and ``key_end``; the first one marks the value as text."""
     line: str = ""
-    """The line break on both sides of a value that belongs to its tags."""
+    """The line break on both sides of a value, which belongs to its tags."""
     value_end: str
     call_end: str = ""
     other_begins: tuple[str, ...] = ()
-    """What else the parser takes for the begin of a call."""
+    """Other texts that the parser reads as the beginning of a call."""
     reads_objects: bool = False
-    """Whether the parser reads an object behind ``begins`` as a call."""
+    """Whether the parser reads an object after ``begins`` as a call."""
 
 
 CODER = TextSyntax(

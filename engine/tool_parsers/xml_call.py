@@ -1,4 +1,4 @@
-"""Base of the formats that spell a call's parameters one by one between tags."""
+"""Base of the formats that write a call's parameters one by one between tags."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ _TAG_END = Tag(">", "<|sep|>")
 
 
 class XmlCallReader(TaggedReader, CallObjectReader):
-    """A format whose parameters are text between tags, typed by the tools' schemas.
+    """Base of formats whose parameters are text between tags, typed by the tools' schemas.
 
-    A call may also hold its arguments as one JSON object. Any other text is told as what the model wrote
-    instead of arguments, or beside them.
+    A call may also have its arguments as one JSON object. Any other text is passed on as written instead of
+    the arguments, or in addition to them.
     """
 
     value_end: Tag
     inside: Tag
-    """The tags that may come in a call after its name, and signs that its end tag is missing."""
+    """The tags that may follow a call's name inside it, and signs that its end tag is missing."""
     other_markup: tuple[str, ...] = ()
     """Other tags of the format."""
     own_mark: str | None = None
-    """Begins every closing tag of a format whose marks no other text contains: there a misspelt one ends a
-    value, too."""
+    """The text that begins every closing tag, in a format whose marks no other text contains: a misspelled
+    closing tag then ends a value, too."""
 
     def __init__(self, tools: Sequence[Tool] = ()) -> None:
         super().__init__(tools)
@@ -65,8 +65,8 @@ class XmlCallReader(TaggedReader, CallObjectReader):
             self._give_stray(self._arguments.said_instead)
 
     def _read_other(self) -> Steps[bool]:
-        """Where no parameter begins: read the call's end, an object that holds all arguments, or text that
-        does not belong there; False where the call has ended."""
+        """Reads what follows if it is not a parameter: the call's end, an object with all arguments, or text
+        that does not belong there; False if the call has ended."""
         if (yield from self._ends_here()):
             yield from self._leave_function()
             return False
@@ -77,15 +77,15 @@ class XmlCallReader(TaggedReader, CallObjectReader):
 
     @abstractmethod
     def _ends_here(self) -> Steps[bool]:
-        """Whether the call ends here: its end tag may be consumed, a sign that it is missing is not."""
+        """Whether the call ends here: its end tag may be consumed, but not a sign that it is missing."""
 
     def _leave_function(self) -> Steps[None]:
-        """At the call's end, which was read."""
+        """Ends the call, whose end was read."""
         self._end_function()
         yield from self._skip_closing()
 
     def _begins_parameter(self, name_end: Tag) -> Steps[bool]:
-        """After the tag of a parameter inside a value: whether one begins there that the call may have."""
+        """Whether, after the tag of a parameter inside a value, a parameter begins that the call may have."""
         name = (yield from self._read_word(_PARAMETER_NAME)).strip()
         if not (yield from self._accept(name_end)) or name in self._arguments.names:
             return False
@@ -93,20 +93,19 @@ class XmlCallReader(TaggedReader, CallObjectReader):
         return not knows or self._tools.types(self._function, name) is not None
 
     def _read_function_name(self, end: Tag) -> Steps[str | None]:
-        """The name before a tag, which is consumed; None if that is not a name."""
+        """Reads a name and the tag after it, and returns the name; None if it is not a name."""
         yield from self._skip_space()
         name = yield from self._read_word(_FUNCTION_NAME)
         yield from self._skip_space()
         return name if name and (yield from self._accept(end)) else None
 
     def _read_parameter_name(self, end: Tag) -> Steps[str | None]:
-        """The same for a parameter; it may hold more kinds of characters."""
+        """Reads a parameter's name in the same way; it may have more kinds of characters."""
         name = (yield from self._read_word(_PARAMETER_NAME)).strip()
         return name if name and (yield from self._accept(end)) else None
 
     def _is_body(self) -> Steps[bool]:
-        """Whether an object, maybe in a fence, is at this position, where the first parameter
-        should be."""
+        """Whether an object, possibly in a fence, is at this position, instead of the first parameter."""
         if self._arguments.has_begun:
             return False
         if (yield from self._accept(FENCE)):
@@ -114,14 +113,14 @@ class XmlCallReader(TaggedReader, CallObjectReader):
         return (yield from self._peek()) == "{"
 
     def _pass_body(self) -> Steps[None]:
-        """Pass on the object at this position as the call's arguments."""
+        """Passes on the object at this position as the call's arguments."""
         self._take()
         self._arguments.has_body = True
         yield from self._pass_object()
 
     def _skip_unexpected(self) -> Steps[bool]:
-        """Move past text that does not belong in a call, up to what does; False if the response
-        ends before."""
+        """Moves past text that does not belong in a call, up to text that does; False if the response ends
+        before."""
         found = yield from self._find(self.inside)
         if found:
             self._at -= len(found)
@@ -134,7 +133,7 @@ class XmlCallReader(TaggedReader, CallObjectReader):
         return bool(found)
 
     def _without_markup(self, text: str) -> str:
-        """Text of a call without tags that are merely too many, or misspelt."""
+        """The text of a call without superfluous or misspelled tags."""
         for tag in (*self.value_end.texts, *self.other_markup):
             text = text.replace(tag, "")
         return text if self.own_mark is None else re.sub(re.escape(self.own_mark) + _REST_OF_TAG, "", text)
@@ -142,8 +141,8 @@ class XmlCallReader(TaggedReader, CallObjectReader):
     def _pass_value(
         self, parameter: str, types: Types | None = None, *, is_json: bool = False
     ) -> Steps[bool]:
-        """Pass on the text before the end tag as a parameter's value; False if the response ends
-        before. ``is_json``: the format says that the text is JSON, whatever the schema says."""
+        """Passes on the text before the end tag as a parameter's value; False if the response ends before.
+        ``is_json``: the format states that the text is JSON, whatever the schema says."""
         self._take()
         if types is None:
             types = self._tools.types(self._function, parameter)
@@ -169,8 +168,7 @@ class XmlCallReader(TaggedReader, CallObjectReader):
         return True
 
     def _pass_until_end(self, end: Tag, give: Callable[[str], None]) -> Steps[bool]:
-        """Pass on the text up to the end tag, or to a sign that it is missing; False if neither
-        comes."""
+        """Passes on the text up to the end tag, or to a sign that it is missing; False if neither comes."""
         marks = () if self.own_mark is None else (self.own_mark,)
         either = Tag(*end.texts, *self.inside.texts, *marks, line_breaks=1)
         while found := (yield from self._pass_until(either, give)):
@@ -193,14 +191,16 @@ class XmlCallReader(TaggedReader, CallObjectReader):
         return False
 
     def _whole_tag(self, mark: str, end: Tag) -> Steps[str]:
-        """After the mark that begins all closing tags: move past the tag if it is one, and return it."""
+        """Moves past a known tag, whose mark was read, and returns it; returns the mark if no known tag
+        follows."""
         self._at -= len(mark)
         tag = yield from self._accept(Tag(*end.texts, *self.inside.texts))
         self._at += 0 if tag else len(mark)
         return tag or mark
 
     def _skip_misspelt(self) -> Steps[bool]:
-        """After the mark that begins all closing tags: move past the rest of one, whatever its name."""
+        """Moves past the rest of a closing tag, whose mark was read, whatever its name; False if there is
+        none."""
         length = self._length
         yield from self._read_word(_TAG_NAME)
         if (yield from self._accept(_TAG_END)):
@@ -209,8 +209,7 @@ class XmlCallReader(TaggedReader, CallObjectReader):
         return False
 
     def _may_wrap(self, parameter: str) -> bool:
-        """Whether a parameter's name is no parameter, but the usual name of an object that wraps
-        all of them."""
+        """Whether a name is not a parameter's, but the usual name of an object that wraps all parameters."""
         return (
             parameter in WRAPPER_KEYS
             and self._function in self._tools
@@ -228,5 +227,5 @@ class XmlCallReader(TaggedReader, CallObjectReader):
         return self._arguments.key(parameter) + value_text(text, STRING)
 
     def _skip_line_break(self) -> Steps[None]:
-        """The template's line break before a value is not part of it."""
+        """Moves past the template's line break before a value, which is not part of it."""
         yield from self._accept(_LINE_BREAK)

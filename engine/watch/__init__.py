@@ -1,1 +1,1 @@
-"""Looking on while the engine runs: what is shown of steps, jobs, pins and blocks. No HTTP, no sockets."""
+"""Live views of the running engine: steps, jobs, pins and blocks. No HTTP, no sockets."""

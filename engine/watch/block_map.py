@@ -1,6 +1,6 @@
-"""The pool's blocks as a picture: what each is and whose, several blocks a cell where there are many.
+"""Draws the pool's blocks as a map: each block's kind and owner, with several blocks per cell in large pools.
 
-Made in two parts, so that a step waits for the first only: who holds what is copied, then painted.
+It works in two parts, so that a step waits only for the first: copying who holds which blocks, then painting.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from engine.watch.view import SHARED, BlockMap
 MAX_CELLS = 2048
 FIRST_JOB = SHARED + 1
 MAX_JOBS = 256 - FIRST_JOB
-"""What a byte can number."""
+"""The number of jobs that fit in one byte."""
 SLICE_BLOCKS = 4096
-"""Blocks looked at in one go: another thread may run in between."""
+"""Blocks examined at a time: another thread may run in between."""
 
 _FREE, _CACHED, _PINNED, _RUNNING = range(4)
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Blocks that a request or a pin held when it was looked at."""
+    """Blocks that a request or a pin held when the state was read."""
 
     job_id: str | None
     is_pin: bool
@@ -35,7 +35,7 @@ class Retention:
 
 
 class BlockPainter:
-    """One picture of a pool."""
+    """Paints one map of a pool."""
 
     def __init__(self, kv: KVCacheManager) -> None:
         self._blocks = kv.pool.blocks
@@ -43,12 +43,11 @@ class BlockPainter:
         self._kinds = np.zeros(num_blocks, np.uint8)
         self._owners = np.zeros(num_blocks, np.uint8)
         self._held = np.zeros(num_blocks, np.bool_)
-        """Blocks that a pin retains, whoever else uses them."""
+        """Blocks that a pin retains, whether or not requests use them."""
         self._jobs: dict[str, int] = {}
 
     def paint(self, holdings: Sequence[Retention]) -> BlockMap:
-        """What was held counts as held, though it may be let go meanwhile: a picture is old when it is
-        seen."""
+        """Returns the map. Blocks in ``holdings`` count as held even if they have been released since."""
         self._paint_cached()
         for holding in sorted(holdings, key=lambda holding: not holding.is_pin):
             self._paint_holding(holding)

@@ -1,6 +1,6 @@
-"""Those who look on at a core, from other processes: what each is shown when it asks.
+"""The viewers of a core, which are in other processes: returns what each is shown when it polls.
 
-While nobody asks nothing is done. Who has asked is fed with trace events until it leaves or its lease ends.
+Without viewers it does nothing. A viewer that has polled gets trace events until it leaves or its lease ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from engine.watch.view import Gauges, HeldPin, OpenRequest, Phase, Scene, View
 from tracing.tracer import Tracer
 
 MAX_REQUESTS = 512
-"""Told of in a scene: those that run, then of those that wait, in no order."""
+"""Maximum number of requests in a scene: running ones first, then others in no order."""
 MAX_PINS = 256
 MAX_JOBS = 40
 
@@ -39,7 +39,7 @@ class _Viewer:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What is taken from the engine in the time of one lock."""
+    """What one look reads from the engine under its lock."""
 
     now: float
     elapsed_s: float
@@ -49,12 +49,12 @@ class _Look:
 
 
 class LiveFeed:
-    """Called on any thread; the lock of the core is taken for as short as can be."""
+    """Called on any thread; holds the lock of the core as briefly as possible."""
 
     def __init__(
         self, scheduler: Scheduler, tracer: Tracer, clock: Clock, lock: AbstractContextManager[object]
     ) -> None:
-        """``lock``: that steps take, reentrant."""
+        """``lock``: the reentrant lock that steps take."""
         self._scheduler = scheduler
         self._tracer = tracer
         self._clock = clock
@@ -63,9 +63,8 @@ class LiveFeed:
         self._encode = msgspec.json.Encoder().encode
 
     def watch(self, viewer_id: str, with_scene: bool) -> bytes:
-        """A ``View`` as JSON: what has happened since this viewer asked last. One that asks for the first
-        time, or again after its lease has ended, begins with the next event; whoever asks is alone with its
-        id."""
+        """Returns a ``View`` as JSON: what has happened since this viewer's last call. At its first call, or
+        the first after its lease has ended, it sees only later events. No two viewers may share an id."""
         with self._lock:
             viewer = self._viewer(viewer_id)
             look = self._look(viewer)
@@ -77,7 +76,7 @@ class LiveFeed:
         return self._encode(_view(look, viewer.digest, scene))
 
     def leave(self, viewer_id: str) -> None:
-        """The viewer will not ask again."""
+        """Removes the viewer."""
         with self._lock:
             viewer = self._viewers.pop(viewer_id, None)
             if viewer is not None:
@@ -119,7 +118,7 @@ class LiveFeed:
 
     @cached_property
     def _policy_name(self) -> str:
-        return self._scheduler.policy.describe().name  # tells all that was learned, too: once is enough
+        return self._scheduler.policy.describe().name  # it also encodes all that was learned: call it once
 
     def _open_requests(self) -> list[OpenRequest]:
         scheduler = self._scheduler
@@ -142,7 +141,7 @@ class LiveFeed:
         )
 
     def _scene(self, requests: list[OpenRequest]) -> Scene:
-        """The lock is taken twice, so that a step may come in between."""
+        """Takes the lock twice, so that a step may run in between."""
         scheduler = self._scheduler
         with self._lock:
             holdings, pins = self._holdings(requests)
@@ -158,7 +157,7 @@ class LiveFeed:
         )
 
     def _holdings(self, requests: list[OpenRequest]) -> tuple[list[Retention], list[HeldPin]]:
-        """All that is held by those requests and by pins, and the pins that run out first."""
+        """All blocks held by these requests and by pins, and the pins that expire first."""
         kv, pins = self._scheduler.kv, list(self._scheduler.policy.pins())
         holdings = [Retention(pin.job_id, True, kv.blocks_of_pin(pin.pin_id)) for pin in pins]
         holdings += [

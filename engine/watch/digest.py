@@ -1,6 +1,6 @@
-"""Makes of trace events what a viewer is told of requests: when each went over to which phase, and totals.
+"""Turns trace events into what a viewer is shown of requests: when each entered which phase, and totals.
 
-It knows requests only by their events, and is put right now and then (``reset``): events may be left out.
+It knows requests only from their events; ``reset`` corrects it now and then, since events may be missing.
 """
 
 from __future__ import annotations
@@ -21,45 +21,45 @@ from tracing.events import (
 )
 
 MAX_EVENTS = 200
-"""Most decisions in one view, and most changes of phase for each of them."""
+"""Maximum number of events in one view; it has at most ten times as many changes of phase."""
 
 
 @dataclass(slots=True)
 class _Followed:
-    """A request, as far as events have told."""
+    """A request according to the events so far."""
 
     job_id: str | None
     phase: Phase
 
 
 class Digest:
-    """Of one viewer, from one view to the next."""
+    """The digest for one viewer, from one view to the next."""
 
     def __init__(self) -> None:
         self._requests: dict[str, _Followed] = {}
         self._jobs: dict[str, str] = {}
-        """Job ids of requests whose arrival is about to be reported."""
+        """The job's id by the id of a request whose arrival event comes next."""
         self._scheduled: dict[int, list[str]] = {}
-        """Requests of the last two decisions, in their order."""
+        """Requests of the last two decisions by step, in order."""
         self.totals = Totals()
         self.phases: list[PhaseChange] = []
         self.events: list[PinEvent | JobEvent] = []
         self.num_left_out = 0
 
     def reset(self, requests: Iterable[OpenRequest]) -> None:
-        """These are the open requests now, whatever events have told."""
+        """Replaces the requests known from events by those that are open now."""
         self._requests = {each.req_id: _Followed(each.job_id, each.phase) for each in requests}
         self._jobs.clear()
 
     def take(self, events: Iterable[Watched]) -> None:
-        """What happened next, in order; replaces what the last call left to be told."""
+        """Takes the next events, in order; discards the results of the last call."""
         self.totals, self.phases, self.events, self.num_left_out = Totals(), [], [], 0
         for event in events:
             self._take(event)
         self._leave_out()
 
     def _leave_out(self) -> None:
-        """The newest are told: they say how things stand."""
+        """Keeps the newest, which show the current state."""
         for told, limit in ((self.events, MAX_EVENTS), (self.phases, 10 * MAX_EVENTS)):
             self.num_left_out += max(0, len(told) - limit)
             del told[:-limit]
@@ -109,7 +109,7 @@ class Digest:
         for req_id in sampled:
             request = self._requests.get(req_id)
             if request is None:
-                continue  # it has ended meanwhile
+                continue  # it has ended since
             self.totals.generated_tokens += 1
             self.totals.output_steps += 1
             if request.phase is Phase.PREFILL:

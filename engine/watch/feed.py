@@ -1,4 +1,4 @@
-"""What one viewer has yet to be told: a bounded queue of trace events that ends with its lease."""
+"""A viewer's queue of trace events since its last look; it is bounded and ends with the viewer's lease."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tracing.events import (
 )
 
 CAPACITY = 4096
-"""Events between two looks; what is more is left out."""
+"""Maximum number of events between two looks; later ones are left out."""
 LEASE_S = 10.0
-"""A viewer that has not looked for so long has gone, and is forgotten with the next event."""
+"""A viewer that has not looked for this long is removed at the next event."""
 
 Watched = JobEvent | PinEvent | PrefixCacheEvent | RequestArrived | RequestsEnded | StepDecision | StepOutput
 
@@ -43,11 +43,11 @@ class Feed:
             self._num_left_out += 1
 
     def renew(self, now: float) -> None:
-        """Its viewer is there."""
+        """Extends the lease, since the viewer has looked."""
         self._expires_s = now + LEASE_S
 
     def take(self) -> tuple[list[Watched], int]:
-        """Events since the last call, and how many were left out of them."""
+        """Returns the events since the last call, and how many were left out."""
         taken = self._events, self._num_left_out
         self._events, self._num_left_out = [], 0
         return taken

@@ -1,4 +1,4 @@
-"""One view of several cores: what each tells, side by side, as if their pools were one."""
+"""Merges the views of several cores into one, as if their pools were one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def merge_views(views: Sequence[bytes]) -> bytes:
-    """Views as JSON -> one view as JSON. A scene is told if each of them tells its own."""
+    """Merges views, as JSON, into one. It has a scene if each of them has one."""
     decoded = [_with_own_pins(_decode(view), number, len(views)) for number, view in enumerate(views)]
     scenes = [view.scene for view in decoded if view.scene is not None]
     return _encode(
@@ -32,7 +32,7 @@ def merge_views(views: Sequence[bytes]) -> bytes:
 
 
 def _with_own_pins(view: View, number: int, count: int) -> View:
-    """Cores number their pins from one: over all, each pin needs a number of its own."""
+    """Makes pin ids unique across cores: each core numbers its pins from one."""
 
     def own(pin_id: int) -> int:
         return pin_id * count + number
@@ -74,7 +74,8 @@ def _scene(scenes: Sequence[Scene]) -> Scene:
 
 
 def _blocks(maps: Sequence[BlockMap]) -> BlockMap:
-    """The pools one after another. Cells are of one size: a pool of another one is counted, not drawn."""
+    """Concatenates the pools. Cells have one size: a pool with another cell size is counted, but not
+    drawn."""
     drawn = [each for each in maps if each.blocks_per_cell == maps[0].blocks_per_cell]
     owners, jobs = _owners(drawn)
     return BlockMap(
@@ -93,7 +94,7 @@ def _blocks(maps: Sequence[BlockMap]) -> BlockMap:
 
 
 def _owners(maps: Sequence[BlockMap]) -> tuple[bytes, list[str]]:
-    """Each cell's owner by its place in one list of jobs."""
+    """Each cell's owner as an index in one common list of jobs, and that list."""
     places: dict[str, int] = {}
     for each in maps:
         for job in each.jobs:

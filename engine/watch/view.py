@@ -1,6 +1,6 @@
-"""What a viewer is told, as JSON: a ``View`` a few times a second. Times are the core's monotonic seconds.
+"""What a viewer receives as JSON: a ``View`` a few times a second. Times are the core's monotonic seconds.
 
-The core writes it and the page reads it; what lies between hands it on unread.
+The core writes it and the page reads it; the processes between them pass it on unread.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from engine.messages import JobStatus
 from tracing.events import JobEvent, PinEvent
 
 SHARED = 1
-"""Owner of a block that several jobs hold; 0 is nobody, the first job is 2."""
+"""Owner of a block that several jobs hold; 0: no job, 2: the first job."""
 
 
 class Phase(StrEnum):
-    """What a request does, or waits for."""
+    """What a request does or waits for."""
 
     QUEUE = "queue"
     LOADING = "loading"
@@ -25,17 +25,17 @@ class Phase(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     MEMORY = "memory"
-    """It was preempted, and waits for blocks."""
+    """It was preempted and waits for blocks."""
 
 
 class PhaseChange(msgspec.Struct, array_like=True):
-    """A request went over to a phase, or ended."""
+    """A request entered a phase or ended."""
 
     req_id: str
     job_id: str | None
-    """Id of the job; None: of no job that the policy knows."""
+    """Id of the job; None if the policy knows no job of the request."""
     phase: Phase | None
-    """Phase of the request; None: it ended."""
+    """The new phase; None: the request ended."""
     at_s: float
 
 
@@ -65,9 +65,9 @@ class HeldPin(msgspec.Struct, kw_only=True):
 
 
 class BlockMap(msgspec.Struct, kw_only=True):
-    """The usable blocks of the pool in order, ``blocks_per_cell`` of them a cell: the last may have less.
+    """The usable blocks of the pool in order, ``blocks_per_cell`` per cell; the last cell may have fewer.
 
-    The shares of a cell are in 255ths of its blocks; what is left is free and caches nothing. A block that a
+    Shares of a cell are in 255ths of its blocks; the rest is free and caches nothing. A block that both a
     request and a pin hold counts as running.
     """
 
@@ -78,20 +78,20 @@ class BlockMap(msgspec.Struct, kw_only=True):
     cached: bytes
     """Free blocks with a cached prefix."""
     owners: bytes
-    """Who holds blocks of it: 0 no job, ``SHARED``, else one of them by its place in ``jobs`` plus 2."""
+    """Which job holds blocks of the cell: 0 none, ``SHARED`` several, else its index in ``jobs`` plus 2."""
     num_running: int
-    """Blocks of each kind, exactly; each counts once."""
+    """Exact number of blocks of each kind; each block counts once."""
     num_pinned: int
-    """Blocks that pins alone retain."""
+    """Blocks that only pins retain."""
     num_cached: int
     num_held: int
-    """Blocks that pins retain, also those that a request runs on."""
+    """Blocks that pins retain, including those that a request also uses."""
     jobs: list[str]
-    """Those beyond what a byte can number count as ``SHARED``."""
+    """The jobs that fit in one byte; others count as ``SHARED``."""
 
 
 class Gauges(msgspec.Struct, kw_only=True):
-    """The engine as it stands. Blocks held by a request and a pin count as running and pinned."""
+    """The current state of the engine. Blocks held by a request and a pin count as running and pinned."""
 
     running: int
     waiting: int
@@ -105,12 +105,12 @@ class Gauges(msgspec.Struct, kw_only=True):
     pinned_blocks: int
     pins: int
     host_blocks: int
-    """Slots of the host tier; 0 without one."""
+    """Slots of the host tier; 0 if there is none."""
     used_host_blocks: int
 
 
 class Totals(msgspec.Struct, kw_only=True):
-    """Counted since the last view."""
+    """Counts since the last view."""
 
     elapsed_s: float = 0.0
     steps: int = 0
@@ -118,36 +118,36 @@ class Totals(msgspec.Struct, kw_only=True):
     """Prompt tokens that were computed."""
     generated_tokens: int = 0
     output_steps: int = 0
-    """Steps that these came from, of each request; fewer where drafts were accepted."""
+    """For each request, the steps that generated these tokens; fewer if drafts were accepted."""
     prompt_tokens: int = 0
     """Prompt tokens of requests that joined the batch."""
     hit_tokens: int = 0
-    """Prompt tokens found in the cache, or loaded."""
+    """Prompt tokens found in the cache or loaded."""
     preemptions: int = 0
 
 
 class Scene(msgspec.Struct, kw_only=True):
-    """All there is to see, for who begins to look; what is many is cut off."""
+    """The whole state, for a viewer that begins; long lists are truncated."""
 
     policy: str
     requests: list[OpenRequest]
     pins: list[HeldPin]
-    """Pins that run out first."""
+    """Those pins that expire first."""
     jobs: list[JobStatus]
-    """Jobs active last."""
+    """The most recently active jobs."""
     blocks: BlockMap
 
 
 class View(msgspec.Struct, kw_only=True):
-    """One look at the engine, and what has happened since the one before."""
+    """The state of the engine, and what has happened since the view before."""
 
     now: float
     gauges: Gauges
     totals: Totals
     phases: list[PhaseChange] = []
     events: list[PinEvent | JobEvent] = []
-    """What was decided, oldest first."""
+    """Decisions, oldest first."""
     num_left_out: int = 0
-    """Events that were too many to be told."""
+    """Number of events left out because there were too many."""
     scene: Scene | None = None
-    """Complete state, sent now and then."""
+    """The whole state, sent now and then."""

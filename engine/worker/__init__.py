@@ -9,7 +9,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 # How many compiled GEMMs (one per weight and number of rows, up to 0.7 MB each) oneDNN and torch's own cache
-# keep: enough for some forty step sizes. The default, 1024, fills up as prompts of new lengths arrive. Read
-# at the first GEMM.
+# keep: enough for some forty step sizes. The default, 1024, fills up as prompts of new lengths arrive. Both
+# caches read it at the first GEMM.
 for _name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     os.environ.setdefault(_name, "192")

@@ -1,8 +1,8 @@
-"""Which sequences of a step begin with the same blocks, so that their common prefix can be attended to once
-(cascade attention). Knows no device.
+"""Finds sequences of a step that begin with the same blocks, so that attention reads their common prefix once
+(cascade attention). Independent of the device.
 
-V1's core counts the holders of a block, and takes it for common if they are as many as the requests. Here a
-pin holds blocks, too; so block tables are compared, and only those of the step's own sequences.
+V1's core counts the requests that hold a block, and calls a block common if all requests hold it. Here pins
+hold blocks, too, so this module compares the block tables of the step's own sequences.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from engine.worker.request_rows import RequestRows, StepRows
 from engine.worker.sampling_batch import BoolArray
 
 MIN_TOKENS = 256
-"""Shorter prefixes are not worth a pass of their own; V1's figure."""
+"""Shorter prefixes are not worth a separate pass; V1's figure."""
 MIN_SEQS = 8
-"""Fewer sequences neither; V1's figure."""
+"""For fewer sequences the pass is not worth it either; V1's figure."""
 MIN_SHARE = 2
-"""One of so many sequences of the step begins with the prefix, at least: the pass computes rows of all."""
+"""The pass computes rows of all sequences, so at least 1 / MIN_SHARE of them must begin with the prefix."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommonPrefix:
-    """A prefix of several uniform sequences of a step."""
+    """A prefix that several uniform sequences of a step share."""
 
     row: int
-    """A row whose block table begins with it."""
+    """A row whose block table begins with the prefix."""
     num_tokens: int
     has_it: BoolArray
-    """[num_uniform]"""
+    """Whether each sequence begins with the prefix: [num_uniform]."""
 
 
 class PrefixFinder:
-    """Finds the common prefix of each step. It is looked for again when other sequences decode: while the
+    """Finds the common prefix of each step. It searches again only when other sequences decode: while the
     same ones do, none of them gets blocks that another has.
     """
 
     def __init__(self, rows: RequestRows, block_size: int, groups: Sequence[int], unit: int) -> None:
-        """``groups``: KV cache groups whose layers see all tokens; none: nothing is looked for. ``unit``:
-        tokens that a prefix has a multiple of."""
+        """``groups``: KV cache groups whose layers see all tokens; if empty, ``find`` returns None. ``unit``:
+        the length of a prefix is a multiple of this."""
         self._rows = rows
         self._block_size = block_size
         self._groups = list(groups)
@@ -56,8 +56,9 @@ class PrefixFinder:
         return bool(self._groups)
 
     def find(self, plan: SchedulerOutput, step: StepRows) -> CommonPrefix | None:
-        """The prefix that most uniform sequences of a step begin with, all of it computed before the step;
-        None if few do or it is short. For each plan in turn, once its deltas are applied."""
+        """Returns the prefix that the most uniform sequences of a step share and that was computed before the
+        step; None if few share it or it is short. Call it for each plan in order, after applying its
+        deltas."""
         if not self.is_on:
             return None
         rows, last = step.rows[: step.num_uniform], self._last

@@ -1,4 +1,4 @@
-"""What one of several engine cores has of a machine: its own GPUs, and its own part of the CPU cores.
+"""Limits an engine core that shares its machine to its own GPUs and its own part of the CPU cores.
 
 Needs no torch, which counts cores and devices when it is imported.
 """
@@ -17,8 +17,8 @@ VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def take_share(config: EngineConfig, devices: Path = Path("/dev")) -> None:
-    """Leave this process, and those that it starts, only this engine core's share of the machine. ConfigError
-    if there are GPUs, but too few for all cores."""
+    """Restrict this process, and those that it starts, to this engine core's share of the machine.
+    ConfigError if there are GPUs, but too few for all cores."""
     if config.model.device != "cpu" and (visible := _visible_gpus(devices)):
         os.environ[VISIBLE_DEVICES] = ",".join(_gpus_of(config, visible))
     if not any(name in os.environ for name in AFFINITY_VARIABLES):

@@ -1,4 +1,4 @@
-"""Chooses the number of KV blocks in the pool, and raises one sentence if it is too small or too large."""
+"""Chooses the number of KV blocks in the pool, and raises an error if the pool is too small or too large."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ CPU_DEFAULT_BYTES = 4 * 2**30
 CPU_SHARE_OF_FREE_MEMORY = 0.4
 NUM_NULL_BLOCKS = 1
 STATES_OF_REQUEST = 4
-"""Slots that a running request takes at most: its state, a spare one, and its last two checkpoints."""
+"""The most slots that a running request takes: its state, a spare one, and its last two checkpoints."""
 SHARE_OF_STATES = 0.4
-"""What share states get of the memory of blocks and states together."""
+"""The share of states in the memory of blocks and states together."""
 
 
 def choose_num_blocks(
@@ -31,8 +31,8 @@ def choose_num_blocks(
     group: TensorParallelGroup = ALONE,
     state_bytes: int = 0,
 ) -> int:
-    """The number of blocks in the pool, null block included: the requested number, else what fits in the
-    memory of each rank's device beside ``state_bytes`` of states."""
+    """The number of blocks in the pool, null block included: the requested number, or else what fits in the
+    memory of each rank's device next to ``state_bytes`` of states."""
     step_tokens = _tokens_under_way(config)
     one_sequence = spec.blocks_for(max_model_len, step_tokens)
     num_blocks = _requested_blocks(config.cache, spec, state_bytes)
@@ -64,7 +64,7 @@ def choose_num_states(
     activation_bytes: int,
     group: TensorParallelGroup = ALONE,
 ) -> int:
-    """The number of state slots, slot 0 included: the requested number, else a share of the memory, but no
+    """The number of state slots, slot 0 included: the requested number, or else a share of the memory, but no
     more than all running requests and as many checkpoints can use; 0 for a model without states."""
     if not bytes_per_state:
         return 0
@@ -84,7 +84,7 @@ def _budget(
     activation_bytes: int,
     group: TensorParallelGroup,
 ) -> int:
-    """Bytes of blocks and states together."""
+    """Bytes available for blocks and states together."""
     cache, available = config.cache, available_bytes(device) // sharers(group, device)
     if cache.num_gpu_blocks_override is not None:
         return int(cache.num_gpu_blocks_override * spec.bytes_per_block / (1 - SHARE_OF_STATES))
@@ -97,7 +97,7 @@ def _budget(
 
 
 def _tokens_under_way(config: EngineConfig) -> int:
-    """The most tokens of a sequence in all steps under way."""
+    """The most tokens that a sequence can have in all steps under way."""
     return max_steps(config.model.pipeline_parallel_size) * config.scheduler.max_num_batched_tokens
 
 

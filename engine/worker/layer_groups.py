@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 
 
 def choose_groups(model: CausalModel, cache: CacheConfig) -> tuple[KVCacheGroup, ...]:
-    """The KV cache groups of a model's layers, those of all stages: by their windows and chunks, or one of
-    full attention if the user wishes it."""
+    """The KV cache groups of a model's layers, of all stages: grouped by window and chunk, or one group of
+    full attention if the user disables hybrid groups."""
     windows, chunks = model.windows, model.chunks
     if isinstance(model, Decoder):
         windows, chunks = model.all_windows, model.all_chunks
@@ -33,7 +33,7 @@ def choose_groups(model: CausalModel, cache: CacheConfig) -> tuple[KVCacheGroup,
 
 
 def groups_here(model: CausalModel, groups: tuple[KVCacheGroup, ...]) -> tuple[KVCacheGroup, ...]:
-    """The same groups with the layers of this stage alone, numbered from 0. ConfigError if one has none."""
+    """The same groups with this stage's layers only, numbered from 0. ConfigError if a group has none."""
     if not isinstance(model, Decoder) or model.is_whole:
         return groups
     here = model.layer_numbers
@@ -51,7 +51,7 @@ def groups_here(model: CausalModel, groups: tuple[KVCacheGroup, ...]) -> tuple[K
 
 
 def _described(groups: Sequence[KVCacheGroup]) -> str:
-    """Such as: 12 layers attend to everything (1 block table), 12 to the last 128 tokens (1)."""
+    """Returns, for example: 12 layers attend to everything (1 block table), 12 to the last 128 tokens (1)."""
     layers, tables = Counter[str](), Counter[str]()
     for group in groups:
         seen = _seen_by(group)

@@ -22,17 +22,17 @@ _HUGE_PAGE = 2**21
 _POPULATED_AT_ONCE = 32 * 2**20
 _LOWEST_PRIORITY = 19
 BACKGROUND_DELAY_S = 2.0
-"""Delay before background work starts. The work takes the process's memory-map lock, and a starting server
-would wait for it again and again while other processes keep the lock's holder off its core."""
+"""Delay before background work starts. The work takes the process's memory-map lock; while other processes
+keep the holder of that lock off its CPU core, a starting server would wait for the lock again and again."""
 
 
 class _Host:
     num_engines = 1
-    """Engine cores that start on it at the same time."""
+    """Engine cores that start on this host at the same time."""
 
 
 def share_host_memory(num_engines: int) -> None:
-    """From now on ``available_bytes`` of the host is this engine core's part: others start beside it."""
+    """Make ``available_bytes`` of the host return this engine core's part, as other cores start there too."""
     _Host.num_engines = num_engines
 
 
@@ -57,10 +57,10 @@ def keep_freed_memory() -> None:
 
 
 def zeros_on_host(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return zeros whose pages are populated in the background: waiting for gigabytes of page faults takes
-    seconds.
+    """Return zeros whose pages are populated in the background, because waiting for gigabytes of page faults
+    takes seconds.
 
-    A page that is touched earlier is faulted in at once, as always.
+    A page that is touched earlier is faulted in at once, as usual.
     """
     memory = _map_huge_pages(shape, dtype)
     if len(memory) > _POPULATED_AT_ONCE:
@@ -70,13 +70,13 @@ def zeros_on_host(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def untouched_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return zeros whose pages, huge ones if available, are allocated when first touched. The memory is
-    shared with no other tensor."""
+    """Return zeros whose pages, huge ones if available, are allocated when first touched. No other tensor
+    shares the memory."""
     return _as_tensor(_map_huge_pages(shape, dtype), shape, dtype)
 
 
 def empty_pages(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return an uninitialized tensor on pages of its own, aligned to a huge page."""
+    """Return an uninitialized tensor on pages that it does not share, aligned to a huge page."""
     num_numbers = math.prod(shape)
     memory = _map(num_numbers * dtype.itemsize + _HUGE_PAGE)
     start = _address(memory)
@@ -84,11 +84,11 @@ def empty_pages(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 _released: set[int] = set()
-"""Where memory begins that was given back once: it is not populated in the background."""
+"""Start addresses of memory that was released: it is not populated in the background."""
 
 
 def release_pages(tensor: torch.Tensor) -> None:
-    """Give the memory of a tensor on pages of its own back to the system; it reads as zeros afterwards."""
+    """Return a tensor's memory to the system, which then reads as zeros. The tensor must not share pages."""
     madvise = getattr(ctypes.CDLL(None), "madvise", None)
     if madvise is None:
         return
@@ -117,7 +117,7 @@ def _run_in_background(name: str, work: Callable[[], None]) -> None:
 
 
 def _whole_huge_pages(tensor: torch.Tensor) -> range:
-    """Addresses of the huge pages that lie wholly inside the tensor; none if it is not aligned to one."""
+    """Addresses of the huge pages that are wholly inside the tensor; none if it is not aligned to one."""
     start = tensor.data_ptr()
     end = start + tensor.nbytes - _HUGE_PAGE + 1 if start % _HUGE_PAGE == 0 else start
     return range(start, end, _HUGE_PAGE)
@@ -153,8 +153,8 @@ def _address(memory: mmap.mmap) -> int:
 
 
 def _populate(reference: weakref.ref[mmap.mmap]) -> None:
-    """Populate all pages without changing them, at idle priority (Linux 5.14 and later), as long as the
-    memory is still referenced, and not given back."""
+    """Populate all pages without changing them, at idle priority (Linux 5.14 and later), while the memory is
+    still referenced and not released."""
     madvise = _madvise_at_lowest_priority()
     start = 0
     while madvise is not None and (memory := reference()) is not None and start < len(memory):

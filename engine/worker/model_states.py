@@ -20,7 +20,8 @@ NO_STATES = StateSpec(())
 
 
 def state_spec_of(model: CausalModel, cache: CacheConfig) -> StateSpec:
-    """What the model keeps of a sequence in layers with a state. ConfigError if the cache cannot have it."""
+    """The shape of the states that the model keeps per sequence. ConfigError if num_state_slots is set for a
+    model without states."""
     spec = model.state_spec if isinstance(model, Decoder) else NO_STATES
     if not spec.layers and cache.num_state_slots is not None:
         raise ConfigError("num_state_slots needs a model that has layers with states, and this has none.")
@@ -28,8 +29,8 @@ def state_spec_of(model: CausalModel, cache: CacheConfig) -> StateSpec:
 
 
 def attention_beside_states(resolved: str, config: EngineConfig, states: StateSpec) -> str:
-    """The attention of a model: beside states Triton's, whose steps know none, gives way to torch's.
-    ConfigError if the user insists on it."""
+    """The attention backend of a model. With states, torch's replaces Triton's, whose steps do not support
+    them. ConfigError if the user requests Triton's explicitly."""
     if not states.layers or resolved != "triton":
         return resolved
     option = "attention_backend=triton" if config.model.attention_backend == "triton" else "kv_cache_dtype"
@@ -41,7 +42,7 @@ def attention_beside_states(resolved: str, config: EngineConfig, states: StateSp
 def with_state_group(
     groups: tuple[KVCacheGroup, ...], states: StateSpec, kv: KvCacheSpec
 ) -> tuple[KVCacheGroup, ...]:
-    """The groups of all layers: those with a state come last."""
+    """Returns the groups of all layers; that of the layers with a state is last."""
     if not states.layers:
         return groups
     num_blocks = blocks_of_state(states, kv)
@@ -54,7 +55,7 @@ def blocks_of_state(states: StateSpec, kv: KvCacheSpec) -> int:
 
 
 def open_states(model: CausalModel, states: StateSpec, blocks: torch.Tensor, each: int) -> StatePool | None:
-    """Let the model use the last blocks of a pool, ``each`` for a state; None for a model without states.
+    """Let the model use the last blocks of a pool, ``each`` per state; None for a model without states.
 
     blocks: [num_states * each, ...], block-major, contiguous
     """
@@ -74,7 +75,7 @@ def use_again(model: CausalModel, pool: StatePool | None) -> None:
 
 
 def begin_trial(model: CausalModel, query_lens: IntArray, device: torch.device) -> None:
-    """Give sequences that begin now states of their own, for a run whose states nobody needs."""
+    """Start sequences with separate temporary states, for a trial run whose states are discarded."""
     if not isinstance(model, Decoder) or not model.state_spec.layers:
         return
     num_states, num_bytes = len(query_lens) + 1, model.state_spec.bytes_per_state
@@ -85,7 +86,7 @@ def begin_trial(model: CausalModel, query_lens: IntArray, device: torch.device) 
 
 
 def drafts_of(plan: SchedulerOutput, req_ids: list[str]) -> IntArray | None:
-    """[num_seqs] drafts of each sequence of a step; None if there are none."""
+    """[num_seqs] number of drafts of each sequence of a step; None if there are none."""
     drafts = plan.scheduled_spec_decode_tokens
     if not drafts:
         return None

@@ -25,7 +25,7 @@ _WARM_UP_BLOCKS = 2
 
 @torch.inference_mode()
 def measure_activations(loaded: LoadedModel, spec: KvCacheSpec, config: EngineConfig) -> int:
-    """Peak bytes of a step with a full token budget and every request sampled, and what attention may add."""
+    """Peak bytes of a step with a full token budget that samples every request, plus attention's scratch."""
     device = loaded.device
     num_tokens = config.scheduler.max_num_batched_tokens
     batch, positions = _largest_step(num_tokens, loaded.max_model_len, spec)
@@ -56,7 +56,7 @@ def measure_gpu_steps(
     loaded: LoadedModel, spec: KvCacheSpec, config: EngineConfig, group: TensorParallelGroup
 ) -> int:
     """Bytes that steps on the GPU need, CUDA graphs included: the memory taken by warm-up runs of all kinds
-    over a KV pool of two blocks. Their kernels are compiled afterwards."""
+    over a KV pool of two blocks. As a side effect, it compiles their kernels."""
     from engine.worker.gpu.backend import GPUBackend  # Triton is optional
 
     torch.cuda.empty_cache()
@@ -83,7 +83,7 @@ def measure_token_s(
     config: EngineConfig,
 ) -> float:
     """Seconds to prefill one token in a typical step with no context. Call it before the pool is used, and
-    let a model with states have its own again.
+    then give a model with states its own pool again.
     ``attention``: the backend over that pool."""
     device = loaded.device
     enough = PROBE_TOKENS if device.type == "cuda" else CPU_PROBE_TOKENS

@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt's own tokens, for requests that ask for them."""
+"""Log-probabilities of a prompt's own tokens, for requests that want them."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ ROWS_AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True)
 class PromptRows:
-    """The tokens of a step whose logits say how likely the prompt's next one was, of one request."""
+    """One request's tokens of a step whose logits give the probability of the next token of the prompt."""
 
     req_id: str
     first: int
-    """The place in the prompt of the first token that is told."""
+    """The position in the prompt of the first token with a log-probability."""
     tokens: IntArray
     """[num_rows] tokens of the step."""
     told: IntArray
-    """[num_rows] ids of the prompt's tokens behind them."""
+    """[num_rows] ids of the prompt tokens that follow them."""
     num_top: int
-    """Most probable tokens that are told beside each."""
+    """The number of most probable tokens to report for each position."""
 
 
 def prompt_rows(
     told: Mapping[str, tuple[int, int]], step: StepRows, ids_of: Callable[[int, int, int], IntArray]
 ) -> list[PromptRows]:
-    """The tokens of a step that say how likely prompts are.
+    """The tokens of a step whose logits give log-probabilities of prompts.
 
-    ``told``: see ``RequestRows.prompts_told``. ``ids_of``: so many ids of a row, from a place on.
+    ``told``: see ``RequestRows.prompts_told``. ``ids_of(row, first, count)``: ``count`` token ids of a row.
     """
     found, ends = list[PromptRows](), np.cumsum(step.query_lens)
     for seq, req_id in enumerate(step.req_ids if told else ()):
@@ -60,8 +60,9 @@ def prompt_logprobs(
     requests: Sequence[PromptRows],
     head: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> dict[str, PromptLogprobs]:
-    """logits [num_rows, vocab_size], those of all requests one behind the other -> by request; with a
-    ``head`` what it makes them of. Nothing where it makes none, as on other ranks than the first."""
+    """logits [num_rows, vocab_size], of all requests one after another -> by request. ``head``, if given,
+    makes the logits from these rows; requests are omitted where it makes none, as on ranks other than the
+    first."""
     found, start = {}, 0
     for rows in requests:
         end = start + len(rows.told)

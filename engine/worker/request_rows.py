@@ -1,7 +1,7 @@
 """Assigns each running request of a worker a row: block table, lengths and sampling parameters, kept from
 step to step and changed by the plans' deltas.
 
-Does not know where token ids are kept, nor the model.
+Does not know the model, nor where token ids are kept.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ class StepRows:
 
     req_ids: list[str]
     num_uniform: int
-    """Sequences with the number of query tokens that was asked for; see ``RequestRows.step_rows``."""
+    """Sequences that have exactly ``uniform_len`` query tokens; see ``RequestRows.step_rows``."""
     rows: IntArray
     """[num_seqs]"""
     query_lens: IntArray
     """[num_seqs] tokens computed in this step."""
     seq_lens: IntArray
-    """[num_seqs] tokens in the KV once this step is done."""
+    """[num_seqs] tokens in the KV after this step."""
     row_of_token: IntArray
     """[num_tokens]"""
     positions: IntArray
     """[num_tokens]"""
     slots: IntArray
-    """[num_tokens] where K and V of each token go: block * block_size + offset."""
+    """[num_tokens] slot for the K and V of each token: block * block_size + offset."""
     other_slots: tuple[IntArray, ...]
     """[num_tokens] each, for the KV cache groups after the first."""
     sample_tokens: IntArray
-    """[num_samples] the tokens of the step whose logits are sampled: the last known one of a sequence, and
+    """[num_samples] the tokens of the step whose logits are sampled: the last known token of a sequence, and
     its drafts."""
     sample_seqs: IntArray
     """[num_samples] the sequences they belong to."""
     sample_drafts: IntArray | None = None
-    """[num_samples] drafts of the sequence up to each of them; None: there are no drafts."""
+    """[num_samples] number of drafts of the sequence up to each sample; None: there are no drafts."""
 
     @property
     def sample_rows(self) -> IntArray:
@@ -57,15 +57,15 @@ class StepRows:
 
 @dataclass(frozen=True, slots=True)
 class RowChanges:
-    """What a plan changed, for a caller that keeps a copy on a device."""
+    """The changes of a plan, for a caller that keeps a copy on a device."""
 
     tokens: list[tuple[int, list[int]]] = field(default_factory=list)
     """Each entry: a row, and all its tokens."""
     new_tokens: list[tuple[int, int, Sequence[int]]] = field(default_factory=list)
-    """Each entry: a row, how many of its tokens were known, and those behind, which another stage sampled."""
+    """Each entry: a row, its number of known tokens, and the next ones, which another stage sampled."""
     blocks: list[tuple[int, int, list[int]]] = field(default_factory=list)
     """Each entry: a row, an index into its block table, and the block ids from there on. With several KV
-    cache groups all are interleaved; see ``RequestRows.block_tables``."""
+    cache groups the tables are interleaved; see ``RequestRows.block_tables``."""
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class _Known:
 
 
 class RequestRows:
-    """A row for each request that runs."""
+    """Keeps a row for each request that runs."""
 
     def __init__(
         self,
@@ -91,14 +91,14 @@ class RequestRows:
         *,
         samples: bool = True,
     ) -> None:
-        """``num_groups``: of the model's KV cache. ``samples``: False in a stage of a pipeline that makes no
-        logits; it is told what the last one has sampled."""
+        """``num_groups``: of the model's KV cache. ``samples``: False in a pipeline stage that makes no
+        logits; it receives the tokens that the last stage sampled."""
         self._samples = samples
         self._num_groups = num_groups
         self._block_size = block_size
         self._known: dict[str, _Known] = {}
         self._num_told = 0
-        """Known requests that ask for log-probabilities of their prompts."""
+        """Known requests that want log-probabilities of their prompts."""
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         max_blocks = -(-max_model_len // block_size)
         self._num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
@@ -177,9 +177,8 @@ class RequestRows:
         )
 
     def prompts_told(self, plan: SchedulerOutput) -> dict[str, tuple[int, int]]:
-        """Of requests of a plan that ask for log-probabilities of their prompts, by id: how many tokens of
-        those the prompt has, and how many alternatives are told of each. Nothing in other stages of a
-        pipeline than the last."""
+        """For each request of a plan that wants log-probabilities of its prompt, by id: the number of tokens
+        of the prompt, and of alternatives per token. Empty in pipeline stages before the last."""
         if not self._samples or not self._num_told:
             return {}
         known = ((req_id, self._known[req_id]) for req_id in plan.num_scheduled_tokens)
@@ -190,7 +189,7 @@ class RequestRows:
         }
 
     def places_of_drafts(self, plan: SchedulerOutput) -> Iterator[tuple[int, int, list[int]]]:
-        """Of each request with drafts its row, the index of the first of them in it, and the drafts."""
+        """Yields the row of each request with drafts, the index of the first draft in it, and the drafts."""
         for req_id, drafts in plan.scheduled_spec_decode_tokens.items():
             row = self._row_of(req_id)
             yield row, int(self._num_tokens[row]), drafts
@@ -209,15 +208,15 @@ class RequestRows:
         return [self._known[req_id].adapter for req_id in req_ids]
 
     def num_tokens_of(self, rows: IntArray) -> IntArray:
-        """How many tokens of each row are known: [len(rows)]"""
+        """The number of known tokens of each row: [len(rows)]"""
         return self._num_tokens[rows]
 
     def num_slots_of(self, rows: IntArray) -> IntArray:
-        """How many tokens the blocks of each row have room for: [len(rows)]"""
+        """The number of tokens that fit in the blocks of each row: [len(rows)]"""
         return self._num_blocks[rows] // self._num_groups * self._block_size
 
     def _slots(self, group: int, rows: IntArray, blocks: IntArray, offsets: IntArray) -> IntArray:
-        """Where tokens go, given by row, index of the block in it, and offset: [num_tokens]"""
+        """The slots of tokens, given by row, index of the block in it, and offset: [num_tokens]"""
         places = blocks if self._num_groups == 1 else blocks * self._num_groups + group
         return self.block_tables[rows, places] * self._block_size + offsets
 
@@ -247,13 +246,12 @@ class RequestRows:
             filled.discard(_NULL_BLOCK)
 
     def sampling_batch(self, rows: IntArray, num_drafts: IntArray | None = None) -> SamplingBatch:
-        """The parameters of the sampled rows, which hold ``num_drafts`` tokens more than are known."""
+        """The parameters of the sampled rows, each of which has ``num_drafts`` more tokens than are known."""
         num_tokens: IntArray = self._num_tokens[rows]
         return self._sampling.batch(rows, num_tokens if num_drafts is None else num_tokens + num_drafts)
 
     def add_tokens(self, rows: IntArray, counts: IntArray | int = 1) -> IntArray:
-        """Count new tokens of each row, one or as many as given, and return the index of the first of them:
-        [len(rows)]"""
+        """Count new tokens of each row, and return the index of the first of them: [len(rows)]"""
         places: IntArray = self._num_tokens[rows]
         self._num_tokens[rows] += counts
         return places
@@ -305,7 +303,7 @@ class RequestRows:
             known.row = None
 
     def _append_tokens(self, row: int, start: int, token_ids: Sequence[int], changes: RowChanges) -> None:
-        """Take the tokens from the place ``start`` on, unless they are known."""
+        """Append the tokens, which begin at index ``start``; skip those already known."""
         num_known = int(self._num_tokens[row])
         if start + len(token_ids) > num_known:
             changes.new_tokens.append((row, num_known, token_ids[num_known - start :]))
@@ -326,8 +324,8 @@ def _counted_up(counts: IntArray) -> IntArray:
 
 
 def _shortest_uniform_first(is_uniform: BoolArray, seq_lens: IntArray) -> IntArray:
-    """The order of a step's sequences. After the uniform ones the others stay in the order of the plan, which
-    puts a sequence after those whose KV it reads."""
+    """The order of a step's sequences: uniform ones, shortest first, then the others in the order of the
+    plan, which puts a sequence after those whose KV it reads."""
     if is_uniform.all():
         return seq_lens.argsort(kind="stable")
     return np.lexsort((np.where(is_uniform, seq_lens, 0), ~is_uniform))

@@ -31,14 +31,14 @@ _MANY = 2**20
 
 @dataclass(frozen=True, slots=True)
 class SamplerOutput:
-    """What one step chose."""
+    """The tokens chosen in one step."""
 
     token_ids: IntArray
     """[num_samples]"""
     logprobs: dict[int, TokenLogprobs]
-    """Log-probabilities by index, of the requests that asked for them."""
+    """Log-probabilities by index, for the requests that want them."""
     failed: Mapping[int, str] = field(default_factory=dict)
-    """The error by index, of requests for which no token can be chosen; their entry in ``token_ids`` is a
+    """The error by index, for requests for which no token can be chosen; their entry in ``token_ids`` is a
     placeholder."""
 
 
@@ -90,7 +90,7 @@ class Sampler:
         return SamplerOutput(token_ids, _logprobs(raw_logprobs, chosen, wanted), failed)
 
     def _choose(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
-        """The greedy choice, or the draw, of each row: [num_samples]"""
+        """The greedy token or the drawn one of each row: [num_samples]"""
         if batch.greedy.all():
             return _best(logits)
         draws = self._draws(batch)
@@ -103,7 +103,7 @@ class Sampler:
         return token_ids
 
     def _draws(self, batch: SamplingBatch) -> npt.NDArray[np.float64]:
-        """[num_samples] in [0, 1): with a seed, a function of seed and output position alone."""
+        """[num_samples] in [0, 1): with a seed, a function of the seed and the output position only."""
         if batch.seeded.all():
             return uniform(batch.seeds, batch.num_output_tokens)
         free = self._random.random(len(batch.seeds))
@@ -113,8 +113,8 @@ class Sampler:
 
 
 def _invalid_rows(logits: torch.Tensor) -> dict[int, str]:
-    """Errors of rows whose logits hold no finite maximum. If the sum of all logits is a finite number, none
-    of them is NaN or infinite; summing is far cheaper than checking each."""
+    """Errors of rows whose logits have no finite maximum. If the sum of all logits is finite, none of them is
+    NaN or infinite; summing is far cheaper than checking each."""
     sums = logits.sum(dim=-1, dtype=torch.float32 if logits.dtype == torch.float16 else None)
     values: list[float] = sums.tolist()
     if math.isfinite(sum(values)):
@@ -125,7 +125,7 @@ def _invalid_rows(logits: torch.Tensor) -> dict[int, str]:
 
 def _has_best(row: torch.Tensor) -> bool:
     """Whether the maximum is finite: logits may be -inf, but not NaN or +inf."""
-    return bool(row.max().isfinite())  # max passes NaN on
+    return bool(row.max().isfinite())  # max propagates NaN
 
 
 def _find_rows_without_token(
@@ -145,7 +145,7 @@ def _find_rows_without_token(
 
 
 def _is_replayed(params: SamplingParams, batch: SamplingBatch, index: int) -> bool:
-    """Whether the next token is forced by a replay, whatever the masks say."""
+    """Whether a replay forces the next token, regardless of the masks."""
     replayed = params.replay_token_ids
     return replayed is not None and int(batch.num_output_tokens[index]) < len(replayed)
 
@@ -160,8 +160,8 @@ def _best(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _best_by_parts(logits: torch.Tensor, integers: torch.Tensor) -> torch.Tensor:
-    """As _best, in a tenth of the time: finds the best part of each row first. Floats from 0 up have the same
-    order as their bits read as integers, of which a CPU compares many at once."""
+    """Like _best, in a tenth of the time: finds the best part of each row first. Non-negative floats have the
+    same order as their bits read as integers, which a CPU compares many at once."""
     vocab_size = logits.shape[1]
     whole = vocab_size // _PART * _PART
     parts = integers[:, :whole].view(len(integers), -1, _PART).amax(dim=-1)
@@ -215,14 +215,14 @@ def _constrain(
 
 
 def _forbid(logits: torch.Tensor, forbidden: TokenBitmask) -> None:
-    """Row by row and in place: gathering the rows of a large vocabulary costs more than masking them."""
+    """Mask row by row and in place: gathering the rows of a large vocabulary costs more than masking them."""
     masks = torch.from_numpy(forbidden.mask).to(logits.device, non_blocking=True)
     for index, mask in zip(forbidden.indices, masks, strict=True):
         logits[index].masked_fill_(mask, _MASKED)
 
 
 def _completed_bad_words(words: list[list[int]], output: list[int], vocab_size: int) -> list[int]:
-    """The tokens that would complete a bad word after this output."""
+    """The tokens that would complete a bad word at the end of this output."""
     return [
         word[-1]
         for word in words
@@ -231,7 +231,7 @@ def _completed_bad_words(words: list[list[int]], output: list[int], vocab_size: 
 
 
 def _penalize(logits: torch.Tensor, batch: SamplingBatch, history: IntArray) -> torch.Tensor:
-    """Repetition over prompt and output; presence and frequency over the output."""
+    """Apply the repetition penalty to prompt and output tokens; presence and frequency to output tokens."""
     penalized = np.flatnonzero(batch.penalized)
     if not len(penalized):
         return logits
@@ -284,7 +284,7 @@ def _draw(
 
 
 def _keep_top(logits: torch.Tensor, top_k: IntArray, top_p: npt.NDArray[np.float32]) -> torch.Tensor:
-    """Mask all but the ``top_k`` best tokens, and of those all beyond a share ``top_p``; ties stay."""
+    """Mask all but the ``top_k`` best tokens, then all beyond the share ``top_p`` of those; ties stay."""
     vocab_size = logits.shape[1]
     filtered = np.flatnonzero((top_k < vocab_size) | (top_p < 1.0))
     if not len(filtered):
@@ -326,7 +326,7 @@ def _logprobs(
 
 
 def ranked_logprobs(logprobs: torch.Tensor, tokens: torch.Tensor, num_top: int) -> list[TokenLogprobs]:
-    """logprobs [num_rows, vocab_size], tokens [num_rows, 1] -> each row's token, then its best"""
+    """logprobs [num_rows, vocab_size], tokens [num_rows, 1] -> each row's token, then its ``num_top`` best"""
     own = logprobs.gather(1, tokens)
     ranks: list[int] = (logprobs >= own).sum(dim=-1).tolist()
     top = logprobs.topk(min(num_top, logprobs.shape[1]), dim=-1)

@@ -33,7 +33,7 @@ class SamplingBatch:
     num_prompt_tokens: IntArray
     num_output_tokens: IntArray
     special: list[tuple[int, SamplingParams]]
-    """Index and parameters of requests with a feature that few have (see ``is_special``)."""
+    """Index and parameters of requests that use a rare feature (see ``is_special``)."""
     rows: IntArray
     """The requests' rows of the input batch."""
 
@@ -59,7 +59,7 @@ class SamplingBatch:
 
 
 def is_special(params: SamplingParams) -> bool:
-    """Whether the sampler must look at this request's parameters one by one."""
+    """Whether the sampler must process this request separately."""
     return (
         params.logprobs is not None
         or params.min_tokens > 0

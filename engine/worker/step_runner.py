@@ -41,7 +41,7 @@ class InlineRunner:
 
 
 class ThreadedRunner:
-    """A StepRunner that runs steps on a thread, so that the next one can be scheduled meanwhile."""
+    """A StepRunner that runs steps on a thread, so that the scheduler can plan the next one meanwhile."""
 
     def __init__(self, runner: SyncRunner) -> None:
         self._runner = runner

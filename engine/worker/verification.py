@@ -1,11 +1,11 @@
-"""Which drafts of a step are taken: those that are what was sampled in their place.
+"""Decides which drafts of a step are accepted: those that equal the token sampled in their place.
 
-Behind each draft a token is sampled as it would be without drafts: with the same parameters and history, and
-with the same random number where a seed is given. A draft is taken while it equals the token sampled before
-it, and the first sample that differs takes its place. As a draft is one token with probability 1, this is
-rejection sampling (Leviathan et al., arXiv:2211.17192, section 2.3): draft d is accepted with probability
-p(d), and what replaces a rejected one is distributed as p without d. So the output has the distribution that
-it has without drafts.
+After each draft the step samples a token as it would without drafts: with the same parameters and history,
+and with the same random number if a seed is given. A draft is accepted if it equals the token sampled before
+it, and all drafts before it are accepted; the first sample that differs replaces its draft. As a draft is one
+token with probability 1, this is rejection sampling (Leviathan et al., arXiv:2211.17192, section 2.3): draft
+d is accepted with probability p(d), and the token that replaces a rejected one follows p without d. So the
+output has the same distribution as without drafts.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ from engine.worker.attention.backend import IntArray
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What a step with drafts leaves of its samples, for each sequence that is sampled."""
+    """The samples of a step with drafts that are kept, for each sampled sequence."""
 
     starts: IntArray
-    """[num_sequences] its first sample."""
+    """[num_sequences] index of its first sample."""
     counts: IntArray
-    """[num_sequences] samples that are taken, from the first on: 1 and the drafts accepted."""
+    """[num_sequences] samples that are kept, from the first on: 1 plus the accepted drafts."""
 
     @property
     def ends(self) -> IntArray:
-        """[num_sequences] one behind the last sample that is taken."""
+        """[num_sequences] index after the last sample that is kept."""
         ends: IntArray = self.starts + self.counts
         return ends
 
     @property
     def samples(self) -> IntArray:
-        """[sum(counts)] all samples that are taken, in order."""
+        """[sum(counts)] indices of all samples that are kept, in order."""
         before = np.cumsum(self.counts) - self.counts
         samples: IntArray = np.repeat(self.starts - before, self.counts) + np.arange(self.counts.sum())
         return samples
 
 
 def verify(num_drafts: IntArray, inputs: IntArray, sampled: IntArray) -> Verified:
-    """Compare drafts with what was sampled.
+    """Compare drafts with the sampled tokens.
 
-    All [num_samples]: ``num_drafts`` counts the drafts of the sequence up to a sample, so it begins each
-    sequence with 0; ``inputs``: the token behind which it is sampled; ``sampled``: the token chosen there.
+    All [num_samples]: ``num_drafts`` counts the drafts of the sequence up to a sample, 0 at the first sample
+    of each sequence; ``inputs``: the token before the sample; ``sampled``: the sampled token.
     """
     starts = np.flatnonzero(num_drafts == 0)
     is_taken = num_drafts == 0
     is_taken[1:] |= inputs[1:] == sampled[:-1]
-    # Taken are those before the first that is not: where the running count of rejections is 0.
+    # Kept are the samples before the first that differs: where the running count of rejections is 0.
     rejections = np.cumsum(~is_taken)
     before = np.repeat(rejections[starts], np.diff(starts, append=len(num_drafts)))
     counts = np.add.reduceat((rejections == before).astype(np.int64), starts)

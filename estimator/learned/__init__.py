@@ -1,5 +1,4 @@
-"""What regressors learn of how much work a job still has, and of how long calls take: features, trees,
-and their trainer.
+"""Learned regressors of a job's remaining work and of calls' durations: features, trees, and their trainer.
 
-Only ``boosting`` imports scikit-learn, in the trainer's process. The core walks the trees.
+Only ``boosting`` imports scikit-learn, in the trainer's process. The core evaluates the trees.
 """

@@ -1,4 +1,4 @@
-"""Gradient boosting by scikit-learn, out of which come plain arrays: the only module that imports it."""
+"""Gradient boosting by scikit-learn, exported as plain arrays. Only this module imports scikit-learn."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SUBSAMPLE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large a model is: small trees and many rows to a leaf, as the rows of one job resemble each
+    """The size of a model: small trees and many rows per leaf, because the rows of one job resemble each
     other."""
 
     num_trees: int
@@ -31,7 +31,8 @@ class Size:
 
 
 def fit(rows: Array, targets: Array, size: Size, quantile: float | None = None) -> GradientBoostingRegressor:
-    """Predicts the mean of a target [num_rows] by its row [num_rows, num_features], or a quantile."""
+    """Fits a model that predicts the mean, or a quantile, of a target [num_rows] from its row [num_rows,
+    num_features]."""
     from sklearn.ensemble import GradientBoostingRegressor
 
     model = GradientBoostingRegressor(
@@ -48,7 +49,7 @@ def fit(rows: Array, targets: Array, size: Size, quantile: float | None = None) 
 
 
 def folds_of(groups: Sequence[str], num_folds: int) -> NDArray[np.int64]:
-    """The fold of each row, by its group: [num_rows]."""
+    """The fold of each row, determined by its group: [num_rows]."""
     fold_of = {group: number % num_folds for number, group in enumerate(sorted(set(groups)))}
     return np.array([fold_of[group] for group in groups])
 
@@ -56,8 +57,8 @@ def folds_of(groups: Sequence[str], num_folds: int) -> NDArray[np.int64]:
 def fit_held_out(
     rows: Array, targets: Array, folds: NDArray[np.int64], size: Size, quantile: float | None = None
 ) -> Array | None:
-    """What is predicted of each row by a model of the other folds [num_rows]; None where there is no
-    other."""
+    """The prediction for each row by a model of the other folds [num_rows]; None if there is only one
+    fold."""
     predicted = np.zeros(len(rows))
     for fold in np.unique(folds):
         held_out = folds == fold
@@ -69,7 +70,7 @@ def fit_held_out(
 
 
 def export(model: GradientBoostingRegressor) -> Trees:
-    """The fitted trees as arrays, by the public attributes of scikit-learn's trees."""
+    """Returns the fitted trees as arrays, read from the public attributes of scikit-learn's trees."""
     roots: list[int] = []
     features: list[int] = []
     thresholds: list[float] = []

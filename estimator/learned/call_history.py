@@ -1,6 +1,6 @@
-"""A call of a tool as a regressor sees it: what the estimator says of it, and what its job's calls were.
+"""The features of a tool call for a regressor: the estimator's prediction and its job's past calls.
 
-Pure, so that a recording and a running core give the same rows.
+Pure functions, so that a recording and a running core give the same rows.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from estimator.survival import SurvivalCurve
 from estimator.tool_key import ToolKey
 
 LEVELS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
-"""The quantiles that are corrected."""
+"""The levels of the quantiles that are corrected."""
 MEDIAN = LEVELS.index(0.5)
 FLOOR_S = 0.001
-"""Added before a logarithm: a call may take no time."""
+"""Added before taking a logarithm, since a call may take no time."""
 FEATURES = (
     *(f"ln of the {level} quantile" for level in LEVELS),
     "ln of observations behind them",
@@ -33,14 +33,14 @@ FEATURES = (
     "ln of generated tokens",
 )
 PROGRAM_PARTS = 2
-"""The tool, and what it ran."""
+"""Number of key parts that identify a program: the tool, and what it ran."""
 
 
 class CallFacts(NamedTuple):
-    """What is known of a turn when its calls begin."""
+    """What is known about a turn when its calls begin."""
 
     num_turns: int
-    """Turns of the job before it."""
+    """Number of turns of the job before it."""
     num_parallel: int
     num_prompt_tokens: int
     num_output_tokens: int
@@ -55,7 +55,7 @@ class PastCall(msgspec.Struct, array_like=True, frozen=True, tag=True):
     """The tool."""
     row: tuple[float, ...]
     log_s: float
-    """Logarithm of what it took."""
+    """Logarithm of its duration."""
 
 
 def log_of(seconds: float) -> float:
@@ -68,8 +68,8 @@ def kind_of(key: ToolKey) -> str:
 
 
 def log_quantiles(curve: SurvivalCurve) -> list[float]:
-    """Logarithms of the curve's quantiles at ``LEVELS``; those in its unknown tail are the longest that
-    anything was seen to last."""
+    """Logarithms of the curve's quantiles at ``LEVELS``; quantiles in the unknown tail are replaced by the
+    longest duration seen."""
     quantiles_s = [curve.quantile(level) for level in LEVELS]
     longest_s = curve.support[-1] if math.isinf(quantiles_s[-1]) else 0.0
     return [log_of(longest_s if math.isinf(each) else each) for each in quantiles_s]
@@ -97,17 +97,17 @@ class CallHistory:
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, ...], _Seen] = {}
-        """Calls by program, and all of them under an empty name."""
+        """Calls by program; the empty name has all calls."""
 
     def add(self, key: ToolKey, seconds: float) -> None:
-        """A call has ended."""
+        """Adds a call that has ended."""
         log_s = log_of(seconds)
         for name in {key.parts[:PROGRAM_PARTS], ()}:
             self._seen.setdefault(name, _Seen()).add(log_s)
 
     def row(self, curve: SurvivalCurve, key: ToolKey, facts: CallFacts) -> list[float] | None:
-        """The features of a call that begins [len(FEATURES)]; None where the estimator knows nothing.
-        ``curve`` is its answer."""
+        """The features of a call that begins [len(FEATURES)]; None if the estimator knows nothing. ``curve``
+        is the estimator's prediction."""
         if not curve.num_observations or not curve.support:
             return None
         row = log_quantiles(curve)

@@ -1,10 +1,10 @@
-"""How often an order of jobs was right, beside the order by age (Kendall's concordance of pairs)."""
+"""How often a predicted order of jobs was right, compared with order by age (Kendall's concordance)."""
 
 from __future__ import annotations
 
 
 class Concordance:
-    """Pairs of jobs whose remaining work is known by now, and who predicted which had less."""
+    """Counts pairs of jobs with known remaining work, and how often each order was correct."""
 
     __slots__ = ("num_pairs", "num_right", "num_right_by_age")
 
@@ -14,7 +14,7 @@ class Concordance:
         self.num_right_by_age = num_pairs * right_by_age
 
     def add(self, predicted: float, by_age: float, actual: float, weight: float = 1.0) -> None:
-        """Differences between two jobs: predicted, by the rank of age, and actual. A tie is half right."""
+        """Adds a pair by its differences: predicted, by the rank of age, and actual. A tie is half right."""
         if actual == 0:
             return
         self.num_pairs += weight
@@ -22,14 +22,14 @@ class Concordance:
         self.num_right_by_age += weight * _agreement(by_age, actual)
 
     def fade(self, keep: float) -> None:
-        """Earlier pairs count this much of what they did."""
+        """Multiplies the weight of earlier pairs by ``keep``."""
         self.num_pairs *= keep
         self.num_right *= keep
         self.num_right_by_age *= keep
 
     @property
     def right(self) -> float:
-        """Share of pairs ordered rightly; a half while there are none."""
+        """Share of pairs ordered correctly; a half if there are none."""
         return self.num_right / self.num_pairs if self.num_pairs else 0.5
 
     @property

@@ -1,7 +1,7 @@
-"""Corrects predictions of calls by a learned model, while it makes them better.
+"""Corrects predictions of calls by a learned model, as long as it improves them.
 
-Judged by the calls that ended since it came (A. P. Dawid's prequential principle, J. R. Stat. Soc. A
-147, 1984), for each tool by itself.
+The model is scored for each tool separately, on the calls that ended since it was installed (A. P. Dawid's
+prequential principle, J. R. Stat. Soc. A 147, 1984).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from estimator.plain_math import exp
 from estimator.survival import SurvivalCurve
 
 CREDIT_CALLS = 20.0
-"""How well a model predicted when it was made counts as much as this many ended calls."""
+"""The model's score from its training counts as much as this many ended calls."""
 KEEP = 0.99
-"""What a judged call counts after one more: half after 69."""
+"""The weight of a scored call is multiplied by this after each further one: half after 69."""
 
 
 class Correction:
-    """What a model says of one call."""
+    """A model's correction of one call."""
 
     __slots__ = ("_after", "_before", "is_believed", "kind", "logs", "row")
 
@@ -28,13 +28,13 @@ class Correction:
         self.kind = kind
         self.row = row
         self.logs = logs
-        """What is added to the logarithm of each quantile of ``LEVELS``."""
+        """The values that are added to the logarithms of the quantiles at ``LEVELS``."""
         self.is_believed = is_believed
         self._before: SurvivalCurve | None = None
         self._after: SurvivalCurve | None = None
 
     def of(self, curve: SurvivalCurve) -> SurvivalCurve:
-        """The corrected curve; the same one while the model is not believed."""
+        """The corrected curve; the same curve if the model is not trusted."""
         if not self.is_believed:
             return curve
         if self._after is None or self._before is not curve:
@@ -43,25 +43,25 @@ class Correction:
 
     @property
     def factor(self) -> float:
-        """By which the median is multiplied."""
+        """The factor by which the median is multiplied."""
         return exp(self.logs[MEDIAN])
 
 
 class Corrector:
-    """A model, and for each tool its losses beside those without it."""
+    """A model, with its losses per tool compared with those without it."""
 
     def __init__(self, model: DurationModel) -> None:
         self.model = model
         self._excess = {each.kind: CREDIT_CALLS * (each.loss - each.loss_without) for each in model.kinds}
-        """Sum over calls of the loss with it less the loss without, by tool."""
+        """Sum over calls of the loss with the model minus the loss without it, by tool."""
         self._usual = CREDIT_CALLS * (model.loss - model.loss_without)
 
     def correct(self, kind: str, row: list[float]) -> Correction:
-        """Of a call that begins."""
+        """Returns the correction of a call that begins."""
         return Correction(kind, row, self.model.corrections(row), self._excess.get(kind, self._usual) < 0)
 
     def judge(self, correction: Correction, seconds: float) -> None:
-        """The call has ended."""
+        """Scores the correction of a call that has ended."""
         log_s, before = log_of(seconds), correction.row
         after = [log + added for log, added in zip(before, correction.logs, strict=False)]
         excess = pinball(log_s, after) - pinball(log_s, before)
@@ -71,7 +71,7 @@ class Corrector:
 
 
 def pinball(log_s: float, quantiles: Sequence[float]) -> float:
-    """Mean loss of the quantiles at ``LEVELS``, which the true ones minimize (R. Koenker, G. Bassett,
+    """Mean loss of the quantiles at ``LEVELS``; the true quantiles minimize it (R. Koenker, G. Bassett,
     Econometrica 46, 1978)."""
     total = 0.0
     for level, quantile in zip(LEVELS, quantiles, strict=False):

@@ -1,4 +1,4 @@
-"""A learned correction of how long calls take, with what it was judged by when it was made."""
+"""A learned correction of how long calls take, with its scores from training."""
 
 from __future__ import annotations
 
@@ -14,37 +14,38 @@ from estimator.survival import SurvivalCurve
 MODEL_VERSION = 1
 PREDICTS = "durations of calls"
 MAX_CORRECTION = 3.0
-"""Largest correction of a logarithm: a factor of 20."""
+"""Largest absolute correction of a logarithm: a factor of 20."""
 MAX_KINDS = 256
 Loss = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 
 class KindLoss(msgspec.Struct, array_like=True, frozen=True):
-    """How well calls of one tool were predicted that were not learned from."""
+    """How well held-out calls of one tool were predicted."""
 
     kind: str
     loss: Loss
     """Mean pinball loss of the logarithm over ``LEVELS``."""
     loss_without: Loss
-    """The same without the correction."""
+    """The same loss without the correction."""
 
 
 class DurationModel(msgspec.Struct, frozen=True, kw_only=True):
     """Corrects the logarithms of the estimator's quantiles."""
 
     trees: Annotated[list[Trees], msgspec.Meta(min_length=len(LEVELS), max_length=len(LEVELS))]
-    """What is added to the logarithm of each quantile of ``LEVELS``."""
+    """One model per quantile of ``LEVELS``, which predicts what to add to its logarithm."""
     num_calls: Annotated[int, msgspec.Meta(ge=0)]
     loss: Loss
-    """See ``KindLoss``; of all calls."""
+    """Loss over all calls; see ``KindLoss``."""
     loss_without: Loss
     kinds: Annotated[list[KindLoss], msgspec.Meta(max_length=MAX_KINDS)]
-    """Losses by tool, of those with enough calls."""
+    """Losses by tool, for tools with enough calls."""
     predicts: Literal["durations of calls"] = "durations of calls"
     version: int = MODEL_VERSION
 
     def corrections(self, row: list[float]) -> list[float]:
-        """What is added to the logarithm of each quantile; a higher quantile stays at least as long."""
+        """The values to add to the logarithms of the quantiles, adjusted so that the quantiles keep their
+        order."""
         least, corrections = -1e300, []
         for before, trees in zip(row, self.trees, strict=False):
             correction = min(max(trees.predict(row), -MAX_CORRECTION), MAX_CORRECTION)
@@ -54,12 +55,12 @@ class DurationModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def corrected(curve: SurvivalCurve, corrections: list[float]) -> SurvivalCurve:
-    """The curve with its quantiles at ``LEVELS`` moved."""
+    """The curve with its quantiles at ``LEVELS`` corrected."""
     return curve.moved(LEVELS, [exp(each) for each in corrections], FLOOR_S)
 
 
 def check_durations(model: DurationModel) -> None:
-    """ModelError if it cannot be walked."""
+    """Raises ModelError if the model cannot be evaluated."""
     if model.version != MODEL_VERSION:
         raise ModelError(
             f"its model of calls' durations has version {model.version}, this program reads {MODEL_VERSION}"

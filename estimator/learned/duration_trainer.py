@@ -1,4 +1,4 @@
-"""Fits the correction of calls' durations, and judges it by calls that it did not learn from."""
+"""Fits the correction of calls' durations, and scores it on held-out calls."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 MIN_CALLS = 100
-"""Fewer ended calls teach nothing."""
+"""Minimum number of ended calls to learn from."""
 MIN_OF_KIND = 20
-"""A tool with fewer is judged as all calls are."""
+"""A tool with fewer calls gets the score of all calls."""
 MAX_CALLS = 10_000
-"""Calls that are learned from; of more, as many evenly among them."""
+"""Maximum number of calls to learn from; of more, an evenly spaced subset is used."""
 NUM_FOLDS = 3
 SIZE = Size(num_trees=60, num_leaves=5, leaf_rows=40)
 
 
 def fit_durations(calls: Sequence[PastCall]) -> DurationModel | None:
-    """A model of these calls, judged by folds of groups; None of fewer than ``MIN_CALLS``."""
+    """Fits a model of these calls, scored by folds of groups; None for fewer than ``MIN_CALLS``."""
     if len(calls) < MIN_CALLS:
         return None
     if len(calls) > MAX_CALLS:
@@ -47,8 +47,8 @@ def fit_durations(calls: Sequence[PastCall]) -> DurationModel | None:
 
 
 def _held_out(rows: Array, logs: Array, folds: NDArray[np.int64]) -> Array:
-    """The corrected logarithms of the quantiles of each call, by a model of the other folds: as they
-    were where there is no other. [num_calls, num_levels]"""
+    """The corrected logarithms of each call's quantiles, by a model of the other folds; uncorrected if there
+    is only one fold. [num_calls, num_levels]"""
     after = rows[:, : len(LEVELS)].copy()
     for place, level in enumerate(LEVELS):
         predicted = fit_held_out(rows, logs - rows[:, place], folds, SIZE, level)

@@ -1,7 +1,7 @@
-"""A job as a regressor sees it: its turns so far as numbers. Pure, so that a trace, a recording and a
-running core give the same rows.
+"""The features of a job for a regressor: its turns so far as numbers. Pure functions, so that a trace, a
+recording and a running core give the same rows.
 
-Work is counted in tokens, not in seconds: a token does not take longer because others are served.
+Work is counted in tokens, not in seconds: the number of tokens does not depend on what else is served.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import msgspec
 PREFILL_TOKENS = 40.0
 """Computing this many tokens of a prompt is about as much work as generating one."""
 RECENT = 3
-"""The last turns of a job, of which means are taken."""
+"""Number of the last turns of a job over which means are taken."""
 MAX_TURNS = 200
-"""Turns of a job that are remembered; later ones are as much work, but are not learned from."""
+"""Maximum number of remembered turns of a job; later ones count as work, but are not learned from."""
 PLAIN_FEATURES = (
     "turns before this one",
     "work before this one",
@@ -28,7 +28,7 @@ PLAIN_FEATURES = (
     "number of different tools",
     "share of the commonest tool",
 )
-"""What a row begins with; the number of calls of each tool of a vocabulary follows."""
+"""Names of the first features of a row; the number of calls of each tool of a vocabulary follows."""
 
 
 class TurnFacts(msgspec.Struct, array_like=True, frozen=True):
@@ -39,7 +39,7 @@ class TurnFacts(msgspec.Struct, array_like=True, frozen=True):
     """Tokens of the prompt that no earlier turn of the job had computed."""
     num_output_tokens: int
     gap_s: float = 0.0
-    """Seconds in tools before it."""
+    """Seconds in tools before the turn."""
     tools: tuple[str, ...] = ()
     """The functions that it called, without their arguments."""
 
@@ -52,11 +52,11 @@ class PastJob(msgspec.Struct, array_like=True, frozen=True, tag=True):
     """A job that has ended, for the trainer."""
 
     group: str
-    """Jobs of one group resemble each other: a model is not judged by those of a group that it
-    learned from."""
+    """Jobs of one group resemble each other: a model is never scored on jobs of a group that it learned
+    from."""
     turns: tuple[TurnFacts, ...]
     later_work: float = 0.0
-    """Work of turns after these, of a job with more than are remembered."""
+    """Work of the turns after these, in a job with more turns than are remembered."""
 
 
 def work_of(num_new_tokens: int, num_output_tokens: int) -> float:
@@ -74,14 +74,14 @@ class JobHistory:
         self.work = 0.0
         """Work of the turns that have ended."""
         self.later_work = 0.0
-        """Work of those beyond the remembered ones, a part of it."""
+        """The part of ``work`` from turns beyond the remembered ones."""
         self._first_tokens = 0
         self._num_calls: dict[str, int] = {}
         self._num_tool_calls = 0
         self._tool_s = 0.0
 
     def add(self, turn: TurnFacts) -> None:
-        """A turn has ended."""
+        """Adds a turn that has ended."""
         if not self.turns:
             self._first_tokens = turn.num_prompt_tokens
         self.work += turn.work
@@ -93,7 +93,7 @@ class JobHistory:
         self._count(turn.tools)
 
     def called(self, tools: Sequence[str]) -> None:
-        """Which functions the last turn called, where that is known only later."""
+        """Records the functions that the last turn called, if they become known only later."""
         if self.turns and not self.later_work:
             self.turns[-1] = msgspec.structs.replace(self.turns[-1], tools=tuple(tools))
         self._count(tools)
@@ -106,7 +106,7 @@ class JobHistory:
     def row(
         self, num_prompt_tokens: int, num_new_tokens: int, gap_s: float, vocabulary: Sequence[str]
     ) -> list[float]:
-        """The features of the turn that begins: [len(PLAIN_FEATURES) + len(vocabulary)]."""
+        """The features of a turn that begins: [len(PLAIN_FEATURES) + len(vocabulary)]."""
         recent, calls = self.turns[-RECENT:], self._num_calls
         num_recent = len(recent) or 1
         num_output = num_new = 0
@@ -138,7 +138,7 @@ def rows_of(job: PastJob, vocabulary: Sequence[str]) -> list[list[float]]:
 
 
 def remaining_work(job: PastJob) -> list[float]:
-    """The work that the job still had at the beginning of each turn, that turn's included."""
+    """The work that the job still had at the beginning of each turn, that turn included."""
     remaining, so_far = [], job.later_work
     for turn in reversed(job.turns):
         so_far += turn.work

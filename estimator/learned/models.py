@@ -12,7 +12,7 @@ Model = WorkModel | DurationModel
 
 
 class _Head(msgspec.Struct):
-    """What a model says of itself: one of remaining work says nothing."""
+    """The field that distinguishes the models; a model of remaining work omits it."""
 
     predicts: str = ""
 
@@ -22,7 +22,7 @@ def encode_model(model: Model) -> bytes:
 
 
 def decode_model(data: bytes | str) -> Model:
-    """ModelError if it cannot be used."""
+    """Decodes any model; ModelError if it cannot be used."""
     try:
         is_of_calls = msgspec.json.decode(data, type=_Head).predicts == PREDICTS
     except (ValueError, RecursionError) as error:
@@ -31,7 +31,7 @@ def decode_model(data: bytes | str) -> Model:
 
 
 def decode_work(data: bytes | str) -> WorkModel:
-    """Likewise."""
+    """Decodes a model of remaining work; ModelError if it cannot be used."""
     try:
         model = msgspec.json.decode(data, type=WorkModel)
     except (ValueError, RecursionError) as error:
@@ -41,7 +41,7 @@ def decode_work(data: bytes | str) -> WorkModel:
 
 
 def decode_durations(data: bytes | str) -> DurationModel:
-    """Likewise."""
+    """Decodes a model of calls' durations; ModelError if it cannot be used."""
     try:
         model = msgspec.json.decode(data, type=DurationModel)
     except (ValueError, RecursionError) as error:

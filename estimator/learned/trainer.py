@@ -1,8 +1,7 @@
 """Fits the models of jobs' remaining work and of calls' durations.
 
-In a process of its own ``main`` reads a lesson (msgpack: past jobs, or past calls) from standard
-input and writes a model (JSON) to standard output, at low priority: so the core never loads
-scikit-learn.
+``main`` runs in a separate process at low priority, so that the core never loads scikit-learn. It reads a
+lesson (msgpack: past jobs, or past calls) from standard input and writes a model (JSON) to standard output.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ NICENESS = 15
 
 
 def learned_from(lesson: bytes) -> Model | None:
-    """The model of a lesson; None where there is too little to learn from."""
+    """Fits the model of a lesson; None if there is too little to learn from."""
     past = msgspec.msgpack.decode(lesson, type=list[PastJob | PastCall])
     calls = [each for each in past if isinstance(each, PastCall)]
     return fit_durations(calls) if calls else fit_work([each for each in past if isinstance(each, PastJob)])
 
 
 def main() -> None:
-    """Where there is too little nothing is written."""
+    """Trains on the lesson from standard input; writes nothing if there is too little to learn from."""
     os.nice(NICENESS)
     model = learned_from(sys.stdin.buffer.read())
     if model is not None:

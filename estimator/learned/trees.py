@@ -1,7 +1,7 @@
-"""Boosted regression trees as plain arrays: walked here, without the library that made them.
+"""Boosted regression trees as plain arrays, evaluated here without the library that made them.
 
-Comparisons and additions of doubles alone, one at a time, so that a replay on another machine decides
-the same (see ``estimator.plain_math``).
+Uses only comparisons and additions of doubles, one at a time, so that a replay on another machine decides the
+same (see ``estimator.plain_math``).
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
 
 
 class ModelError(ValueError):
-    """These bytes are no model that this version can use. Its text is a clause."""
+    """The bytes are not a model that this version can use. The message is a clause."""
 
 
 class Trees(msgspec.Struct, frozen=True):
-    """A sum of trees. Nodes of all trees lie in one list; a node's children come after it."""
+    """A sum of trees. One list holds the nodes of all trees; a node's children come after it."""
 
     base: Finite
-    """What is added to the sum of the leaves."""
+    """Constant added to the sum of the leaves."""
     roots: list[int]
     features: list[int]
     """The feature that a node compares: [num_nodes]; LEAF in a leaf."""
     thresholds: list[Finite]
-    """A row whose feature is at most this goes left: [num_nodes]."""
+    """A row goes left if its feature is at most this: [num_nodes]."""
     left: list[int]
     right: list[int]
     values: list[Finite]
-    """What a leaf adds: [num_nodes]."""
+    """Values of the leaves: [num_nodes]."""
 
     def predict(self, row: Sequence[float]) -> float:
-        """The sum of the leaves that the row (num_features,) falls into."""
+        """The sum of the leaves that the row (num_features,) reaches, plus the base."""
         features, thresholds, left, right = self.features, self.thresholds, self.left, self.right
         total = self.base
         for node in self.roots:
@@ -50,7 +50,7 @@ class Trees(msgspec.Struct, frozen=True):
         return total
 
     def fault(self, num_features: int) -> str | None:
-        """Why rows of so many features cannot be walked through these trees; None if they can."""
+        """Why these trees cannot evaluate rows of ``num_features`` features; None if they can."""
         num_nodes = len(self.features)
         arrays = (self.thresholds, self.left, self.right, self.values)
         if num_nodes > MAX_NODES or any(len(array) != num_nodes for array in arrays):

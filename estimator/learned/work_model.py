@@ -1,4 +1,4 @@
-"""A learned model of remaining work, with what it was judged by when it was made."""
+"""A learned model of remaining work, with its scores from training."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class WorkModel(msgspec.Struct, frozen=True, kw_only=True):
     tools: Annotated[list[str], msgspec.Meta(max_length=MAX_TOOLS)]
     """Tools whose calls are counted, after the plain features."""
     usual: Annotated[float, msgspec.Meta(ge=-50, le=50)]
-    """The mean of what it learned from: the logarithm of the remaining work of a usual turn's job."""
+    """The mean of its targets: the logarithm of the remaining work of a job at a usual turn."""
     num_jobs: Annotated[int, msgspec.Meta(ge=0)]
     num_turns: Annotated[int, msgspec.Meta(ge=0)]
     right: Share
-    """Share of pairs of jobs that it did not learn from and ordered rightly by their remaining work."""
+    """Share of pairs of held-out jobs that it ordered correctly by their remaining work."""
     right_by_age: Share
-    """The same of the order by turns: the job that has had more of them has less to do."""
+    """The same share for the order by age, where the job with more turns has less remaining work."""
     version: int = MODEL_VERSION
 
 
 def check_model(model: WorkModel) -> None:
-    """ModelError if it cannot be walked."""
+    """Raises ModelError if the model cannot be evaluated."""
     if model.version != MODEL_VERSION:
         raise ModelError(
             f"its model of remaining work has version {model.version}, this program reads {MODEL_VERSION}"

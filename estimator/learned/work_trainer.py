@@ -1,4 +1,4 @@
-"""Fits the model of jobs' remaining work, and judges it by jobs that it did not learn from."""
+"""Fits the model of jobs' remaining work, and scores it on held-out jobs."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 MIN_JOBS = 8
-"""Fewer ended jobs teach nothing."""
+"""Minimum number of ended jobs to learn from."""
 NUM_TOOLS = 8
-"""The commonest tools are counted each by itself."""
+"""Number of the most common tools whose calls are counted separately."""
 NUM_FOLDS = 5
 SIZE = Size(num_trees=120, num_leaves=7, leaf_rows=20)
 MAX_TURNS = 20_000
-"""Turns that are learned from; of more, whole jobs from the last one backwards."""
+"""Maximum number of turns to learn from; of more, the latest whole jobs are used."""
 
 
 def fit_work(jobs: Sequence[PastJob]) -> WorkModel | None:
-    """A model of all jobs, judged by folds of groups; None of fewer than ``MIN_JOBS``."""
+    """Fits a model of all jobs, scored by folds of groups; None for fewer than ``MIN_JOBS``."""
     jobs = _latest([job for job in jobs if job.turns])
     if len(jobs) < MIN_JOBS:
         return None
@@ -60,8 +60,8 @@ def _latest(jobs: Sequence[PastJob]) -> list[PastJob]:
 
 
 def _examples(jobs: Sequence[PastJob], tools: Sequence[str]) -> tuple[Array, Array, NDArray[np.int64]]:
-    """Of each turn its row [num_turns, num_features], the logarithm of the work that its job still had
-    [num_turns], and which job that is [num_turns]."""
+    """Returns for each turn its row [num_turns, num_features], the logarithm of its job's remaining work
+    [num_turns], and the index of that job [num_turns]."""
     rows = np.array([row for job in jobs for row in rows_of(job, tools)])
     logs = np.array([log(1.0 + work) for job in jobs for work in remaining_work(job)])
     return rows, logs, np.repeat(np.arange(len(jobs)), [len(job.turns) for job in jobs])
@@ -73,7 +73,7 @@ def _vocabulary(jobs: Sequence[PastJob]) -> list[str]:
 
 
 def _judge(jobs: Sequence[PastJob], rows: Array, logs: Array, owners: NDArray[np.int64]) -> Concordance:
-    """How many pairs a model orders rightly of jobs whose groups it did not learn from."""
+    """Scores how well models order pairs of jobs from groups that they did not learn from."""
     folds = folds_of([jobs[owner].group for owner in owners], NUM_FOLDS)
     predicted = fit_held_out(rows, logs, folds, SIZE)
     if predicted is None:
@@ -82,7 +82,7 @@ def _judge(jobs: Sequence[PastJob], rows: Array, logs: Array, owners: NDArray[np
 
 
 def judge(model: WorkModel, jobs: Sequence[PastJob]) -> Concordance:
-    """How many pairs of these jobs, which it did not learn from, a model orders rightly."""
+    """Scores how well a model orders pairs of these jobs, which it must not have learned from."""
     rows, logs, owners = _examples(jobs, model.tools)
     predicted = np.array([model.trees.predict(row) for row in rows.tolist()])
     return _concordance(predicted, rows[:, 0], logs, owners)

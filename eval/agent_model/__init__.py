@@ -7,9 +7,9 @@ from pathlib import Path
 NAME = "box"
 """The name under which a server serves it."""
 MAX_REPLY_TOKENS = 256
-"""Output limit: asked what it was not made for, the model may go on to the end of its context."""
+"""Output limit: given requests that it was not trained for, the model may go on to the end of its context."""
 
 
 def folder() -> Path:
-    """The model folder: a part of this package."""
+    """Returns the model folder, a part of this package."""
     return Path(__file__).with_name("weights")

@@ -1,1 +1,1 @@
-"""Live agents: tools in a sandbox, and the loop between a model and them."""
+"""Live agents: tools in a sandbox, and the loop between a model and its tools."""

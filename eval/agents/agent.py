@@ -1,4 +1,4 @@
-"""An agent: asks its model, runs the calls in the response, returns the results, until there is an answer.
+"""An agent: calls its model, runs the calls in the response, returns the results, until there is an answer.
 
 It does not know the model's transport, what the tools do, or who watches.
 """
@@ -17,13 +17,13 @@ from eval.load.client import TurnFailedError
 
 
 class Tools(Protocol):
-    """What an agent may call. A call that fails or is refused returns a text that says so."""
+    """The tools that an agent may call. A call that fails or is refused returns a text that says so."""
 
     @property
     def schemas(self) -> list[Schema]: ...
 
     def run(self, name: str, arguments: str) -> str:
-        """The result of a call whose arguments are this JSON text. Called from threads, several at once."""
+        """Returns the result of a call with these JSON arguments. Called from threads, several at once."""
         ...
 
 
@@ -48,7 +48,7 @@ class CallResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentTurn:
-    """One response of the model and its tool calls. Times are seconds since the agent was asked."""
+    """One response of the model and its tool calls. Times are seconds since the prompt."""
 
     number: int
     """Number of the turn, from 1."""
@@ -56,7 +56,7 @@ class AgentTurn:
     reply: ModelReply
     results: tuple[CallResult, ...] = ()
     gap_s: float = 0.0
-    """Seconds from the end of the response until all results were there."""
+    """Seconds from the end of the response until all results have arrived."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class ReplyCame:
 
 @dataclass(frozen=True, slots=True)
 class ResultCame:
-    """A call has ended, and so have those before it in the response."""
+    """A call has ended, and so have the calls before it in the response."""
 
     result: CallResult
 
@@ -96,7 +96,7 @@ class ResultCame:
 Event = TextCame | ReplyCame | ResultCame
 Watch = Callable[[Event], None]
 DelayOf = Callable[[Call], float]
-"""Gives the seconds that a call takes at least."""
+"""Returns the least seconds that a call takes."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,9 +115,9 @@ class Agent:
     """The conversation so far; may begin with a system message."""
 
     async def ask(self, prompt: str) -> AgentRun:
-        """Work until there is an answer, the limit is reached or a request fails.
+        """Works until there is an answer, the limit is reached or a request fails.
 
-        Without an answer, or cancelled, the conversation is as it was before. Raises ServerGoneError.
+        Without an answer, or if cancelled, restores the conversation. Raises ServerGoneError.
         """
         num_before = len(self.messages)
         self.messages.append({"role": "user", "content": prompt})
@@ -152,7 +152,7 @@ class Agent:
         return ended(Ending.OVER_LIMIT)
 
     async def _reply(self) -> ModelReply:
-        """The model's next message, which is appended to the conversation."""
+        """Requests the model's next message and appends it to the conversation."""
         reply = await self.model.reply(
             self.messages, self.tools.schemas, self.job_id, lambda text: self.watch(TextCame(text))
         )
@@ -161,7 +161,7 @@ class Agent:
         return reply
 
     async def _run_calls(self, calls: Sequence[Call]) -> tuple[tuple[CallResult, ...], float]:
-        """Run all calls of a response at once; results are reported and kept in the order of the calls."""
+        """Runs all calls of a response at once; reports and keeps results in the order of the calls."""
         started = time.perf_counter()
         results: list[CallResult] = []
         async with asyncio.TaskGroup() as group:

@@ -1,4 +1,4 @@
-"""``continuum chat``: talk to an agent in the terminal; shows its text, its tool calls and cache hits."""
+"""``continuum chat``: a chat with an agent in the terminal; shows its text, its tool calls and cache hits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Anything else is sent to the model."""
 
 @dataclass(slots=True)
 class Chat:
-    """Asks the agent what a person types, and shows what it does."""
+    """Sends a person's input to the agent, and shows what the agent does."""
 
     agent: Agent
     screen: Screen
@@ -53,7 +53,7 @@ class Chat:
     """Messages that every conversation begins with."""
 
     def talk(self) -> None:
-        """Converse until /quit or the end of the input. Raises ServerGoneError."""
+        """Converses until /quit or the end of the input. Raises ServerGoneError."""
         while (line := self._line()) is not None:
             match line.strip():
                 case "":
@@ -70,7 +70,7 @@ class Chat:
                     self.ask(question)
 
     def ask(self, question: str) -> bool:
-        """Ask the agent; True if there was an answer. Ctrl-C stops it."""
+        """Sends the question to the agent; returns whether there was an answer. Ctrl-C stops it."""
         try:
             run = self.runner.run(self.agent.ask(question))
         except KeyboardInterrupt:
@@ -82,7 +82,7 @@ class Chat:
         return run.ending is Ending.ANSWERED
 
     def _line(self) -> str | None:
-        """The next input line; None at the end."""
+        """Returns the next input line; None at the end."""
         while True:
             try:
                 return input(PROMPT)
@@ -98,7 +98,7 @@ class Chat:
 
 
 def _trouble(run: AgentRun) -> str | None:
-    """Why there is no answer, and what to do about it; None if there is one."""
+    """Returns why there is no answer, and what to do about it; None if there is one."""
     if run.ending is Ending.OVER_LIMIT:
         return f"No answer after {len(run.turns)} turns; the question was dropped."
     if run.ending is Ending.FAILED:
@@ -124,7 +124,7 @@ def _show(screen: Screen, event: Event) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``continuum chat``."""
+    """Adds the flags of ``continuum chat``."""
     add = parser.add_argument
     add(
         "question",
@@ -164,7 +164,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``continuum chat``. Exit code 1 if the one question that was asked was not answered."""
+    """Runs ``continuum chat``. Exit code 1 if the single question of a non-interactive run was not
+    answered."""
     try:
         return _run(arguments)
     except OSError as error:
@@ -197,7 +198,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _question(arguments: argparse.Namespace) -> str | None:
-    """The one question to ask; None at a terminal. Raises EvalError if standard input is empty."""
+    """Returns the one question to answer; None at a terminal. Raises EvalError if standard input is empty."""
     question: str | None = arguments.question
     if question is None:
         if sys.stdin.isatty():
@@ -210,7 +211,7 @@ def _question(arguments: argparse.Namespace) -> str | None:
 
 @contextmanager
 def _folder(given: Path | None, screen: Screen) -> Iterator[Path]:
-    """The folder that the tools work in, always a copy. Raises EvalError if it cannot be copied."""
+    """Yields the folder for the tools, always a copy. Raises EvalError if it cannot be copied."""
     if given is None:
         with folder_of(FILES) as root:
             screen.note("The tools work in a temporary example folder.")
@@ -223,7 +224,7 @@ def _folder(given: Path | None, screen: Screen) -> Iterator[Path]:
             root = stack.enter_context(copy_of(given))
         except Refused as refused:
             raise EvalError(f"--folder: {refused}.") from refused
-        except OSError as error:  # shutil's own is one too, of all files that it could not copy
+        except OSError as error:  # includes shutil.Error, which lists all files that failed
             reason = error.strerror or f"{len(error.args[0])} of its files cannot be read"
             raise EvalError(f"--folder: {given} cannot be copied: {reason}.") from error
         screen.note(f"The tools work in a temporary copy of {given}; {given} itself does not change.")
@@ -232,7 +233,7 @@ def _folder(given: Path | None, screen: Screen) -> Iterator[Path]:
 
 @contextmanager
 def _server(arguments: argparse.Namespace, screen: Screen) -> Iterator[str]:
-    """The client of the given server, else of one started for the duration."""
+    """Yields the address of the given server, else of one started for the duration."""
     if arguments.base_url is not None:
         yield arguments.base_url
         return

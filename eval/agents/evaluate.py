@@ -1,4 +1,4 @@
-"""The command line of an evaluation: which server, what is printed and written. The caller has the tasks."""
+"""The command line of an evaluation: its server and its output. The caller provides the tasks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HEADS = tuple(outcome.replace("_", " ") for outcome in _FAILURES)
 
 
 def render(evaluation: Evaluation) -> str:
-    """A summary line, a table by kind of task, a line for each task that was not solved."""
+    """Returns a summary line, a table by kind of task, and a line for each unsolved task."""
     kinds = sorted({task.kind for task in evaluation.tasks})
     lines = [["kind", "tasks", "solved", "%", *_HEADS, "turns", "cached %"]]
     lines += [_row(kind, [task for task in evaluation.tasks if task.kind == kind]) for kind in kinds]
@@ -63,7 +63,7 @@ def _told(task: TaskResult) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of an evaluation; the caller adds those of its tasks."""
+    """Adds the flags of an evaluation; the caller adds those of its tasks."""
     add = parser.add_argument
     add("--base-url", metavar="URL", help="URL of a running server (default: start one for the model)")
     add("--model", metavar="NAME", help="Model folder to serve; with --base-url, the model's name there")
@@ -102,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, tasks: Sequence[Task], default_model: Path) -> int:
-    """Evaluate and print. Exit code 1 if less is solved than ``--at-least``."""
+    """Evaluates and prints. Exit code 1 if fewer tasks are solved than ``--at-least``."""
     if not tasks:
         raise EvalError("There are no tasks.")
     with _server(arguments, default_model) as (base_url, model):
@@ -124,7 +124,7 @@ def run(arguments: argparse.Namespace, tasks: Sequence[Task], default_model: Pat
 
 @contextmanager
 def _server(arguments: argparse.Namespace, default_model: Path) -> Iterator[tuple[str, str]]:
-    """Address and model name of the given server, else of one started for the duration."""
+    """Yields address and model name of the given server, else of one started for the duration."""
     if arguments.base_url is None:
         with served(arguments.model or str(default_model)) as base_url:
             yield base_url, MODEL_NAME

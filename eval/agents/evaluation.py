@@ -1,4 +1,4 @@
-"""Gives an agent tasks, many at once, through the OpenAI client; each task's own checker scores it."""
+"""Runs an agent on many tasks at once, through the OpenAI client; each task's own checker scores it."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class EvaluationOptions:
 
 
 async def evaluate(tasks: Sequence[Task], options: EvaluationOptions) -> Evaluation:
-    """Put all tasks to the agent, each in a folder of its own. Raises ServerGoneError."""
+    """Runs the agent on all tasks, each in a separate folder. Raises ServerGoneError."""
     started = time.perf_counter()
     slots = asyncio.Semaphore(options.concurrency)
     progress = _Progress(len(tasks))
@@ -184,14 +184,14 @@ def _transcript(task: Task, run: AgentRun) -> list[str]:
 
 
 def _first(errors: BaseExceptionGroup[EvalError]) -> EvalError:
-    """One of the errors: all say the same."""
+    """Returns one of the errors; all say the same."""
     inner = errors.exceptions[0]
     return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
 
 
 @dataclass(slots=True)
 class _Progress:
-    """A line every few seconds; in place on a terminal."""
+    """Prints a progress line every few seconds; in place on a terminal."""
 
     num_tasks: int
     done: int = 0

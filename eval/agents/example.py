@@ -1,4 +1,4 @@
-"""A folder to try an agent on, and what one may ask about it."""
+"""A folder for trying out an agent, and example questions about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluates a Python expression of a model (numbers, texts, lists) in a process of its own."""
+"""Evaluates a model's Python expression (numbers, texts, lists) in a separate process."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ _NODES = (
     *(ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Subscript, ast.Slice),
     *(ast.operator, ast.unaryop, ast.boolop, ast.cmpop),
 )
-"""No attribute, no comprehension, no assignment: nothing leads from these to a file or a module."""
+"""Contains no attribute, comprehension or assignment, so an expression cannot reach a file or a module."""
 
 
 def checked(expression: str) -> ast.Expression:
-    """The expression's tree; ``Refused`` with the reason if it is none, or may do more than compute."""
+    """Returns the expression's tree; raises ``Refused`` for text that is invalid or may do more than
+    compute."""
     if len(expression) > MAX_CHARACTERS:
         raise Refused(f"the expression is longer than {MAX_CHARACTERS} characters")
     try:
@@ -43,7 +44,7 @@ def checked(expression: str) -> ast.Expression:
 
 
 def evaluate_here(expression: str) -> str:
-    """The result as text, computed in this process: only for expressions of our own making."""
+    """Returns the result as text, computed in this process: only for trusted expressions."""
     code = compile(checked(expression), "<expression>", "eval")
     try:
         result = eval(code, {"__builtins__": {}}, dict(_FUNCTIONS))
@@ -53,7 +54,7 @@ def evaluate_here(expression: str) -> str:
 
 
 def evaluate(expression: str, timeout_s: float = 5.0) -> str:
-    """The result as text, computed in a process with a time and a memory limit; errors are text too."""
+    """Returns the result or error as text, computed in a process with a time and a memory limit."""
     checked(expression)
     try:
         done = subprocess.run(

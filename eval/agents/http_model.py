@@ -1,4 +1,4 @@
-"""A model behind OpenAI's chat completions, streamed over plain HTTP: needs no client library."""
+"""A model served over OpenAI's chat completions, streamed over plain HTTP: needs no client library."""
 
 from __future__ import annotations
 

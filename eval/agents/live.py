@@ -1,4 +1,4 @@
-"""Runs live agents against a server, many at once: real requests, real tools, as slow as recorded ones.
+"""Runs live agents against a server, many at once: real requests, and real tools with recorded durations.
 
 It writes the same records as a replay, so the same reports can be made. Knows no command line.
 """
@@ -48,7 +48,7 @@ class LiveOptions:
 
 
 async def run_live(options: LiveOptions) -> BenchRun:
-    """Let the agents work to the end. Raises ServerGoneError, or ResultError if records cannot be written."""
+    """Runs the agents to the end. Raises ServerGoneError, or ResultError if records cannot be written."""
     async with ServerClient(options.base_url) as client:
         info = await client.connect()
         model = HttpModel(client, Sampling(max_tokens=MAX_REPLY_TOKENS))
@@ -77,7 +77,7 @@ async def run_live(options: LiveOptions) -> BenchRun:
 
 @dataclass(slots=True)
 class _Work:
-    """The tasks of one run, and how they ended."""
+    """The tasks of one run and their outcomes."""
 
     options: LiveOptions
     model: ChatModel
@@ -147,7 +147,7 @@ class _Work:
 
 
 def _turn_records(job_id: str, job_start_s: float, run: AgentRun) -> list[TurnRecord]:
-    """A record per turn; the request that failed, if one did, is the last."""
+    """Returns a record per turn; a failed request comes last."""
     records: list[TurnRecord] = []
     for turn in run.turns:
         records.append(_turn_record(job_id, job_start_s, turn, records[-1] if records else None))
@@ -174,7 +174,7 @@ def _turn_record(job_id: str, job_start_s: float, turn: AgentTurn, previous: Tur
         recomputed_tokens=recomputed_tokens(previous, reply.prompt_tokens, cached_tokens),
         output_tokens=reply.output_tokens,
         finish_reason=reply.finish_reason,
-        as_recorded=True,  # nothing was recorded that it could differ from
+        as_recorded=True,  # there is no recording to differ from
         tool=slowest.call.name if slowest else None,
         gap_s=turn.gap_s if turn.results else None,
         receipt=reply.receipt,

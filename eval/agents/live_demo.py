@@ -1,6 +1,6 @@
 """The demo with live agents: the bundled model works on tasks, under each policy in turn.
 
-Real requests and real tools that take as long as recorded ones; KV memory for a part of the contexts.
+Requests and tools are real, with recorded durations. KV memory holds only a part of the contexts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from eval.load.bench_run import BenchRun
 from eval.say import say
 
 MIN_POOL_FACTOR = 1.25
-"""Least pool size over the longest task's context, without which the engine could not run the task."""
+"""Least ratio of the pool to the longest task's context; with less, the engine could not run the task."""
 TEMPLATE_TOKENS_PER_MESSAGE = 8
 
 
@@ -44,18 +44,18 @@ class LiveDemo:
     """Lines of the page that each task reads early, about nine tokens each."""
     seed: int = 0
     pool_share: float = 0.33
-    """KV pool as a share of all concurrent contexts at their longest."""
+    """KV pool as a share of the sum of all concurrent contexts at their longest."""
     max_num_batched_tokens: int = 1024
     time_scale: float = 1.0
 
 
 def quick(config: LiveDemo) -> LiveDemo:
-    """The sizes of a half-minute demo that shows that everything works; too small for reliable numbers."""
+    """Returns the sizes of a half-minute demo that only checks that everything works."""
     return replace(config, num_tasks=min(config.num_tasks, 8), agents=min(config.agents, 8), time_scale=0.2)
 
 
 def run_live_demo(config: LiveDemo) -> list[BenchRun]:
-    """Run the agents under each policy; traces, records and results are written to ``config.out``."""
+    """Runs the agents under each policy; writes traces, records and results to ``config.out``."""
     model = config.model or folder()
     tasks = live_tasks(config.num_tasks, config.seed, config.page_lines)
     num_blocks = _pool_blocks(config, tasks, model)
@@ -75,7 +75,7 @@ def run_live_demo(config: LiveDemo) -> list[BenchRun]:
 
 
 def _pool_blocks(config: LiveDemo, tasks: Sequence[Task], model: Path) -> int:
-    """Blocks for the given share of the agents' contexts, and at least for the longest one."""
+    """Returns blocks for the given share of the agents' contexts, and at least for the longest one."""
     from tokenizers import Tokenizer  # A native library of 10 MB, for this one count.
 
     tokenizer = Tokenizer.from_str(_text(model / "tokenizer.json"))
@@ -90,7 +90,7 @@ def _pool_blocks(config: LiveDemo, tasks: Sequence[Task], model: Path) -> int:
 
 
 def _own_tokens(task: Task, num_tokens: Callable[[str], int]) -> int:
-    """Tokens that a task adds to the shared prefix when it is solved in the fewest turns."""
+    """Returns the tokens that a task adds to the shared prefix when it is solved in the fewest turns."""
     texts = [task.prompt, task.answer]
     with folder_of(task.files) as root:
         toolbox = Toolbox(root, evaluate=evaluate_here)
@@ -118,7 +118,7 @@ def _work(config: LiveDemo, tasks: Sequence[Task], policy: str) -> Callable[[str
 
 
 def _longest_context(model: Path) -> int:
-    """The model's context length in tokens."""
+    """Returns the model's context length in tokens."""
     config = json.loads(_text(model / "config.json"))
     return int(config["max_position_embeddings"])
 

@@ -15,12 +15,12 @@ MIN_ROUNDS = 3
 """Least rounds of calls of a task."""
 READ = "read_file"
 PAGE_SUFFIXES = (".txt", ".md", ".log", ".csv", ".py")
-"""Files that lines can be added to; a configuration file must stay valid."""
+"""Suffixes of files that lines can be added to; a configuration file must stay valid."""
 MAX_WORDS_OF_LINE = 4
 
 
 def live_tasks(count: int, seed: int, page_lines: int) -> list[Task]:
-    """``count`` tasks whose first file is ``page_lines`` longer. The same seed gives the same tasks."""
+    """Makes ``count`` tasks whose first file is ``page_lines`` longer. Equal seeds give equal tasks."""
     return list(islice(_with_pages(seed, page_lines), count))
 
 
@@ -34,13 +34,13 @@ def _with_pages(seed: int, page_lines: int) -> Iterator[Task]:
 
 
 def _page_of(task: Task) -> str | None:
-    """The first file that the task's solution reads, if lines can be added to it."""
+    """Returns the first file that the task's solution reads, if lines can be added to it."""
     read = (call.arguments["path"] for calls in task.rounds for call in calls if call.name == READ)
     return next((path for path in read if path in task.files and path.endswith(PAGE_SUFFIXES)), None)
 
 
 def _filler(rng: random.Random, task: Task, count: int) -> list[str]:
-    """Lines of words that do not occur in the task."""
+    """Returns lines of words that do not occur in the task."""
     names = Names(rng, held_out=True)
     known = " ".join((task.prompt, *task.files, *task.files.values()))
     lines: list[str] = []
@@ -52,7 +52,7 @@ def _filler(rng: random.Random, task: Task, count: int) -> list[str]:
 
 
 def _put_among(rng: random.Random, lines: list[str], others: list[str]) -> list[str]:
-    """Both, each in its own order, mixed."""
+    """Mixes both lists and keeps the order of each."""
     places = set(rng.sample(range(len(lines) + len(others)), len(lines)))
     own, other = iter(lines), iter(others)
     return [next(own if place in places else other) for place in range(len(lines) + len(others))]

@@ -1,4 +1,4 @@
-"""What an agent needs of a language model: a response with its tool calls. Knows no transport."""
+"""An agent's interface to a language model: a response with its tool calls. Knows no transport."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ModelReply:
     """The server's receipt of what it did for the job's KV, if it sends one."""
 
     def message(self) -> Message:
-        """The response as a message of the conversation. Reasoning is not repeated."""
+        """Returns the response as a message of the conversation, without its reasoning."""
         message: Message = {"role": "assistant", "content": self.text}
         if self.calls:
             message["tool_calls"] = [call.item() for call in self.calls]
@@ -60,7 +60,7 @@ class ModelReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Sampling options; None leaves one to the server."""
+    """Sampling options; None uses the server's default."""
 
     temperature: float | None = 0.0
     seed: int | None = None
@@ -73,12 +73,12 @@ class Sampling:
 
 
 class ChatModel(Protocol):
-    """A model behind some transport."""
+    """A model that is called over some transport."""
 
     async def reply(
         self, messages: Sequence[Message], tools: Sequence[Schema], job_id: str | None, on_text: OnText
     ) -> ModelReply:
-        """The model's next message. ``job_id`` None: the server infers the job.
+        """Returns the model's next message. ``job_id`` None: the server infers the job.
 
         Raises TurnFailedError if this request failed, ServerGoneError if the server is gone.
         """
@@ -111,7 +111,7 @@ class ReplyBuilder:
         self.receipt: TurnReceipt | None = None
 
     def begin(self) -> None:
-        """Note that a chunk of the response has arrived."""
+        """Notes that a chunk of the response has arrived."""
         if self._ttft_s is None:
             self._ttft_s = time.perf_counter() - self._started
 
@@ -123,14 +123,14 @@ class ReplyBuilder:
         self._reasoning.append(text)
 
     def add_call(self, index: int, call_id: str | None, name: str | None, arguments: str | None) -> None:
-        """Add a piece of call number ``index``."""
+        """Adds a piece of call number ``index``."""
         parts = self._calls.setdefault(index, _CallParts())
         parts.call_id += call_id or ""
         parts.name += name or ""
         parts.arguments.append(arguments or "")
 
     def reply(self) -> ModelReply:
-        """The assembled response; TurnFailedError if there is none."""
+        """Returns the assembled response; raises TurnFailedError if there is none."""
         if self._ttft_s is None:
             raise TurnFailedError("the response has no choices")
         return ModelReply(

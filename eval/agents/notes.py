@@ -21,7 +21,7 @@ _PIN_WORDS = {
 
 
 def call_line(call: Call) -> str:
-    """``read_file(path="notes.txt")``, or what the model wrote where that is not a valid call."""
+    """Formats a call as ``read_file(path="notes.txt")``, or as the model wrote it if it is not valid."""
     try:
         arguments = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):
@@ -33,7 +33,7 @@ def call_line(call: Call) -> str:
 
 
 def result_lines(result: str) -> str:
-    """The first lines of a result, indented."""
+    """Returns the first lines of a result, indented."""
     lines = result.rstrip("\n").split("\n")
     shown = [f"  {_cut(line)}" for line in lines[:MAX_LINES]]
     if left_out := len(lines) - len(shown):
@@ -42,7 +42,7 @@ def result_lines(result: str) -> str:
 
 
 def warmth_line(reply: ModelReply) -> str:
-    """How much of the prompt was cached, and what the receipt says of the job's KV."""
+    """Returns the cached share of the prompt, and the receipt's report on the job's KV."""
     told = [_warmth(reply)]
     if reply.receipt is not None:
         told += _kept(reply.receipt)

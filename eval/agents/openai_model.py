@@ -1,4 +1,4 @@
-"""A model behind the OpenAI client library, which most agents use. Needs the extra ``clients``."""
+"""A model called through the OpenAI client library, which most agents use. Needs the extra ``clients``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def open_client(base_url: str, api_key: str | None = None) -> AsyncOpenAI:
-    """The library's client of a server; EvalError where the library is not installed."""
+    """Returns the library's client of a server; raises EvalError if the library is not installed."""
     try:
         from openai import AsyncOpenAI
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""A folder that tools may work in: a temporary copy, and no path that leads out of it."""
+"""A folder for tools: a temporary copy, and no path that leads out of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 MAX_PATH_CHARACTERS = 512
 MAX_COPY_BYTES = 64 * 2**20
-"""Limit on the total size of a folder, as it is copied before anything runs."""
+"""Limit on the total size of a folder, which is copied before anything runs."""
 
 
 class Refused(Exception):
@@ -18,13 +18,13 @@ class Refused(Exception):
 
 
 class Sandbox:
-    """Resolves the paths of tool calls below ``root``; symbolic links count as where they lead."""
+    """Resolves the paths of tool calls below ``root``, including symbolic links."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
 
     def path(self, given: str) -> Path:
-        """The resolved path of a call; ``Refused`` if it is outside the folder or not a valid path."""
+        """Returns the resolved path of a call; ``Refused`` if it is outside the folder or not valid."""
         if len(given) > MAX_PATH_CHARACTERS:
             raise Refused(f"the path is longer than {MAX_PATH_CHARACTERS} characters")
         if "\0" in given:
@@ -38,13 +38,13 @@ class Sandbox:
         return path
 
     def name(self, path: Path) -> str:
-        """A path as the model sees it, relative to the root."""
+        """Returns a path as the model sees it, relative to the root."""
         return path.relative_to(self.root).as_posix()
 
 
 @contextmanager
 def folder_of(files: Mapping[str, str]) -> Iterator[Path]:
-    """A temporary folder with these files (path to content), deleted afterwards."""
+    """Makes a temporary folder with these files (path to content), deleted afterwards."""
     with tempfile.TemporaryDirectory(prefix="agent-") as folder:
         for path, content in files.items():
             file = Path(folder, path)
@@ -55,7 +55,7 @@ def folder_of(files: Mapping[str, str]) -> Iterator[Path]:
 
 @contextmanager
 def copy_of(folder: Path, max_bytes: int = MAX_COPY_BYTES) -> Iterator[Path]:
-    """A temporary copy of a folder, deleted afterwards; ``Refused`` if it is larger than ``max_bytes``.
+    """Makes a temporary copy of a folder, deleted afterwards; ``Refused`` if it is larger than ``max_bytes``.
 
     Links are copied as links, so one that leads out of the folder leads out of the sandbox too.
     """

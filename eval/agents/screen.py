@@ -20,7 +20,7 @@ class Style(Enum):
 
 
 class Screen:
-    """Writes pieces as they arrive; a note always starts a line of its own."""
+    """Writes pieces as they arrive; a note always starts a new line."""
 
     def __init__(self, out: TextIO, notes: TextIO, environment: Mapping[str, str] = os.environ) -> None:
         self._out = out
@@ -31,7 +31,7 @@ class Screen:
         )
 
     def say(self, piece: str) -> None:
-        """Write a piece of the model's text."""
+        """Writes a piece of the model's text."""
         if piece:
             self._out.write(harmless(piece))
             self._out.flush()
@@ -42,7 +42,7 @@ class Screen:
             self.say("\n")
 
     def note(self, text: str, style: Style = Style.DIM) -> None:
-        """Write a note on a line of its own."""
+        """Writes a note on a separate line."""
         self.end_line()
         text = harmless(text)
         if self._colored and style.value:
@@ -52,5 +52,5 @@ class Screen:
 
 
 def harmless(text: str) -> str:
-    """The text without control characters, with which a model or a file could control the terminal."""
+    """Returns the text without control characters, which could control the terminal."""
     return text.translate(_CONTROLS)

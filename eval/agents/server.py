@@ -1,4 +1,4 @@
-"""Starts a server of a model folder for an agent, and stops it with the program."""
+"""Serves a model folder for an agent, and stops the server with the program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MODEL_NAME = "agent"
 
 @contextmanager
 def served(model: str, flags: Sequence[str] = ()) -> Iterator[str]:
-    """The address of a server on a free port of this machine. Raises ServerError if it cannot start.
+    """Yields the address of a server on a free port of this machine. Raises ServerError if it cannot start.
 
     It ignores Ctrl-C, which stops a response and not the server; it ends with the ``with`` block.
     """

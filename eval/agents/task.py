@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Task(Protocol):
-    """One task for an agent, in a folder of its own."""
+    """One task for an agent, in a separate folder."""
 
     @property
     def task_id(self) -> str: ...
@@ -28,7 +28,7 @@ class Task(Protocol):
 
     @property
     def max_turns(self) -> int:
-        """Maximum number of responses, the answer included."""
+        """Maximum number of responses, including the answer."""
         ...
 
     def check(self, answer: str, root: Path) -> bool:

@@ -1,6 +1,6 @@
-"""Recorded tool times of agent jobs, so that a call here takes as long. Knows no agent.
+"""Recorded tool times of agent jobs, so that a live call takes equally long. Knows no agent.
 
-The times are of the agentcgroup recordings (github.com/eunomia-bpf/agentcgroup at 5af9e7b): Claude Code at
+The times are from the agentcgroup recordings (github.com/eunomia-bpf/agentcgroup at 5af9e7b): Claude Code at
 work on repositories, alone in a container, each call timed to the millisecond. Only quantiles are kept.
 """
 
@@ -26,7 +26,7 @@ class RecordedTool:
     quantiles_s: tuple[float, ...]
 
     def draw_s(self, rng: random.Random) -> float:
-        """Draw a call's seconds, interpolating linearly between the quantiles."""
+        """Draws a call's seconds, interpolating linearly between the quantiles."""
         return float(np.interp(rng.random(), SHARES, self.quantiles_s))
 
 
@@ -51,7 +51,7 @@ RECORDED: Mapping[str, RecordedTool] = {
         "Write", 31, (0.015, 0.018, 0.021, 0.024, 0.026, 0.03, 0.034, 0.04, 0.056, 0.065, 0.073, 0.091, 0.091)
     ),
 }
-"""The recorded tool for each tool here; nothing like the other tools was recorded."""
+"""The recorded tool for each live tool; nothing like the other live tools was recorded."""
 
 
 class RecordedDelays:
@@ -62,6 +62,6 @@ class RecordedDelays:
         self._time_scale = time_scale
 
     def __call__(self, call: Call) -> float:
-        """Least seconds of a call; 0 for a tool without recorded times."""
+        """Returns the least seconds of a call; 0 for a tool without recorded times."""
         recorded = RECORDED.get(call.name)
         return 0.0 if recorded is None else self._time_scale * recorded.draw_s(self._rng)

@@ -24,11 +24,11 @@ TIME_LIMIT_S = 5.0
 """Time limit of one call."""
 
 Tool = Callable[..., str]
-"""A function of its schema's arguments, all strings; may raise ``Refused`` or errors of the file system."""
+"""A function whose parameters are its schema's, all strings; may raise ``Refused`` or file system errors."""
 
 
 class Toolbox:
-    """Runs the calls of one agent in ``root``, a folder of its own."""
+    """Runs the calls of one agent in the folder ``root``."""
 
     def __init__(self, root: Path, evaluate: Callable[[str], str] = evaluate) -> None:
         self._sandbox = Sandbox(root)
@@ -49,7 +49,7 @@ class Toolbox:
         return SCHEMAS
 
     def run(self, name: str, arguments_json: str) -> str:
-        """Run one call; its result, or why there is none, as text for the model."""
+        """Runs one call; returns its result, or why there is none, as text for the model."""
         try:
             tool = self._tools.get(name)
             if tool is None:
@@ -125,7 +125,7 @@ class Toolbox:
         return file.read_text()
 
     def _hits(self, text: str, where: Path) -> Iterator[str]:
-        """Lines with the text, one more than are shown; stops at the time limit."""
+        """Yields lines with the text, one more than are shown; stops at the time limit."""
         ends_s = time.monotonic() + TIME_LIMIT_S
         num_hits = 0
         for file in [where] if where.is_file() else sorted(where.rglob("*")):
@@ -138,7 +138,7 @@ class Toolbox:
 
 
 def _lines(file: Path, sandbox: Sandbox) -> Iterator[tuple[int, str]]:
-    """Numbered lines of a searchable file; none of any other."""
+    """Yields numbered lines of a searchable file; none of any other."""
     try:
         inside = sandbox.path(sandbox.name(file))
         if inside.is_file() and inside.stat().st_size <= MAX_FILE_BYTES:
@@ -148,7 +148,7 @@ def _lines(file: Path, sandbox: Sandbox) -> Iterator[tuple[int, str]]:
 
 
 def _arguments(name: str, arguments_json: str) -> dict[str, str]:
-    """The arguments of a call, checked against the tool's schema."""
+    """Returns the arguments of a call, checked against the tool's schema."""
     try:
         given = json.loads(arguments_json or "{}")
     except ValueError as error:
@@ -168,7 +168,7 @@ def _arguments(name: str, arguments_json: str) -> dict[str, str]:
 
 
 def _config(path: str, text: str) -> Any:
-    """The content of a configuration file, parsed by its suffix."""
+    """Parses a configuration file by its suffix."""
     try:
         if path.endswith(".json"):
             return json.loads(text)

@@ -1,1 +1,1 @@
-"""Policies to compare with: published rules and an oracle, each on one page."""
+"""Baseline policies: published rules and an oracle, each in one short module."""

@@ -1,4 +1,4 @@
-"""All policies by the names that a command line gives them: ``fcfs``, ``fixed-ttl:10``, ``continuum:x=1``."""
+"""All policies by their command-line names: ``fcfs``, ``fixed-ttl:10``, ``continuum:x=1``."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from eval.errors import PolicyError
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A row of the catalog. ``plain`` makes what a server runs, ``informed`` what is simulated; without it
-    that is the same. Both are functions of the text after the colon."""
+    """A row of the catalog. ``plain`` makes the policy that a server runs, ``informed`` the simulated one
+    (None: the same). Both take the text after the colon."""
 
     syntax: str
     summary: str
@@ -83,8 +83,8 @@ class _Learned:
 
 
 def parse_policy(text: str) -> NamedPolicy:
-    """The policy that ``text`` names, to be simulated: it writes no file, and one it begins with is read now.
-    PolicyError, listing what there is, if that cannot be."""
+    """Returns the named policy for a simulation: it writes no file, and reads its state file now. Raises
+    PolicyError, which lists the choices, for an unknown policy."""
     kind, parameter = _find(text)
     if kind.informed is not None:
         return NamedPolicy(text, kind.informed(parameter))
@@ -93,7 +93,7 @@ def parse_policy(text: str) -> NamedPolicy:
 
 
 def parse_policies(text: str) -> list[NamedPolicy]:
-    """Several, separated by commas; ``name=value`` after a comma goes on with the policy before it."""
+    """Parses policies separated by commas; ``name=value`` after a comma continues the policy before it."""
     names: list[str] = []
     for part in text.split(","):
         is_option = "=" in part and ":" not in part.partition("=")[0]
@@ -108,8 +108,8 @@ def parse_policies(text: str) -> list[NamedPolicy]:
 
 
 def serving_policy(text: str) -> PolicyFactory:
-    """The policy that ``text`` names, for a server, whose core process makes it. PolicyError, listing what a
-    server offers, for an unknown one and for one that needs what only a simulation can tell it."""
+    """Returns the named policy for a server, whose core process makes it. PolicyError, which lists a server's
+    choices, for an unknown policy and for one that needs knowledge only a simulation has."""
     kind, parameter = _find(text, serving=True)
     if kind.plain is None:
         raise PolicyError(f"Policy {kind.name} needs knowledge that only a simulation has.")
@@ -117,12 +117,12 @@ def serving_policy(text: str) -> PolicyFactory:
 
 
 def policy_names(*, serving: bool = False) -> list[tuple[str, str]]:
-    """Syntax and one line about each policy; ``serving``: only of those that a server offers."""
+    """Returns syntax and a one-line summary of each policy; ``serving``: only those that a server offers."""
     return [(kind.syntax, kind.summary) for kind in _KINDS if not serving or kind.serves]
 
 
 def ablation_names() -> list[str]:
-    """The ablations, which a server does not offer."""
+    """Returns the ablations, which a server does not offer."""
     return [kind.name for kind in _KINDS if kind.ablation]
 
 
@@ -148,7 +148,7 @@ def _of_module(text: str) -> PolicyFactory:
 
 
 def _number(kind: str, unit: str, parameter: str, default: float, most: float) -> float:
-    """A number from 0 to ``most``."""
+    """Parses a number from 0 to ``most``."""
     if not parameter:
         return default
     try:
@@ -165,7 +165,7 @@ _SWITCH = {"true": True, "false": False}
 
 
 def _continuum_config(parameter: str) -> ContinuumConfig:
-    """``name=value,...`` of ContinuumConfig's fields; a value has the type of the field's default."""
+    """Parses ``name=value,...`` for ContinuumConfig's fields; a value has the type of the field's default."""
     defaults = {
         field.name: field.default
         for field in sorted(fields(ContinuumConfig), key=_is_tuning)
@@ -196,7 +196,7 @@ def _continuum_config(parameter: str) -> ContinuumConfig:
 
 
 def _simulated(parameter: str, make: Callable[[ContinuumConfig], MakePolicy]) -> MakePolicy:
-    """The policy with these options, without a state file that its runs would share."""
+    """Returns the policy with these options, without a state file that its runs would share."""
     config = _continuum_config(parameter)
     if config.estimator_state is None:
         return make(config)
@@ -204,7 +204,7 @@ def _simulated(parameter: str, make: Callable[[ContinuumConfig], MakePolicy]) ->
 
 
 def _state_in(path: Path) -> str:
-    """The learned state in a file; PolicyError if it cannot be used."""
+    """Returns the learned state in a file; raises PolicyError if it cannot be used."""
     if not path.exists():  # a server would create the file; here it can only be a mistake
         raise PolicyError(f"continuum:estimator_state: no such file: {path}.")
     try:
@@ -214,7 +214,7 @@ def _state_in(path: Path) -> str:
 
 
 def _is_tuning(field: Field[Any]) -> bool:
-    """Whether it is not one of the options that a server has flags for."""
+    """Whether the field is a tuning option, for which a server has no flag."""
     return field.name in {one.name for one in fields(Tuning)}
 
 

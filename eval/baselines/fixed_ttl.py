@@ -1,4 +1,4 @@
-"""fixed-ttl: every turn that is not the last is pinned for the same time."""
+"""fixed-ttl: every turn except a job's last is pinned for the same time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from eval.baselines.holding import RetainingPolicy
 
 
 class FixedTtlPolicy(RetainingPolicy):
-    """Preempted turns, then warm ones, then by the age of the program; a pin holds until its end."""
+    """Orders preempted turns, then warm ones, then by the program's age. Pins last until their deadlines."""
 
     name = "fixed-ttl"
     wants_signals = False

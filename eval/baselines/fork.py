@@ -1,7 +1,7 @@
 """fork: the rule of the Continuum preview, a vLLM 0.10.2 fork (Weili-0234/vllm-continuum).
 
-Its decisions, not its faults: no crash without pins or job ids, no pins of aborted turns, no softened
-assertion, no expiry skipped while a list is scanned; gaps are told apart by job.
+Reproduces its decisions, not its faults: no crash without pins or job ids, no pins of aborted turns, no
+softened assertion, no expiry skipped while a list is scanned; gaps are separated by job.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RULE = ForkRule()
 
 
 class ForkPolicy(ToolMeanPolicy):
-    """2 s if the tool's mean gap is at most 2 s or the tool is new; nothing beyond, or without a tool.
+    """Pins for 2 s if the tool's mean gap is at most 2 s or the tool is new; else, or without a tool, not.
 
     Queue: pinned jobs, then the earliest job; preempted ones get no precedence. Running requests are
     preempted before any pin while two or more run; with fewer, the pin that ends last is dropped.
@@ -37,7 +37,7 @@ class ForkPolicy(ToolMeanPolicy):
         return (turn is None or not turn.warm, self.program_arrival_s(request))
 
     def victim(self, running: Sequence[Request], requester: Request, now: float) -> Request:
-        """The latest job's, of those not flagged as their job's last step if there are any."""
+        """Returns the latest job's request, preferring those not flagged as their job's last step."""
         unflagged = [r for r in running if r.job is None or not r.job.is_last_step]
         return super().victim(unflagged or running, requester, now)
 

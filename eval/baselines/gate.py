@@ -1,4 +1,4 @@
-"""gate: bounds the working set and does nothing else; like ThunderAgent (arXiv 2602.13692) in the engine."""
+"""gate: only bounds the working set, like ThunderAgent (arXiv 2602.13692) but inside the engine."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ FORCED_AFTER_S = 1800.0
 
 
 class GatePolicy(ProgramPolicy):
-    """First come, first served, but a new job waits while the contexts of those that have begun and not
-    ended, its own prompt included, would exceed a share of the pool.
+    """First come, first served, but a new job waits while its prompt plus the contexts of jobs that have
+    begun and not ended would exceed a share of the pool.
 
-    A context is the last known one: prompt and output of the turn that ended, or the prompt of the one that
-    runs. A job ends when its client says so, when a turn calls no tool, or when it is idle for an hour.
+    A context is the last known one: prompt and output of the last ended turn, or the prompt of a running one.
+    A job ends when its client says so, when a turn calls no tool, or when it is idle for an hour.
     """
 
     name = "gate"
@@ -50,7 +50,7 @@ class GatePolicy(ProgramPolicy):
         )
 
     def _set(self, owner: str, num_tokens: int) -> None:
-        """Record the job's context; 0: the job is not admitted."""
+        """Records the job's context; 0: the job is not admitted."""
         self._num_tokens += num_tokens - self._contexts.pop(owner, 0)
         if num_tokens:
             self._contexts[owner] = num_tokens

@@ -1,4 +1,4 @@
-"""gittins: first the job that is likeliest to end for the time it takes, by jobs that have ended. No pins."""
+"""gittins: first the job that is likeliest to end per second of service, by jobs that have ended. No pins."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from eval.baselines.gittins_index import Stage, gittins_indices
 from eval.baselines.program import ProgramPolicy
 
 REFRESH_S = 1.0
-"""The indices are worked out no more often: then every waiting request has a new place."""
+"""Least interval between computations of the indices, each of which reorders the whole queue."""
 
 
 class GittinsPolicy(ProgramPolicy):
-    """Gittins' index of jobs of stages (Aalto and Scully, Queueing Systems 2022), each turn a stage, the
-    greatest first; ``gittins_index`` has the formula. Of a job it knows how many turns it was served.
+    """Orders by Gittins' index of multistage jobs (Aalto and Scully, Queueing Systems 2022), each turn a
+    stage, the greatest first; ``gittins_index`` has the formula. It knows only how many turns of a job were
+    served.
 
-    Equals go by the age of the program, and so do all until a job has ended. Nothing bounds a wait.
+    Ties are ordered by the age of the program, as are all jobs until one has ended. Nothing bounds a wait.
     """
 
     name = "gittins"
@@ -30,7 +31,7 @@ class GittinsPolicy(ProgramPolicy):
         """The last stage of each job that has ended."""
         self._indices: list[float] = []
         self._is_outdated, self._refreshed_s = False, -REFRESH_S
-        """Whether turns have ended since they were worked out, and when that was."""
+        """Whether turns have ended since the indices were computed, and when that was."""
         self._waiting: dict[str, Request] = {}
 
     def waiting_key(self, request: Request, now: float) -> WaitingKey:

@@ -1,4 +1,4 @@
-"""Gittins' index of jobs that are turns in sequence, by the turns of all jobs so far."""
+"""Gittins' index of jobs that are sequences of turns, estimated from the turns of all jobs so far."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Stage:
-    """The n-th turns of all jobs."""
+    """Counts over the n-th turns of all jobs."""
 
     num_served: int = 0
     num_last: int = 0
-    """How many of them were their job's last."""
+    """Number of them that were their job's last."""
     served_s: float = 0.0
 
     @property
@@ -22,15 +22,16 @@ class Stage:
 
 
 def gittins_indices(stages: Sequence[Stage]) -> list[float]:
-    """The index after 0, 1, 2, ... turns, in ends per second, the last one also for all beyond.
+    """Returns the index after 0, 1, 2, ... turns, in ends per second; the last one holds for all further
+    turns.
 
     Empty while no job has ended.
 
-    After n of N turns it is max over k of P(N <= n + k | N > n) / E[time of turns n + 1 to min(N, n + k)].
-    P is Kaplan and Meier's: of the n-th turns so many were the last; an open job counts as far as it came.
-    The time of a turn is the mean of the n-th turns. One turn as all are on average is added to each n. The
-    maximum is found from the last turn to the first (Aalto and Scully, Queueing Systems 2022): a turn is
-    taken together with those behind it while their index is the greater.
+    After n of N turns it is max over k of P(N <= n + k | N > n) / E[time of turns n + 1 to min(N, n + k)]. P
+    is the Kaplan-Meier estimate: the share of n-th turns that were the last; an open job counts up to its
+    current turn. The time of a turn is the mean of the n-th turns. Each n is smoothed with one average turn.
+    The maximum is computed from the last turn to the first (Aalto and Scully, Queueing Systems 2022): a turn
+    is merged with those after it while their index is greater.
     """
     num_turns = sum(stage.num_turns for stage in stages)
     num_ends, all_s = sum(stage.num_last for stage in stages), sum(stage.served_s for stage in stages)
@@ -39,7 +40,7 @@ def gittins_indices(stages: Sequence[Stage]) -> list[float]:
     mean_chance, mean_s = num_ends / num_turns, all_s / num_turns
     indices = [mean_chance / mean_s]
     behind = [(1.0, mean_s / mean_chance)]
-    """Chance to end in turns that are taken together and their expected seconds; the next ones last."""
+    """Pairs (chance to end, expected seconds) of merged turns; the nearest turns are last."""
     for stage in reversed(stages):
         weight = stage.num_turns + 1
         chance, seconds = (stage.num_last + mean_chance) / weight, (stage.served_s + mean_s) / weight

@@ -29,8 +29,8 @@ class RetainingPolicy(ProgramPolicy):
         self._num_pins = 0
 
     def ttl_s(self, tip: BranchTip, request: Request | None, now: float) -> float:
-        """Seconds to pin from the end of the turn, 0 for no pin; ``request`` while it ends, None when the
-        tools are reported."""
+        """Returns the seconds to pin from the end of the turn, 0 for no pin; ``request`` is None when it is
+        called again because the tools are reported."""
         raise NotImplementedError
 
     def hold(self, tip: BranchTip, request: Request, now: float) -> Pin | None:
@@ -76,7 +76,7 @@ class RetainingPolicy(ProgramPolicy):
             yield from self.pins_to_break(requester)
 
     def pins_to_break(self, requester: Request) -> Iterator[Pin]:
-        """All pins, the youngest program's first; the requester's own, whose blocks it will read, last."""
+        """Yields all pins, the youngest program's first; the requester's own, which it will read, last."""
         turn = self._turns.get(requester.request_id)
         own = turn.pin if turn is not None else None
         yield from (pin for pin in self._pins.youngest_first() if pin is not own)

@@ -1,4 +1,4 @@
-"""hrrn: the highest response ratio next, aged by tokens, as SGLang's scheduler has it (sglang#32911)."""
+"""hrrn: the highest response ratio next, aged by tokens, as in SGLang's scheduler (sglang#32911)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.core.policy import CachedTokens, FcfsPolicy, Pin, WaitingKey
 from engine.core.request import Request
 
 MAX_COMPARED = 128
-"""SGLang's bound: longer queues are first come, first served, as every prompt is looked up again."""
+"""SGLang's bound: longer queues are first come, first served, as comparing looks up every prompt again."""
 
 
 @dataclass(slots=True)
@@ -18,19 +18,21 @@ class _Waiting:
 
     request: Request
     num_computed_before: int
-    """Prefill tokens of the whole engine when it was queued."""
+    """Prefill tokens that the whole engine had computed when it was queued."""
     num_to_compute: int
 
 
 class HrrnPolicy(FcfsPolicy):
-    """The most prefill tokens computed while it waited, over those of its own that are not cached, go first.
+    """Orders by prefill tokens computed while a request waited, over its own uncached tokens, the greatest
+    first.
 
-    At a constant speed of prefill that orders as the classic (wait + service) / service does. Tokens of all
-    tiers count as cached. The request admitted last is preempted, and begins to wait again. Nothing is held.
+    At a constant speed of prefill this is the order of the classic (wait + service) / service. Tokens of all
+    tiers count as cached. The request admitted last is preempted, and begins to wait again. Nothing is
+    pinned.
 
-    Unlike there a request's prefill counts when it is admitted, not step by step, and prompts are looked up
-    when one is admitted or ends, not in each step; nor is one deferred because of another one in the queue
-    with the same beginning.
+    Unlike in SGLang, a request's prefill counts when it is admitted, not step by step; prompts are looked up
+    when one is admitted or ends, not in each step; and no request is deferred for a queued one with the same
+    beginning.
     """
 
     name = "hrrn"
@@ -60,7 +62,7 @@ class HrrnPolicy(FcfsPolicy):
         return max(1, request.num_tokens - sum(self._cached_tokens(request)))
 
     def _count(self) -> None:
-        """The queue is longer or shorter now."""
+        """Updates ``_is_compared`` after a change of the queue's length."""
         is_compared = len(self._waiting) <= MAX_COMPARED
         self._is_outdated |= is_compared is not self._is_compared
         self._is_compared = is_compared

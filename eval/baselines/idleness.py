@@ -1,4 +1,4 @@
-"""idleness: programs that are mostly in tools leave the device first, as MORI has it (arXiv 2606.00866)."""
+"""idleness: programs that are mostly in tools leave the device first, as in MORI (arXiv 2606.00866)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from eval.baselines.program import PROGRAM_IDLE_S, owner_of
 
 
 class IdlenessPolicy(PausingPolicy):
-    """A program's idleness is the part of its last five turns and tools that it was in tools, waits left out.
+    """A program's idleness is the share of tool time in its last five turns and tools, without waits.
 
-    As long as the contexts of programs on the device exceed the pool, the idlest one leaves, first one that
-    is in a tool: to host memory if that has room for it, else to nowhere. A turn of a program that has left
-    waits until it is on the device again: from host memory, the busiest first, then the rest, returns before
-    new jobs, the smallest first. If there is no room, those in a tool that are idler than it make it. The KV
-    of programs on the device is pinned, and gives way to whoever needs blocks, the idlest program's first.
+    While the contexts of programs on the device exceed the pool, the idlest one leaves (on ties one in a
+    tool): to host memory if that has space, else its KV is dropped. A turn of a program that has left waits
+    until the program returns to the device: first those in host memory, the busiest first, then the rest, the
+    smallest first, then new jobs. If space is missing, idler programs in a tool leave for it. The KV of
+    programs on the device is pinned; requests that need blocks revoke pins, the idlest program's first.
 
     Left out: several engines. Host memory evicts by LRU, not by idleness, and copies are made as blocks fill
     and are used when a turn is admitted, not when a program moves.
@@ -80,7 +80,7 @@ class IdlenessPolicy(PausingPolicy):
         return PROGRAM_IDLE_S if program is not None and program.is_active else 0.0
 
     def revocable_for(self, requester: Request, now: float, last_resort: bool) -> Iterator[Pin]:
-        """All pins, the idlest program's first, the requester's own last."""
+        """Returns all pins, the idlest program's first, the requester's own last."""
         owner = owner_of(requester)
         idleness = {owner: _idleness(program, now) for owner, program in self._programs.items()}
         return iter(sorted(self._pins, key=lambda p: (p.job_id == owner, -idleness.get(p.job_id, 1.0))))
@@ -92,7 +92,7 @@ class IdlenessPolicy(PausingPolicy):
 
 
 def _idleness(program: Program, now: float) -> float:
-    """From 0, as for a new one, to 1."""
+    """Returns the idleness, from 0, as for a new program, to 1."""
     in_tools_s = sum(tool_s for _, tool_s in program.cycles)
     if program.cycles and not program.requests:
         in_tools_s += now - program.in_tool_since_s

@@ -12,9 +12,8 @@ from eval.baselines.tool_means import ToolMeanPolicy
 
 
 class InferceptPolicy(ToolMeanPolicy):
-    """Memory wasted, in tokens times seconds, with C tokens of this turn, C_other of the other running ones:
-
-    preserve T_int·C; discard T_fwd(C)·C + T_fwd(C)·C_other; swap 2·T_swap(C)·(C + C_other).
+    """Compares wasted memory, in tokens times seconds, with C tokens of this turn, C_other of the other
+    running ones: preserve T_int·C; discard T_fwd(C)·C + T_fwd(C)·C_other; swap 2·T_swap(C)·(C + C_other).
 
     T_int is the tool's mean gap so far, 0 for a new tool, and never less than the time already passed: KV is
     preserved until that has wasted as much as the best alternative would have. To swap is to evict where a
@@ -39,7 +38,7 @@ class InferceptPolicy(ToolMeanPolicy):
         return break_even_s if mean_s <= break_even_s else 0.0
 
     def _least_waste_s(self, request: Request) -> float:
-        """The lesser waste of discarding and swapping, in seconds of preserving."""
+        """Returns the smaller waste of discarding and swapping, in seconds of preserving."""
         own = request.num_computed_tokens
         if not own:
             return 0.0  # it ended before its first step: nothing to preserve

@@ -10,19 +10,19 @@ from engine.core.policy import PolicyContext, SchedulingPolicy
 
 
 class Knowledge(Protocol):
-    """Answered by the simulator. Costs are those of an offline profile; the rest is unknown in reality."""
+    """Provided by the simulator. Costs are those of an offline profile; the rest is unknown in reality."""
 
     def prefill_s(self, num_tokens: int, context_tokens: int = 0) -> float:
         """Seconds to compute the KV of ``num_tokens`` after ``context_tokens``, alone on the device."""
 
     def reload_s(self, num_tokens: int) -> float | None:
-        """Seconds to copy the KV of ``num_tokens`` back from host memory; None without a host tier."""
+        """Seconds to load ``num_tokens`` of KV back from host memory; None without a host tier."""
 
     def gap_s(self, request_id: str) -> float | None:
-        """After this turn has ended: seconds until its job's next one arrives; None if it was the last."""
+        """Returns the seconds from this turn's end to the job's next turn; None if it was the last."""
 
     def remaining_s(self, request_id: str) -> float:
-        """Seconds of model work of the job from this turn on, alone on the device with its prefix kept."""
+        """Seconds of the job's model work from this turn on, alone on the device with its prefix kept."""
 
 
 MakePolicy = Callable[[PolicyContext, Knowledge], SchedulingPolicy]

@@ -10,7 +10,7 @@ from eval.baselines.knowledge import Knowledge
 
 
 class KnownWorkPolicy(ContinuumPolicy):
-    """Asks the simulator instead of the estimator."""
+    """Gets a job's remaining work from the simulator instead of the estimator."""
 
     name = "known-work"
 

@@ -1,4 +1,4 @@
-"""oracle: ``continuum``'s order, admission and revocation; pins are decided by knowing the future."""
+"""oracle: ``continuum``'s order, admission and revocation; knows the future when it decides pins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.core.request import Request
 from eval.baselines.knowledge import Knowledge
 
 SLACK_S = 1.0
-"""A pin lives this long after the expected return; only a turn with sub-agents comes later."""
+"""A pin lasts this long after the expected return; only a turn with sub-agents returns later."""
 PRICE = 2.0
 """Device seconds that a second of the whole pool may cost while a request waits for blocks. 1 would count
 only the recomputation; a recomputed turn also waits and occupies blocks. Mean completion times are alike from
@@ -25,10 +25,10 @@ class OraclePolicy(ContinuumPolicy):
     """Pins every turn that returns until it does, and unpins the least valuable when memory is short.
 
     Whenever a waiting turn does not fit, branch tips are unpinned until it does, those that return latest for
-    their value first. Pinned for the remaining D, m of N blocks cost m·D/N seconds of the whole pool; else
-    they cost PrefillReload seconds of the device. A tip for which the first is less than
-    ``PRICE`` times the second is worth its memory whichever request waits, and stays. It has no patience:
-    to bound what returning turns wait, where a host tier is, costs the mean, of which it is to be the best.
+    their value first. Pinned for the remaining D, m of N blocks cost m·D/N seconds of the whole pool;
+    unpinned they cost PrefillReload seconds of the device. A tip for which the first is less than ``PRICE``
+    times the second stays pinned, whichever request waits. Returning turns have no bounded wait: with a host
+    tier such a bound would raise the mean, which this policy is meant to minimize.
     """
 
     name = "oracle"
@@ -54,7 +54,7 @@ class OraclePolicy(ContinuumPolicy):
         return super().may_admit(request, num_free_blocks, now)
 
     def _release_for(self, request: Request, num_free_blocks: int, now: float) -> None:
-        """Unpin until the request fits in the next step, except for tips that are worth their memory."""
+        """Unpins until the request fits in the next step, except for tips that are worth their memory."""
         turn = self._turns.get(request)
         own = turn.pin if turn is not None else None
         missing = self._context.blocks_for(-(-request.num_tokens // self._block_size)) - num_free_blocks
@@ -71,7 +71,7 @@ class OraclePolicy(ContinuumPolicy):
                 return
 
     def _cost(self, pin: Pin, now: float) -> float:
-        """Pool seconds that a pin until the return costs, per device second that it saves."""
+        """Returns the pool seconds of a pin until the return, per device second that it saves."""
         remaining_s = pin.deadline_s - SLACK_S - now
         saved_s = self._prefill_or_reload_s(pin.num_prefix_blocks)
         return remaining_s * pin.num_blocks / self._context.num_countable_blocks / saved_s

@@ -1,7 +1,7 @@
 """paper: Continuum as published (arXiv 2511.02230 v6), with an offline prefill profile.
 
-Where the paper is silent: T̄ is the mean wait of the last 100 turns that came back to no pin; a program counts
-for η when its client ends it or a turn calls no tool; pins go before running turns when those grow.
+Where the paper is silent: T̄ is the mean wait of the last 100 turns that returned to no pin; a program counts
+for η when its client ends it or a turn calls no tool; growing running turns revoke pins before they preempt.
 """
 
 from __future__ import annotations

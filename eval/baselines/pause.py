@@ -1,4 +1,4 @@
-"""pause: programs are paused where contexts fill the pool: ThunderAgent (arXiv 2602.13692), as in Dynamo."""
+"""pause: pauses programs when contexts fill the pool, like ThunderAgent (arXiv 2602.13692), as in Dynamo."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ RESUME_HYSTERESIS = 0.1
 
 
 class PausePolicy(PausingPolicy):
-    """Above ``share`` of the pool the smallest programs in a tool are paused, then those of which a turn
-    runs, when that ends, until the others fit in 0.8. Up to ``share`` - 0.1 they are resumed: those whose
-    turn is back, then new ones, then those in a tool, the smallest first. Nothing is held.
+    """Above ``share`` of the pool, pauses the smallest programs in a tool, then those with a running turn
+    (when that ends), until the others fit in 0.8. Up to ``share`` - 0.1, resumes programs with a waiting
+    turn, then new ones, then those in a tool, the smallest first. Pins nothing.
 
     Left out: what only chooses an engine (best fit, and that a tool's weight halves every second), and small
     shifts of priority after a resume and between 0.8 and the threshold.

@@ -14,11 +14,11 @@ from eval.baselines.holding import RetainingPolicy
 from eval.baselines.program import owner_of
 
 TICK_S = 5.0
-"""How often programs are paused and resumed, in ThunderAgent and in MORI."""
+"""Interval of pausing and resuming, in ThunderAgent and in MORI."""
 FORCED_AFTER_S = 1800.0
 """ThunderAgent's bound: a request that has waited this long starts, and its program is resumed."""
 BUFFER_TOKENS = 100
-"""ThunderAgent's room for what each program that is not paused is about to write."""
+"""ThunderAgent's reserve for the next output of each program that is not paused."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,19 +35,19 @@ class Program:
     is_in_host: bool = False
     """Whether it is paused and counts for host memory."""
     requests: dict[str, Request] = field(default_factory=dict)
-    """Its turns that have not ended: without any it is in a tool."""
+    """Its open turns; without any, the program is in a tool."""
     in_tool_since_s: float = 0.0
     cycles: deque[list[float]] = field(default_factory=lambda: deque(maxlen=5))
-    """Seconds of each of its last turns in the batch, and of the tool behind it."""
+    """Seconds of each of its last turns in the batch, and of the tool after it."""
 
     @property
     def room(self) -> int:
-        """Tokens that it takes."""
+        """Tokens that it needs in the pool."""
         return BUFFER_TOKENS + max((r.num_tokens for r in self.requests.values()), default=self.num_tokens)
 
 
 class PausingPolicy(RetainingPolicy):
-    """First come, first served among programs that are not paused. Where all are, the next one that has a
+    """First come, first served among programs that are not paused. If all are paused, the next one that has a
     turn is resumed at once, whatever its size."""
 
     def __init__(self, context: PolicyContext) -> None:
@@ -59,15 +59,15 @@ class PausingPolicy(RetainingPolicy):
     # ---- for subclasses ----
 
     def tick(self, now: float) -> None:
-        """Pause and resume."""
+        """Pauses and resumes programs."""
         raise NotImplementedError
 
     def resume_order(self, now: float) -> list[Program]:
-        """The programs that wait to be resumed, the next one first; new ones queue behind them."""
+        """Returns the programs that wait to be resumed, the next one first; new ones queue after them."""
         raise NotImplementedError
 
     def pause(self, program: Program) -> None:
-        """Its next requests wait. One with a turn is paused when that ends."""
+        """Makes its next requests wait. A program with an open turn is paused when that turn ends."""
         program.pauses_next = bool(program.requests)
         program.is_active = program.pauses_next
 
@@ -75,7 +75,7 @@ class PausingPolicy(RetainingPolicy):
         program.is_active, program.is_in_host = True, False
 
     def active(self) -> list[Program]:
-        """Programs that are not paused, nor when their turn ends."""
+        """Returns programs that are not paused and will not be when their turn ends."""
         return [
             program for program in self._programs.values() if program.is_active and not program.pauses_next
         ]
@@ -83,7 +83,7 @@ class PausingPolicy(RetainingPolicy):
     def ttl_s(self, tip: BranchTip, request: Request | None, now: float) -> float:
         return 0.0
 
-    # ---- the scheduler asks and tells ----
+    # ---- called by the scheduler ----
 
     def waiting_key(self, request: Request, now: float) -> WaitingKey:
         return ()

@@ -1,4 +1,4 @@
-"""plas: the program that was served least goes first (Autellix, arXiv 2502.13965). No pins."""
+"""plas: the least served program goes first (Autellix, arXiv 2502.13965). No pins."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from engine.core.request import Request
 from eval.baselines.program import ProgramPolicy
 
 PROMOTE_AT = 10.0
-"""The paper's β: a program that waited this many times as long as it was served goes to the
-front; the paper names no value."""
+"""The paper's β: a program that waited this many times as long as it was served goes to the front; the paper
+names no value."""
 
 
 @dataclass(slots=True)
@@ -25,10 +25,11 @@ class _Service:
 
 
 class PlasPolicy(ProgramPolicy):
-    """Order by the time that the program's earlier turns ran, least first; the most served is preempted.
+    """Orders by the time that the program's earlier turns ran, least first; preempts the most served.
 
-    Against starvation a program is promoted to the front once waiting / service reaches β. Priorities are of
-    programs, not of levels of a multi-level queue: a running turn gives way only where blocks run out.
+    Against starvation a program is promoted to the front once waiting / service reaches β. Each program has
+    its own priority instead of a level of a multi-level queue: a running turn is preempted only when blocks
+    run out.
     """
 
     name = "plas"
@@ -61,7 +62,7 @@ class PlasPolicy(ProgramPolicy):
         return (0.0 if promoted else self._service_of(request).served_s, self.program_arrival_s(request))
 
     def changed_keys(self, now: float) -> Iterable[Request]:
-        """Promote the requests that have waited too long."""
+        """Promotes the requests that have waited too long."""
         while self._promotions and self._promotions[0][0] <= now:
             request = self._waiting.get(heapq.heappop(self._promotions)[1])
             if request is not None:

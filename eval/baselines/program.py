@@ -1,7 +1,7 @@
-"""What most published policies share: which program a request belongs to, and since when.
+"""The common base of most published policies: which program a request belongs to, and since when.
 
-A program here is a chain of turns under one job id, as those policies have it: a turn continues whatever
-turn of its job ended last. Requests without a job are programs of one turn.
+A program here is a chain of turns under one job id, as in those policies: a turn continues the turn of its
+job that ended last. Requests without a job are programs of one turn.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PROGRAM_IDLE_S = 3600.0
 
 
 def owner_of(request: Request) -> str:
-    """The id of the request's job, or its own without one."""
+    """Returns the id of the request's job, or its own id without one."""
     job_id = request.job.job_id if request.job is not None else None
     return request.request_id if job_id is None else job_id
 
@@ -44,22 +44,22 @@ class ProgramPolicy(FcfsPolicy):
     # ---- for subclasses ----
 
     def gap_over(self, turn: Turn, tip: BranchTip, gap_s: float, now: float) -> None:
-        """The program's next turn came ``gap_s`` after the one before had ended."""
+        """Called when the program's next turn arrives, ``gap_s`` after the one before had ended."""
 
     def tools_known(self, tip: BranchTip, calls: Sequence[ToolCall], now: float) -> None:
-        """The API server has reported which tools the turn that just ended called."""
+        """Called when the API server has reported which tools the ended turn called."""
 
     def program_over(self, job: Job, now: float) -> None:
-        """The program's last turn ended: its client said so, or the turn called no tool."""
+        """Called when the program's last turn has ended: its client said so, or the turn called no tool."""
 
     def program_gone(self, job: Job) -> None:
-        """The program is forgotten."""
+        """Called when the program is forgotten."""
 
     def drop(self, tip: BranchTip) -> None:
-        """Nothing will continue this tip."""
+        """Drops a tip that no turn will continue."""
         self._forget(tip)
 
-    # ---- the scheduler asks and tells ----
+    # ---- called by the scheduler ----
 
     def on_arrival(self, request: Request, now: float) -> None:
         for idle in self._jobs.forget_idle(now):
@@ -89,7 +89,7 @@ class ProgramPolicy(FcfsPolicy):
         return request.arrival_time if turn is None else turn.job.first_arrival_s
 
     def victim(self, running: Sequence[Request], requester: Request, now: float) -> Request:
-        # Of one program's turns the last admitted one is preempted: else two could alternate forever.
+        # Preempt the last admitted of one program's turns, or two could alternate forever.
         return max(reversed(running), key=self.program_arrival_s)
 
     def on_admitted(self, request: Request, now: float) -> Iterable[Pin]:
@@ -116,7 +116,7 @@ class ProgramPolicy(FcfsPolicy):
         return self.hold(tip, request, now)
 
     def hold(self, tip: BranchTip, request: Request, now: float) -> Pin | None:
-        """Pin the blocks of an ended turn, or do not."""
+        """Pins the blocks of an ended turn, or returns None."""
         return None
 
     def on_request_gone(self, request: Request, now: float) -> None:

@@ -6,7 +6,7 @@ from eval.baselines.program import ProgramPolicy
 
 
 class ProgramFcfsPolicy(ProgramPolicy):
-    """Order by the program's first arrival (Continuum, arXiv 2511.02230, section 4.3, without its pins)."""
+    """Orders by the program's first arrival (Continuum, arXiv 2511.02230, section 4.3, without its pins)."""
 
     name = "program-fcfs"
     wants_signals = False

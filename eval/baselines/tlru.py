@@ -11,16 +11,16 @@ from engine.core.request import Request
 class TlruPolicy(FcfsPolicy):
     """First come, first served, over a cache that evicts the ends of conversations first, the oldest first.
 
-    A turn that adds Q tokens to L computes no more than ξ if L + Q - ξ of the L are cached. Blocks beyond
-    that are evicted before all others, which go by LRU; on other tiers, too, there the latest first. Only
-    ξ - Q counts, here ``tokens``. A conversation is what any request leaves behind. Metrics count these
-    blocks as superseded.
+    A turn that adds Q tokens to L computes at most ξ if L + Q - ξ of the L are cached. Blocks beyond that are
+    evicted before all others, which are evicted by LRU; on other tiers too, there the latest first. Only ξ -
+    Q matters, here ``tokens``. Every ended request counts as a conversation. Metrics count these blocks as
+    superseded.
     """
 
     name = "tlru"
 
     def __init__(self, context: PolicyContext, tokens: int = 8192) -> None:
-        """``tokens``: what a turn that comes back may compute again; by default what one step computes."""
+        """``tokens``: how many a returning turn may recompute; by default as many as one step computes."""
         self._block_size, self._tokens = context.block_size, tokens
         self._before: list[StalePrefix] = []
         self._ended: list[StalePrefix] = []
@@ -40,5 +40,5 @@ class TlruPolicy(FcfsPolicy):
         return ()
 
     def take_superseded(self) -> Iterable[StalePrefix]:
-        # Told until two steps were planned, as one under way may still hold the blocks.
+        # Repeat each until two steps are planned, as one under way may still hold the blocks.
         return [*self._before, *self._ended]

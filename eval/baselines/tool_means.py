@@ -13,14 +13,14 @@ from eval.baselines.holding import RetainingPolicy
 
 
 class ToolMeanPolicy(RetainingPolicy):
-    """A turn with no call, or with several, has no tool."""
+    """Keeps the mean gap after each tool. A turn with no call, or with several, has no tool."""
 
     def __init__(self, context: PolicyContext) -> None:
         super().__init__(context)
         self._gaps = MeanGaps()
 
     def mean_gap_s(self, tip: BranchTip) -> float | None:
-        """The mean gap after the tool; None without a tool and for an unseen one."""
+        """Returns the mean gap after the tool; None without a tool and for an unseen one."""
         return self._gaps.mean_s(str(tip.tools[0])) if tip.tools else None
 
     def tools_known(self, tip: BranchTip, calls: Sequence[ToolCall], now: float) -> None:

@@ -1,4 +1,4 @@
-"""without-PART: ``continuum`` without one of its parts, to measure what that part brings."""
+"""without-PART: ``continuum`` without one of its parts, to measure the effect of that part."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class WithoutOrder(ContinuumPolicy):
 
 
 class WithoutWarmFirst(ContinuumPolicy):
-    """A turn whose KV is held stands where its job's rank puts it."""
+    """A turn whose KV is pinned is ordered by its job's rank."""
 
     name = "without-warm-first"
     lets_pass = False
@@ -99,7 +99,7 @@ class _OfNoJob(ToolStats):
 
 
 class WithoutOwnCalls(ContinuumPolicy):
-    """What a job's own calls took tells no more of its next one than any other job's."""
+    """A job's own calls predict its next one no better than any other job's calls."""
 
     name = "without-own-calls"
     tool_stats = _OfNoJob

@@ -1,4 +1,4 @@
-"""wspt: the weighted shortest processing time first, as the queue of Dynamo's KV router has it."""
+"""wspt: the weighted shortest processing time first, as in the queue of Dynamo's KV router."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from engine.core.policy import CachedTokens, FcfsPolicy, WaitingKey
 from engine.core.request import Request
 
 HOST_CREDIT = 0.75
-"""Dynamo's default: a cached token of host memory spares three quarters of computing it."""
+"""Dynamo's default: a token cached in host memory saves three quarters of its computation."""
 
 
 class WsptPolicy(FcfsPolicy):
     """Smith's rule: 1 + priority, over the prompt's tokens that are not cached; the greatest goes first.
 
-    A priority below 0, which is urgent here, adds to the weight; one above 0 has no like there. What is
-    cached is looked up once, when the request comes. Whoever was preempted has left the router's queue and
-    goes first. Nothing bounds a wait, and nothing is held.
+    A priority below 0, which is urgent here, adds to the weight; one above 0 has no equivalent there. The
+    cached tokens are looked up once, when the request arrives. A preempted request has left the router's
+    queue and goes first. Nothing bounds a wait, and nothing is pinned.
 
-    Left out: tiers of strict priority and classes of requests, of which a request here has none, and the
-    quarter that a token on a disk is worth: it counts as one in host memory.
+    Left out: tiers of strict priority and classes of requests, which requests here do not have, and Dynamo's
+    weight of a quarter for a token on disk, which counts here like one in host memory.
     """
 
     name = "wspt"

@@ -1,4 +1,4 @@
-"""``continuum collect-env``: what a report of a fault should say of the machine and what is installed."""
+"""``continuum collect-env``: prints the machine and installed packages, for bug reports."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from engine.version import package_version
 
 PREFIXES = ("CONTINUUM_", "CUDA_", "HF_", "KMP_", "NCCL_", "OMP_", "RAY_", "TORCH_", "TRITON_")
-"""How the names of environment variables begin that change what the engine does."""
+"""Prefixes of environment variables that change the engine's behavior."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """There are none."""
+    """Adds nothing: the command takes no arguments."""
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it; the exit code."""
+    """Prints the report; returns the exit code."""
     print(f"continuum-engine: {package_version()}\n")
-    # In a process of its own, as torch is loaded by workers only; it warns of being asked so.
+    # In a separate process: only workers load torch. The option hides runpy's warning.
     torch_says = [sys.executable, "-W", "ignore::RuntimeWarning:runpy", "-m", "torch.utils.collect_env"]
     print(subprocess.run(torch_says, stdout=subprocess.PIPE, text=True, check=False).stdout)
     print("\nPackages that continuum-engine asks for:")
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _packages() -> Iterator[str]:
-    """Each dependency, those of users' extras too, with its version or that it is missing."""
+    """Yields each dependency, including those of users' extras, with its version or as missing."""
     try:
         wanted = requires("continuum-engine") or []
     except PackageNotFoundError:

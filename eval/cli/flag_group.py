@@ -1,4 +1,4 @@
-"""A section of flags that fill configuration records, and the kinds of values that flags take."""
+"""A section of flags that fill configuration records, and the value types of flags."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30
 
 
 class FlagGroup:
-    """A titled section of a parser: its flags take their names and defaults from the records' fields."""
+    """A titled section of a parser; its flags take their names and defaults from the records' fields."""
 
     def __init__(
         self, parser: argparse.ArgumentParser, title: str, *records: type[Any], text: str | None = None
@@ -29,7 +29,7 @@ class FlagGroup:
         choices: Sequence[str] | None = None,
         short: str | None = None,
     ) -> None:
-        """``--name VALUE``."""
+        """Adds ``--name VALUE``."""
         self.flags.add_argument(
             *(() if short is None else (short,)),
             flag_of(name),
@@ -41,13 +41,13 @@ class FlagGroup:
         )
 
     def add_names(self, name: str, text: str, metavar: str) -> None:
-        """``--name A,B``."""
+        """Adds ``--name A,B``."""
         self.flags.add_argument(
             flag_of(name), type=names, default=argparse.SUPPRESS, metavar=metavar, help=text
         )
 
     def add_switch(self, name: str, text: str) -> None:
-        """``--name`` and ``--no-name``."""
+        """Adds ``--name`` and ``--no-name``."""
         self.flags.add_argument(
             flag_of(name), action=argparse.BooleanOptionalAction, default=self._defaults[name], help=text
         )
@@ -68,7 +68,7 @@ def flag_of(name: str) -> str:
 
 
 def number(text: str) -> int:
-    """``4096``, ``32k`` (thousands) or ``2G`` (powers of 1024), as vLLM reads them."""
+    """Parses ``4096``, ``32k`` (thousands) or ``2G`` (powers of 1024), like vLLM."""
     unit = _UNITS.get(text[-1:], 1)
     digits = text if unit == 1 else text[:-1]
     try:
@@ -78,7 +78,7 @@ def number(text: str) -> int:
 
 
 def in_units(size: int) -> str:
-    """A size as ``number`` reads it: ``32M`` for 32 * 2**20."""
+    """Formats a size for ``number``: ``32M`` for 32 * 2**20."""
     for unit in "GMK":
         if size and size % _UNITS[unit] == 0:
             return f"{size // _UNITS[unit]}{unit}"
@@ -86,7 +86,7 @@ def in_units(size: int) -> str:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Names separated by commas, or a JSON list of them as vLLM takes."""
+    """Parses names separated by commas, or a JSON list of names, like vLLM."""
     if not text.startswith("["):
         return tuple(name.strip() for name in text.split(",") if name.strip())
     try:

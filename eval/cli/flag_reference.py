@@ -1,4 +1,4 @@
-"""docs/configuration.md: every flag of ``continuum serve``, made from the flags themselves.
+"""docs/configuration.md: every flag of ``continuum serve``, generated from the flags themselves.
 
 python -m eval.cli.flag_reference > docs/configuration.md
 """
@@ -63,7 +63,7 @@ def _row(action: argparse.Action) -> str:
 
 
 def _default_and_text(action: argparse.Action) -> tuple[str, str]:
-    """The default, from the record or from the text, and the text without it."""
+    """Returns the default, from the record or from the text, and the text without it."""
     text = (action.help or "").replace("|", "\\|").replace("%%", "%")
     said = _DEFAULT_IN_TEXT.search(text)
     if said is not None:

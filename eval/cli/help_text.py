@@ -17,18 +17,18 @@ WORD in the section or the name, such as --help=offloading."""
 EPILOG_OF_ALL = "Flags marked [experimental] are for experiments and tuning, and may change in any release."
 
 Shown = Callable[[str | None, argparse.Action], bool]
-"""Decides whether the help shows a flag in the section with a title."""
+"""Decides whether the help shows a flag; the first argument is the title of its section."""
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Shows defaults, and keeps the line breaks of texts with several lines."""
+    """Shows defaults, and keeps the line breaks of multi-line texts."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=26)
 
     def add_argument(self, action: argparse.Action) -> None:
         super().add_argument(action)
-        if isinstance(action, argparse._SubParsersAction):  # whose names are indented by one more step
+        if isinstance(action, argparse._SubParsersAction):  # indents its names by one more step
             self._action_max_length += self._indent_increment
 
     def _get_help_string(self, action: argparse.Action) -> str:
@@ -66,7 +66,7 @@ class ServeHelp(argparse.Action):
 
 
 def serve_help(parser: argparse.ArgumentParser, word: str | None = None) -> str:
-    """The short help; all flags if ``word`` is ``all``; else the flags that match ``word``, if any."""
+    """Returns the short help; for ``all`` every flag; for another word the flags that match it, if any."""
     if word == ALL:
         return _help(parser, lambda *_: True, EPILOG_OF_ALL)
     wanted = "" if word is None else word.lower().lstrip("-").replace("_", "-")
@@ -99,14 +99,14 @@ def _help(parser: argparse.ArgumentParser, shown: Shown, epilog: str) -> str:
 
 
 def help_of(action: argparse.Action) -> str:
-    """A flag's text with its default, unless there is none or the text has it already."""
+    """Returns a flag's text with its default, unless it has none or the text already names it."""
     text = action.help or ""
     default = shown_default(action)
     return text if default is None or "(default:" in text else f"{text} (default: {default})"
 
 
 def shown_default(action: argparse.Action) -> str | None:
-    """A default as a user would type it; None if there is none to show."""
+    """Returns a default as a user would type it; None if there is none to show."""
     match action.default:
         case None | argparse.SUPPRESS:
             return None

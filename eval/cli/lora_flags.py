@@ -8,7 +8,7 @@ from engine.lora import MAX_RANK, LoRAConfig, read_lora_config
 
 
 def add_lora_flags(parser: argparse.ArgumentParser) -> None:
-    """Which adapters there are, and how many run at once."""
+    """Adds flags for which adapters to serve, and how many run at once."""
     flags = parser.add_argument_group("adapters")
     flags.add_argument(
         "--enable-lora",
@@ -45,7 +45,7 @@ def add_lora_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def lora_config(args: argparse.Namespace) -> LoRAConfig | None:
-    """What these flags say."""
+    """Builds the configuration from these flags."""
     return read_lora_config(
         enable_lora=args.enable_lora,
         lora_modules=args.lora_modules,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
-from eval.cli import interrupts  # first: from here on Ctrl-C leaves no traceback
+from eval.cli import interrupts  # first: after this import, Ctrl-C leaves no traceback
 
 # isort: split
 from continuum.config import ContinuumConfig
@@ -38,7 +38,7 @@ UNREAD = 141
 """Exit code after SIGPIPE, by the convention of shells, as in ``| head``."""
 
 DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
-"""Errors of a full disk. An error of a file names it; one without a name is of standard output."""
+"""Errors of a full disk. An error with a file name concerns that file, otherwise standard output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ COMMANDS = (
 
 class _Parser(argparse.ArgumentParser):
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
-        """As in argparse, but raises if help cannot be written."""
+        """Like argparse, but raises if the help cannot be written."""
         if file is None or file is not sys.stdout:
             super()._print_message(message, file)
         else:
@@ -80,7 +80,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command line; its exit code. Start-up errors are one sentence on stderr."""
+    """Runs a command line; returns its exit code. Start-up errors are one sentence on stderr."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
         args = _parsed(arguments)
@@ -106,7 +106,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    """The parsed command line. SystemExit after ``--help`` and for wrong options, ConfigError for V1's."""
+    """Parses the command line. SystemExit after ``--help`` and for wrong options, ConfigError for V1's."""
     arguments = [_with_dashes(word) for word in arguments]
     parser = _parser(arguments)
     try:
@@ -124,7 +124,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _refuse(parser: argparse.ArgumentParser, arguments: Sequence[str], unknown: Sequence[str]) -> NoReturn:
-    """Ends the program with the usage of the command that was given, and the flag that may be meant."""
+    """Ends the program with the usage of the given command, and suggests the flag that may be meant."""
     (commands,) = (each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
     chosen = next((word for word in arguments if word in commands.choices), None)
     of_command: argparse.ArgumentParser = parser if chosen is None else commands.choices[chosen]
@@ -135,19 +135,19 @@ def _refuse(parser: argparse.ArgumentParser, arguments: Sequence[str], unknown: 
 
 
 def _with_dashes(word: str) -> str:
-    """``--a-b`` for ``--a_b``, as V1 reads flags."""
+    """Returns ``--a-b`` for ``--a_b``, which V1 accepts too."""
     name, equals, value = word.partition("=")
     return name.replace("_", "-") + equals + value if re.fullmatch(r"--\w[\w-]*", name) else word
 
 
 def _require_output(args: argparse.Namespace) -> None:
-    """EngineError if standard output is closed, except for a server, which does not need it."""
+    """Raises EngineError if standard output is closed, except for a server, which does not need it."""
     if sys.stdout is None and args.run is not _serve:
         raise EngineError("Cannot write the output: standard output is closed.")
 
 
 def _print_no_more() -> None:
-    """Redirect standard output to the null device, so that the flush at exit does not fail."""
+    """Redirects standard output to the null device, so that the flush at exit does not fail."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -170,7 +170,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     for command in COMMANDS:
         added = _add_command(commands, command.name, command.summary)
-        if command.name == chosen:  # modules of other commands are not imported
+        if command.name == chosen:  # do not import modules of other commands
             module = import_module(command.module)
             module.add_arguments(added)
             added.set_defaults(run=module.run)

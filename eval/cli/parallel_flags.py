@@ -1,4 +1,4 @@
-"""The flags of ``continuum serve`` for more than one process: ranks, engine cores, API servers."""
+"""The flags of ``continuum serve`` for several processes: ranks, engine cores, API servers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from eval.cli.flag_group import FlagGroup
 
 
 def add_parallelism_flags(group: FlagGroup) -> None:
-    """How many of each."""
+    """Adds the numbers of ranks, engine cores and API servers."""
     group.add(
         "tensor_parallel_size",
         "Number of tensor-parallel ranks; each takes one GPU, or an equal share of the CPU cores",
@@ -42,7 +42,7 @@ def add_parallelism_flags(group: FlagGroup) -> None:
 
 
 def _add_engine_cores(group: FlagGroup) -> None:
-    """How many, on which machines, and who gets which request."""
+    """Adds flags for the number of cores, their machines, and how requests are distributed."""
     group.add(
         "data_parallel_size",
         "Number of engine cores behind the same API servers, each with its own copy of the weights and its "
@@ -76,7 +76,7 @@ def _add_engine_cores(group: FlagGroup) -> None:
 
 
 def _add_nodes(group: FlagGroup) -> None:
-    """Machines that run some of the cores."""
+    """Adds flags for machines that run some of the cores."""
     group.add(
         "data_parallel_start_rank",
         "With --headless: number of the first core on this node",

@@ -10,7 +10,7 @@ from eval.cli.flag_group import FlagGroup, defaults_of
 
 
 def add_picture_flags(parser: argparse.ArgumentParser) -> None:
-    """Where pictures may come from, and how many and how large they may be."""
+    """Adds flags for the allowed sources, the number and the size of pictures."""
     group = FlagGroup(parser, "pictures", MediaConfig, SchedulerConfig)
     group.add_names(
         "allowed_media_domains",
@@ -49,5 +49,5 @@ def add_picture_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def picture_limits_of(args: argparse.Namespace) -> dict[str, int]:
-    """The fields of ``ModelConfig`` that these flags set."""
+    """Returns the fields of ``ModelConfig`` that these flags set."""
     return picture_limits(args.limit_mm_per_prompt, args.mm_processor_kwargs, args.language_model_only)

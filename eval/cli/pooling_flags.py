@@ -8,7 +8,7 @@ from engine.pooling.config import RUNNERS
 
 
 def add_pooling_flags(parser: argparse.ArgumentParser) -> None:
-    """What the model is used for."""
+    """Adds flags for the use of the model."""
     flags = parser.add_argument_group("pooling")
     flags.add_argument(
         "--runner",

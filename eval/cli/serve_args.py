@@ -110,7 +110,7 @@ def _record(kind: type[Record], args: argparse.Namespace, **given: object) -> Re
 
 
 def _template_text(path_or_text: str) -> str:
-    """The text of a template, given as a path or, as in vLLM, as the text itself."""
+    """Returns a template's text, given as a path or, as in vLLM, as the text itself."""
     if "{" in path_or_text:
         return path_or_text
     try:
@@ -120,7 +120,7 @@ def _template_text(path_or_text: str) -> str:
 
 
 def named_by_flag(error: ConfigError, args: argparse.Namespace) -> ConfigError:
-    """The error of a record, prefixed with the flag of the field that it names."""
+    """Returns the error of a record, prefixed with the flag of the field that it names."""
     field = re.match(r"\w+", str(error))
     name = "" if field is None else field[0]
     if name not in _FLAGS_OF_FIELDS and name not in args:

@@ -1,4 +1,4 @@
-"""The flags of ``continuum serve`` by the sections of its help; vLLM's names where vLLM has the flag."""
+"""The flags of ``continuum serve`` by the sections of its help, with vLLM's names where vLLM has the flag."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from eval.cli.pooling_flags import add_pooling_flags
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 MODEL_IMPLS = ("auto", "native", "transformers")
 API_KEY_VARIABLE = "CONTINUUM_API_KEY"
-"""Environment variable with one API key, or several with commas between: no process list shows it."""
+"""Environment variable with API keys, separated by commas; unlike a flag, no process list shows it."""
 
 SHORT_HELP = frozenset(
     (
@@ -58,7 +58,7 @@ EXPERIMENTAL = frozenset(
 
 
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
-    """All flags, section by section, in the order of the help."""
+    """Adds all flags, section by section, in the order of the help."""
     _add_model_flags(FlagGroup(parser, "model", ModelConfig))
     add_lora_flags(parser)
     add_pooling_flags(parser)

@@ -25,7 +25,7 @@ _REPLAY_FLAGS = ("jobs", "max_turns", "max_context_tokens", "hidden_size", "laye
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``continuum demo``."""
+    """Adds the flags of ``continuum demo``."""
     parser.usage = "continuum demo [--flag VALUE ...]"
     live, replay = LiveDemo(), ReplayDemo()
     add = parser.add_argument
@@ -108,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``continuum demo``. Exit code 1 if a turn failed; what cannot be started is raised."""
+    """Runs ``continuum demo``. Exit code 1 if a turn failed; raises if something cannot be started."""
     _refuse_twice(arguments.policies or ())
     if arguments.workload is not None:
         _refuse_own_output(arguments.workload, arguments.out)
@@ -128,7 +128,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _refuse_twice(policies: Sequence[str]) -> None:
-    """UsageError for a policy that is named twice: each has a folder by its name."""
+    """Raises UsageError for a policy that is named twice: each has a folder by its name."""
     for name in policies:
         if policies.count(name) > 1:
             raise UsageError(f"Policy {name} is named twice.")
@@ -142,7 +142,7 @@ def _refuse_own_output(workload: str, out: Path) -> None:
 
 
 def _repeat(arguments: argparse.Namespace, number: int) -> argparse.Namespace:
-    """Options of one repetition; every other one reverses the policies, so that drift favors none."""
+    """The options of one repetition; every second one reverses the policies, so that drift favors none."""
     policies = list(arguments.policies or LiveDemo().policies)
     changed = {
         "seed": (arguments.seed or 0) + number,
@@ -189,7 +189,7 @@ def _replay(arguments: argparse.Namespace) -> list[BenchRun]:
 
 
 def _refuse(arguments: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
-    """UsageError for an option that would be ignored."""
+    """Raises UsageError for an option that would be ignored."""
     for name in names:
         if getattr(arguments, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} {why}.")

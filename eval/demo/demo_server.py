@@ -29,10 +29,10 @@ class DemoServer:
     """Output folder, with a folder for each policy: log, trace, records, result."""
 
     def run(self, policy: str, work: Callable[[str, Path], BenchRun]) -> BenchRun:
-        """Start a server with this policy and call ``work`` with its address and its folder."""
+        """Starts a server with this policy and calls ``work`` with its address and its folder."""
         folder = self.out / policy
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / TRACE).unlink(missing_ok=True)  # of an earlier run, which the server would not replace
+        (folder / TRACE).unlink(missing_ok=True)  # of an earlier run; the server would not replace it
         say(f"\n{policy}: starting the server")
         with ServerProcess(self._arguments(policy, folder), folder / "server.log") as server:
             run = work(server.base_url, folder)

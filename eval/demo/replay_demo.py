@@ -1,6 +1,6 @@
 """The demo that replays synthetic or recorded jobs, under each policy, on a model of random weights.
 
-Needs no network and no accelerator. Starts a server in a process of its own for each policy.
+Needs no network and no accelerator. Starts a server in a separate process for each policy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ReplayDemo:
     max_turns: int | None = None
     max_context_tokens: int = 4096
     pool_share: float = 0.33
-    """KV pool as a share of all jobs' contexts at their ends."""
+    """KV pool as a share of the sum of all jobs' final contexts."""
     hidden_size: int = 256
     num_layers: int = 6
     max_num_batched_tokens: int = 1024
@@ -49,12 +49,12 @@ class ReplayDemo:
 
 
 def quick(config: ReplayDemo) -> ReplayDemo:
-    """The sizes of a half-minute demo that shows that everything works; too small for reliable numbers."""
+    """Returns the sizes of a half-minute demo that only checks that everything works."""
     return replace(config, num_jobs=min(config.num_jobs, 6), max_turns=4, hidden_size=128, num_layers=3)
 
 
 def run_replay_demo(config: ReplayDemo) -> list[BenchRun]:
-    """Replay the jobs under each policy; model, traces, records and results are written to ``config.out``."""
+    """Replays the jobs under each policy; writes model, traces, records and results to ``config.out``."""
     model = _make_model(config)
     jobs = _jobs(config)
     num_blocks = _pool_blocks(config, jobs, model)
@@ -106,7 +106,7 @@ def _jobs(config: ReplayDemo) -> list[Job]:
 
 
 def _pool_blocks(config: ReplayDemo, jobs: list[Job], model: Path) -> int:
-    """Blocks for the given share of all contexts, and at least for the longest one."""
+    """Returns blocks for the given share of all contexts, and at least for the longest one."""
     from tokenizers import Tokenizer  # A native library of 10 MB, for this one count.
 
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
@@ -121,7 +121,7 @@ def _pool_blocks(config: ReplayDemo, jobs: list[Job], model: Path) -> int:
 
 
 def _context_tokens(job: Job, limits: Limits, system: int, num_tokens: Callable[[str], int]) -> int:
-    """Tokens in the job's context at its end, as far as it will be replayed."""
+    """Returns the tokens of the job's final context, counting only the turns that are replayed."""
     context = system
     for turn in job.turns[: limits.max_turns]:
         longer = (

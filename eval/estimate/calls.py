@@ -23,12 +23,12 @@ class Call:
 
     @property
     def tool(self) -> str:
-        """The name of the tool: ``bash``, ``read``."""
+        """Returns the name of the tool: ``bash``, ``read``."""
         return str(ToolKey(self.key.parts[:1]))
 
     @property
     def program(self) -> str:
-        """The tool and what it ran: ``bash/pytest``."""
+        """Returns the tool and what it ran: ``bash/pytest``."""
         return str(ToolKey(self.key.parts[:2]))
 
 
@@ -39,7 +39,7 @@ class TurnEnd:
     calls: tuple[Call, ...]
     """The calls with recorded times, which ran in parallel."""
     tools: tuple[ToolKey, ...] | None
-    """All tools that it called; None if unknown."""
+    """All tools that the turn called; None if unknown."""
     growth_tokens: int | None
     """Tokens of the next prompt beyond this one and its output; None after the last turn."""
     gap_s: float
@@ -62,12 +62,12 @@ class Played:
 
     @property
     def tool_s(self) -> float:
-        """From the first call to the end of the last, without the model's time."""
+        """Sum of the turns' gaps: from the first call to the end of the last, without the model's time."""
         return sum(turn.gap_s for turn in self.turns)
 
 
 def played(jobs: Sequence[Job]) -> list[Played]:
-    """The jobs in their order. One without a group joins the job that started it."""
+    """Returns the jobs in their order. One without a group joins the group of the job that started it."""
     parents = {job.job_id: job.parent_job for job in jobs}
     return [
         Played(job.job_id, job.group or eldest(job.job_id, parents), job.arrival_s, _turn_ends(job.turns))
@@ -102,5 +102,5 @@ def _tools(turn: Turn) -> tuple[ToolKey, ...] | None:
 
 
 def key_of_run(run: ToolRun) -> ToolKey:
-    """The key that the policy would use, as far as the recording has the command: often only the program."""
+    """Returns the key that the policy would use, if the recording has the command: often only the program."""
     return tool_key(run.tool, run.command or "")

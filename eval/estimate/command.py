@@ -37,7 +37,7 @@ which were assumed by the makers of the file.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``continuum estimate``."""
+    """Adds the flags of ``continuum estimate``."""
     parser.epilog = EPILOG
     add = parser.add_argument
     add(
@@ -78,7 +78,7 @@ def _folds(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``continuum estimate``."""
+    """Runs ``continuum estimate``."""
     require_own_files([("--json", arguments.json)], files_of("--workload", arguments.workload))
     require_writable(arguments.json)
     opened = open_workload(arguments.workload)
@@ -97,13 +97,13 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if arguments.json is not None:
             _write(arguments.json, evaluation)
-    finally:  # the report is printed even if the disk is full
+    finally:  # print the report even if the disk is full
         print(render(evaluation))
     return 0
 
 
 def _sample(opened: Workload, num_jobs: int | None, limits: JobLimits) -> Sample:
-    """The first jobs, without repeats: a copy would be predicted from its original."""
+    """Returns the first jobs, without repeats: a copy would be predicted from its original."""
     if num_jobs is not None and isinstance(opened, RecordedWorkload):
         held = len(roots(opened.sample(None, None, limits).jobs))
         if num_jobs > held:

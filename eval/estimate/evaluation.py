@@ -80,7 +80,7 @@ class Protocol(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     num_calls: int
     num_skipped: int
-    """Number of calls before which some method had no data."""
+    """Number of calls for which some method had no data."""
     scores: list[Scores]
     comparisons: list[Comparison]
     """Comparisons of the first method with each of the others, and of a learned correction with it."""
@@ -122,7 +122,7 @@ def evaluate(
     command: str,
     tell: Tell,
 ) -> Evaluation:
-    """``tell`` gets progress. WorkloadError if no call's time is known, or all are of one group."""
+    """``tell`` receives progress. WorkloadError if no call's time is known, or all jobs are of one group."""
     calls = [call for job in jobs for call in job.calls]
     if not calls:
         raise WorkloadError(f"The workload {workload} has no tool times: there is nothing to predict.")
@@ -160,7 +160,7 @@ def evaluate(
 def _protocols(
     jobs: Sequence[Played], folds: Sequence[Fold], seed: int, learned: bool, tell: Tell
 ) -> list[Protocol]:
-    """The protocols with at least one predictable call."""
+    """Returns the protocols with at least one predictable call."""
     forecasts = {name: _told(tell, HELD_OUT, name, lambda make: held_out(make, folds)) for name in IN_FULL}
     if learned:
         forecasts[LEARNED] = held_out_learned(folds, seed, tell)
@@ -185,7 +185,7 @@ def _timing(jobs: Sequence[Played], fold: Fold | None, seed: int) -> Timing:
 
 
 def _protocol(name: str, forecasts: dict[str, Forecast], seed: int) -> Protocol | None:
-    """The scores of a protocol; None if some method never had data before a call."""
+    """Returns the scores of a protocol; None if some method never had data before a call."""
     some = next(iter(forecasts.values()))
     columns = zip(*(forecast.told for forecast in forecasts.values()), strict=True)
     kept = [place for place, told in enumerate(columns) if all(one is not None for one in told)]

@@ -1,4 +1,4 @@
-"""The estimator with a learned correction on top, as a server has it once it was taught."""
+"""The estimator with a learned correction on top, like a server's after training."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from eval.estimate.folds import grouped_folds
 from eval.estimate.predictors import EstimatorQuantiles, FloatArray, play, study
 
 NUM_FOLDS = 4
-"""In which the learned jobs are predicted, for the correction to learn from."""
+"""Number of folds in which learned jobs are predicted, to train the correction."""
 
 
 class LearnedQuantiles(EstimatorQuantiles):
-    """Corrects the estimator where its model is believed; without a model it collects rows."""
+    """Corrects the estimator where its model is trusted; without a model it collects training rows."""
 
     def __init__(self, model: DurationModel | None = None) -> None:
         super().__init__()
         self._corrector = None if model is None else Corrector(model)
         self._histories: dict[str, CallHistory] = {}
-        """Calls of the jobs that are predicted."""
+        """Calls of the predicted jobs so far."""
         self._open: dict[int, tuple[list[float], Correction | None]] = {}
         self.rows: list[tuple[Call, list[float]]] = []
         """Calls that were predicted and have ended, with their features."""
@@ -34,7 +34,7 @@ class LearnedQuantiles(EstimatorQuantiles):
         return self._quantiles(self.curve(call, job_id))
 
     def curve(self, call: Call, job_id: str) -> SurvivalCurve:
-        """Of a call that begins."""
+        """Returns the curve of a call that begins."""
         curve = self._curve(call, job_id)
         history = self._histories.setdefault(job_id, CallHistory())
         facts = CallFacts(call.turn_index, call.num_parallel, call.input_tokens, call.output_tokens)
@@ -64,8 +64,8 @@ class LearnedQuantiles(EstimatorQuantiles):
 
 
 def past_calls(jobs: Sequence[Played], seed: int) -> list[PastCall]:
-    """Each call with what an estimator said of it that had not seen its group; none of fewer than two
-    groups."""
+    """Returns each call with the prediction of an estimator that had not seen its group; none if there are
+    fewer than two groups."""
     past: list[PastCall] = []
     if len({job.group for job in jobs}) < 2:
         return past
@@ -83,7 +83,7 @@ def past_calls(jobs: Sequence[Played], seed: int) -> list[PastCall]:
 
 
 def taught(jobs: Sequence[Played], seed: int) -> LearnedQuantiles:
-    """What is known after these jobs, the correction included."""
+    """Returns an estimator trained on these jobs, including the correction."""
     estimator = LearnedQuantiles(fit_durations(past_calls(jobs, seed)))
     study(estimator, jobs)
     return estimator

@@ -1,4 +1,4 @@
-"""Online predictors of tool times: asked before a call, updated with its time afterwards."""
+"""Online predictors of tool times: each predicts before a call, and learns its time afterwards."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class Predictor(Protocol):
 
 
 def study(predictor: Predictor, jobs: Iterable[Played]) -> None:
-    """Learn all calls of ended jobs."""
+    """Learns all calls of ended jobs."""
     for job in jobs:
         for call in job.calls:
             predictor.learn(call, job.job_id)
 
 
 def play(predictor: Predictor, job: Played) -> list[FloatArray | None]:
-    """The prediction for each call of a job, which is learned afterwards.
+    """Returns the prediction for each call of a job, which is learned afterwards.
 
     Calls of one turn run in parallel: none of them has ended when they are predicted.
     """
@@ -106,8 +106,8 @@ class EstimatorQuantiles:
     """The estimator that the server uses.
 
     ``jobs``: whether a job's own calls count for it. ``censoring``: whether censored calls are learned as
-    such or left out. A quantile in the unknown tail of a curve is the longest time that any call was seen
-    to last (Efron's convention for Kaplan and Meier's estimate, Berkeley Symposium 5, 1967).
+    such or left out. A quantile in the unknown tail of a curve is the longest time that any call was seen to
+    last (Efron's convention for Kaplan and Meier's estimate, Berkeley Symposium 5, 1967).
     """
 
     def __init__(self, jobs: bool = True, censoring: bool = True) -> None:
@@ -130,7 +130,7 @@ class EstimatorQuantiles:
             self._estimator.observe(call.key, call.seconds, censored, job=job)
 
     def fork(self) -> Self:
-        # Through the format of the state file, as over a restart: details of other jobs are not needed.
+        # Uses the format of the state file, like a restart: details of other jobs are not needed.
         copy = type(self)()
         copy._jobs, copy._censoring = self._jobs, self._censoring
         copy._longest_s = self._longest_s

@@ -1,4 +1,4 @@
-"""Ways to split training from prediction, each replayed in the order of time."""
+"""Ways to split training from prediction, each replayed in order of time."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LastOfTurn:
 
 
 def held_out(make: Make, folds: Sequence[Fold], seed: int | None = None) -> Forecast:
-    """Learn the other groups, then replay each held-out job from there as if it were the only one.
+    """Learns the other groups, then replays each held-out job from there as if it were the only one.
 
     With a ``seed`` the learned jobs are still running: each began some time ago, at most as long as a job's
     calls take on average, and only what happened since is learned.
@@ -62,11 +62,11 @@ def held_out(make: Make, folds: Sequence[Fold], seed: int | None = None) -> Fore
 
 
 def _study_begun(predictor: Predictor, job: Played, watched_s: float) -> None:
-    """Learn from a job that began ``watched_s`` ago; only its calls take time.
+    """Learns from a job that began ``watched_s`` ago; only its calls take time.
 
     Ended calls are complete, a running one is censored, later ones are unknown. Calls that run at a given
-    moment tend to be long: without them calls would look short. How long a job was watched does not depend
-    on its calls' times, so the censoring is random, as Kaplan and Meier require.
+    moment tend to be long: without them calls would look short. How long a job was watched does not depend on
+    its calls' times, so the censoring is random, as Kaplan and Meier require.
     """
     left_s = watched_s
     for turn in job.turns:
@@ -79,7 +79,7 @@ def _study_begun(predictor: Predictor, job: Played, watched_s: float) -> None:
 
 
 def held_out_learned(folds: Sequence[Fold], seed: int, tell: Tell) -> Forecast:
-    """The estimator with a correction that was learned from the other groups, too."""
+    """Returns predictions of the estimator with a correction, both learned from the other groups."""
     forecast = Forecast()
     for number, fold in enumerate(folds, start=1):
         tell(
@@ -93,7 +93,7 @@ def held_out_learned(folds: Sequence[Fold], seed: int, tell: Tell) -> Forecast:
 
 
 def parallel_held_out(folds: Sequence[Fold]) -> list[LastOfTurn]:
-    """The estimator's predictions for turns with several calls, learned from other groups."""
+    """Returns the estimator's predictions for turns with several calls, learned from other groups."""
     found = []
     for fold in folds:
         estimator = EstimatorQuantiles()
@@ -118,7 +118,7 @@ def _parallel(estimator: EstimatorQuantiles, job: Played) -> list[LastOfTurn]:
 
 
 def in_use(make: Make, jobs: Sequence[Played]) -> Forecast:
-    """Begin with no data and follow all jobs: each call is predicted as it begins and learned as it ends.
+    """Begins without data and follows all jobs: each call is predicted as it begins and learned as it ends.
 
     A job begins at its recorded arrival, else when the one before it ended. A call that still runs when
     another begins is not known yet. The model's own time is not recorded and left out.

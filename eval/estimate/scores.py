@@ -117,7 +117,7 @@ class Statistic:
         return interval(self.value, self.resampled)
 
     def centred(self) -> Interval:
-        """The interval moved to where the resamples' mean is the value.
+        """Returns the interval, shifted so that the resamples' mean is the value.
 
         A calibration error is a sum of absolute values, which noise increases: a resample has the noise of
         the calls and that of the resampling.
@@ -203,12 +203,12 @@ class Scored:
 
 
 def by_level(values: FloatArray) -> dict[str, float]:
-    """[num_levels] -> the levels shown."""
+    """Maps [num_levels] to the levels shown."""
     return {str(level): float(values[place]) for level, place in zip(SHOWN, SHOWN_AT, strict=True)}
 
 
 def by_program(calls: Sequence[Call], scored: Sequence[Scored]) -> list[ToolScores]:
-    """The scores of each program, the most frequent first."""
+    """Returns the scores of each program, the most frequent first."""
     places: dict[str, list[int]] = {}
     for place, call in enumerate(calls):
         places.setdefault(call.program, []).append(place)

@@ -1,4 +1,4 @@
-"""An evaluation as text for a terminal. Pure functions."""
+"""Formats an evaluation as text for a terminal. Pure functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CORRECTED_GOAL_US = 500
 
 
 def render(evaluation: Evaluation) -> str:
-    """Title, a table per protocol, programs, turns, times, then the notes."""
+    """Returns title, a table per protocol, programs, turns, times, then the notes."""
     head = (
         f"{evaluation.title}\n{evaluation.num_calls:,} calls (mean {evaluation.mean_call_s:.2f} s) of "
         f"{evaluation.num_jobs:,} jobs in {evaluation.num_groups:,} groups, {evaluation.num_folds} folds"
@@ -32,7 +32,7 @@ def render(evaluation: Evaluation) -> str:
 
 
 def _protocol(protocol: Protocol) -> str:
-    """A line per method, with the differences of the first one from it at the end."""
+    """Returns a line per method, with the first one's differences from it at the end."""
     heads = [
         ["", "pinball", "log", *["ended"] * len(SHOWN), "off", "off in", "pinball", "off in program"],
         [
@@ -183,7 +183,7 @@ def _ratio(interval: Interval | None, digits: int = 2) -> str:
 
 
 def _difference(interval: Interval) -> str:
-    """In percentage points."""
+    """Formats a difference in percentage points."""
     value, low, high = 100 * interval.value, 100 * interval.low, 100 * interval.high
     return f"{value:+.1f} [{low:+.1f} {high:+.1f}]"
 

@@ -27,7 +27,7 @@ class Microseconds(msgspec.Struct, frozen=True):
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Every call is predicted, then learned, so that no cached answer is measured."""
+    """Timings in which every call is predicted, then learned, so that no cached answer is measured."""
 
     num_calls: int
     observe: Microseconds
@@ -43,7 +43,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure(jobs: Sequence[Played], learned: LearnedQuantiles | None) -> Timing:
-    """Replay the jobs one after another and time each call."""
+    """Replays the jobs one after another and times each call."""
     few = _first(jobs)
     observe, answer = _times(few, DurationEstimator())
     _, answer_with_cut_off = _times(few, DurationEstimator(), cut_off=True)

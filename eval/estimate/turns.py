@@ -57,7 +57,7 @@ class TurnScores(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def score_turns(folds: Sequence[Fold], seed: int) -> TurnScores:
-    """Learn from the other groups; nothing is learned while a held-out job runs."""
+    """Learns from the other groups; learns nothing while a held-out job runs."""
     rows: list[tuple[float, ...]] = []
     groups: list[str] = []
     ends: list[str] = []
@@ -90,7 +90,7 @@ def _base_rates(turns: Sequence[TurnEnd]) -> tuple[float, float]:
 
 
 def _row(outcomes: TurnOutcomes, turn: TurnEnd, base: tuple[float, float]) -> tuple[float, ...]:
-    """Was it the last, P predicted, base rate; did one follow, growth, predicted growth, mean growth."""
+    """Returns was last, P predicted, base rate; did one follow, growth, predicted growth, mean growth."""
     was_last = turn.growth_tokens is None
     told = outcomes.last_turn_probability(turn.tools)
     growth = outcomes.prompt_growth(turn.tools) or 0.0

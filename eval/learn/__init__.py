@@ -1,1 +1,1 @@
-"""Learning from jobs of the past: what a server then begins with."""
+"""Learning from past jobs: produces the state that a server starts with."""

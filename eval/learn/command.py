@@ -1,5 +1,5 @@
-"""``continuum learn``: learns from recorded jobs or traces what ``--estimator-state`` lets a server begin
-with."""
+"""``continuum learn``: learns from recorded jobs or traces; a server starts with the result by
+``--estimator-state``."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ The file is the one that --estimator-state keeps across restarts, so a server go
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``continuum learn``."""
+    """Adds the flags of ``continuum learn``."""
     parser.epilog = EPILOG
     add = parser.add_argument
     add(
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``continuum learn``. Exit code 1 where there is nothing to learn from."""
+    """Runs ``continuum learn``. Exit code 1 if there is nothing to learn from."""
     files = [file for source in arguments.sources for file in files_of("TRACE|WORKLOAD", source)]
     require_own_files([("--out", arguments.out)], files)
     require_writable(arguments.out)
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _train(past: Sequence[PastJob] | Sequence[PastCall], what: str) -> Model | None:
-    """In a process of its own, as a server does."""
+    """Trains in a separate process, as a server does."""
     print(f"learn: fitting a model of {len(past):,} {what}", file=sys.stderr, flush=True)
     lesson = spawn_input(msgspec.msgpack.encode(past))
     done = subprocess.run(spawn_command(TRAINER), input=lesson, capture_output=True, check=False)

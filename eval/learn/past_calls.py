@@ -1,4 +1,4 @@
-"""Recorded gaps with what a server would have said of each, for the correction of calls' durations."""
+"""Recorded gaps with the durations that a server would have predicted, to learn corrections from."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ NUM_FOLDS = 4
 
 
 def past_calls(jobs: Sequence[Job]) -> list[PastCall]:
-    """Each gap as it looks to a server that has learned from jobs of other groups; none where there is
-    only one group."""
+    """Returns each gap as a server that has learned from jobs of other groups would predict it; none if there
+    is only one group."""
     groups, past = groups_of(jobs), list[PastCall]()
     names = sorted(set(groups))
     fold_of = {name: place % NUM_FOLDS for place, name in enumerate(names)}
@@ -30,7 +30,7 @@ def past_calls(jobs: Sequence[Job]) -> list[PastCall]:
 
 
 def _of_job(job: Job, group: str, state: str) -> list[PastCall]:
-    """The gaps of a job of which none has ended before."""
+    """Returns the gaps of a job, each predicted as if no gap of the job had ended yet."""
     stats, history, past = ToolStats(Tuning()), CallHistory(), []
     stats.recall(state)
     clock_s = 0.0

@@ -1,4 +1,4 @@
-"""Recorded jobs as a server would have learned from them."""
+"""Recorded jobs in the form from which a server learns."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from eval.workloads.job import GapKind, Job, Turn
 
 
 def past_jobs(jobs: Sequence[Job]) -> list[PastJob]:
-    """What the trainer reads. Runs of one task, and sub-agents and who started them, are one group."""
+    """Returns the trainer's input. Runs of one task, and sub-agents and their starters, form one group."""
     return [PastJob(group, _facts(job)) for group, job in zip(groups_of(jobs), jobs, strict=True)]
 
 
 def groups_of(jobs: Sequence[Job]) -> list[str]:
-    """The group of each job."""
+    """Returns the group of each job."""
     parents = {job.job_id: job.parent_job for job in jobs}
     return [job.group or eldest(job.job_id, parents) for job in jobs]
 
 
 def learn_tools(stats: ToolStats, jobs: Sequence[Job]) -> int:
-    """Let ``stats`` observe each gap between two turns, job by job; how many it observed."""
+    """Lets ``stats`` observe each gap between two turns, job by job; returns the number of observed gaps."""
     num_gaps, clock_s = 0, 0.0
     for job in jobs:
         for turn, after in zip(job.turns, (*job.turns[1:], None), strict=True):
@@ -58,7 +58,7 @@ def _facts(job: Job) -> tuple[TurnFacts, ...]:
 
 
 def tools_of(turn: Turn) -> list[ToolKey] | None:
-    """What the turn called; None if that was not recorded."""
+    """Returns the turn's tool calls; None if they were not recorded."""
     if not turn.calls and turn.gap_kind in (GapKind.TOOL, GapKind.UNKNOWN):
         return None
     return [key_of_run(run) for run in turn.calls]

@@ -37,12 +37,12 @@ from eval.workloads.catalog import files_of, open_workload
 from eval.workloads.flags import add_arrivals, add_jobs
 
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it."""
+"""Exit code after Ctrl-C, by the convention of shells."""
 API_KEY_VARIABLE = "OPENAI_API_KEY"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``continuum bench``."""
+    """Adds the flags of ``continuum bench``."""
     parser.usage = "continuum bench --workload FILE [--flag VALUE ...]"
     _add_what(parser.add_argument_group("workload"))
     _add_when(parser.add_argument_group("arrivals"))
@@ -241,7 +241,7 @@ def _arrivals(arguments: argparse.Namespace) -> Arrivals:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``continuum bench``. Exit code 1 if a turn failed; raises what cannot be read or reached."""
+    """Runs ``continuum bench``. Exit code 1 if a turn failed; raises for unreadable or unreachable inputs."""
     _require_own_files(arguments)
     require_writable(arguments.json, arguments.html)
     if arguments.html:
@@ -257,7 +257,7 @@ def run(arguments: argparse.Namespace) -> int:
             write_results(arguments.json, files[-1])
         if arguments.html:
             write_html(arguments.html, files, names)
-    finally:  # the report is printed even if the disk is full
+    finally:  # print the report even if the disk is full
         print(render_comparison(Comparison(files, names)))
     return report_errors(bench)
 
@@ -270,13 +270,13 @@ def _require_own_files(arguments: argparse.Namespace) -> None:
 
 
 def _command(arguments: argparse.Namespace) -> str:
-    """The command line without the API key."""
+    """Returns the command line without the API key."""
     given = shlex.join(["continuum", *arguments.given])
     return given.replace(arguments.api_key, "KEY") if arguments.api_key else given
 
 
 def report_errors(run: BenchRun) -> int:
-    """Print the errors of a run; returns its exit code."""
+    """Prints the errors of a run; returns its exit code."""
     failed = [turn for turn in run.turns if turn.error is not None]
     if run.records_broken is not None:
         say(f"error: {run.result.name}: {run.records_broken}")

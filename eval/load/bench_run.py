@@ -1,4 +1,4 @@
-"""One measurement of a running server: plan the jobs, replay them, summarize. Knows no command line."""
+"""One measurement of a running server: plans the jobs, replays them, summarizes. Knows no command line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from eval.workloads.provenance import describe
 from eval.workloads.sampling import JobLimits, Sample
 
 SETTLE_S = 10.0
-"""How long the server may take to become idle after the last answer."""
+"""Time that the server may take to become idle after the last answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class BenchOptions:
     warmup_jobs: int = 0
     warmup_s: float = 0.0
     server_type: ServerType | None = None
-    """Kind of server; None: as its model card says."""
+    """Kind of server; None: according to its model card."""
     identity: Identity | None = None
     """How requests name their job; None: the default of the server type."""
     model: str | None = None
@@ -67,11 +67,11 @@ class BenchOptions:
     extra_body: dict[str, Any] = field(default_factory=dict)
     retry_busy: bool = False
     reset_prefix_cache: bool = False
-    """Reset the server's prefix cache first: synthetic prompts of one seed are always the same."""
+    """Reset the server's prefix cache first, as synthetic prompts of one seed are always the same."""
     records: Path | None = None
     """File of records, written as turns end."""
     resume: bool = False
-    """Resume the run that ``records`` is of."""
+    """Resume the run of which ``records`` holds an earlier part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class BenchRun:
 
 
 async def run_bench(options: BenchOptions) -> BenchRun:
-    """Plan, replay and summarize. Ctrl-C ends the replay; the part that ran is still summarized.
+    """Plans, replays and summarizes. Ctrl-C ends the replay; the part that ran is still summarized.
 
     Raises ServerError or WorkloadError if nothing can be measured, ResultError if ``records`` cannot be used.
     """
@@ -121,7 +121,7 @@ async def run_bench(options: BenchOptions) -> BenchRun:
 
 
 def _sample(options: BenchOptions) -> Sample:
-    """The jobs. Where only token counts are recorded, jobs that are too long are left out before the draw."""
+    """Draws the jobs. If only token counts are used, leaves out jobs that are too long before the draw."""
     limit = options.limits.max_context_tokens
     sample = options.workload.sample(options.num_jobs, options.draw_seed)
     told_by_counts = options.api is Api.COMPLETIONS or not all(job.has_text for job in sample.jobs)
@@ -132,7 +132,7 @@ def _sample(options: BenchOptions) -> Sample:
 
 
 def _refuse_endless_warmup(options: BenchOptions, plan: Plan) -> None:
-    """UsageError if all jobs arrive before the warm-up ends; unknown with a bounded concurrency."""
+    """Raises UsageError if all jobs arrive before the warm-up ends; unknown with a bounded concurrency."""
     if options.arrivals.concurrency is not None:
         return
     last_s = max(options.arrivals.times_s([root.job for root in plan.roots], options.seed), default=0.0)
@@ -182,7 +182,7 @@ async def _replay(
 
 
 async def _run_until_interrupted(replay: Replay) -> bool:
-    """Run the replay; True if Ctrl-C ended it. A second Ctrl-C ends the program."""
+    """Runs the replay; returns whether Ctrl-C ended it. A second Ctrl-C ends the program."""
     task = asyncio.ensure_future(replay.run())
     with _cancelled_by_sigint(task) as pressed:
         try:
@@ -204,7 +204,7 @@ def _cancelled_by_sigint(task: asyncio.Future[None]) -> Iterator[asyncio.Event]:
         loop.remove_signal_handler(signal.SIGINT)
         task.cancel()
 
-    with suppress(ValueError, RuntimeError):  # not in the main thread: its owner decides
+    with suppress(ValueError, RuntimeError):  # not in the main thread: its owner handles signals
         loop.add_signal_handler(signal.SIGINT, press)
     try:
         yield pressed
@@ -213,9 +213,9 @@ def _cancelled_by_sigint(task: asyncio.Future[None]) -> Iterator[asyncio.Event]:
 
 
 def _completed(options: BenchOptions, info: ServerInfo) -> BenchOptions:
-    """The options with those that the server decides: server type, identity, replies, context.
+    """Fills in the options that depend on the server: server type, identity, replies, context.
 
-    Raises ServerError for forced replies where the server cannot be forced.
+    Raises ServerError for forced replies if the server does not support them.
     """
     server_type = options.server_type or info.server_type
     known = [limit for limit in (options.limits.max_context_tokens, info.max_model_len) if limit is not None]
@@ -246,7 +246,7 @@ def _plan_options(options: BenchOptions) -> PlanOptions:
 
 
 def _kept(options: BenchOptions, header: RunHeader) -> Recording | None:
-    """The records of an earlier part of this run; None if it starts from the beginning."""
+    """Returns the records of an earlier part of this run; None if it starts from the beginning."""
     if not options.resume or options.records is None or not options.records.exists():
         return None
     kept = resumable(options.records, header)
@@ -268,7 +268,7 @@ def _setting(options: BenchOptions, model: str) -> RunSetting:
 
 
 def _settings(options: BenchOptions, info: ServerInfo, api: Api, jobs: Sequence[Job]) -> dict[str, str]:
-    """Every setting that decides what is sent and when, as text; the server's address is not one."""
+    """Returns every setting that decides what is sent and when, as text; not the server's address."""
     assert options.server_type is not None
     limits = options.limits
     content = blake2b(digest_size=8)
@@ -301,7 +301,7 @@ def _settings(options: BenchOptions, info: ServerInfo, api: Api, jobs: Sequence[
 
 
 async def settled_metrics(client: ServerClient) -> ServerMetrics:
-    """The metrics once the server is idle: gauges and pins lag behind the last response."""
+    """Returns the metrics once the server is idle: gauges and pins lag behind the last response."""
     deadline = time.monotonic() + SETTLE_S
     while True:
         metrics = await client.metrics()
@@ -311,7 +311,7 @@ async def settled_metrics(client: ServerClient) -> ServerMetrics:
 
 
 def _notes(options: BenchOptions, plan: Plan, replay: Replay) -> list[str]:
-    """What of this run is assumed or changed, for the report."""
+    """Returns notes for the report on what this run assumes or changes."""
     limits = options.limits
     cap = "" if limits.gap_cap_s is None else f", at most {limits.gap_cap_s:g} s"
     notes = [

@@ -1,4 +1,4 @@
-"""A timed client of an OpenAI-compatible server, as an agent would use it. Knows nothing of workloads.
+"""A timed client of an OpenAI-compatible server, which acts like an agent. Knows nothing of workloads.
 
 The server type decides which extensions are sent.
 """
@@ -31,7 +31,7 @@ client that gives up early would measure itself instead of the server."""
 MAX_PORT = 65535
 BUSY = frozenset({httpx.codes.SERVICE_UNAVAILABLE, httpx.codes.TOO_MANY_REQUESTS})
 BUSY_WAIT_S = 1.0
-"""Seconds to the next try where a busy server sends no Retry-After."""
+"""Seconds until a retry if a busy server sends no Retry-After."""
 MAX_BUSY_WAIT_S = 60.0
 
 
@@ -160,7 +160,7 @@ class ServerClient:
         await self._http.aclose()
 
     async def connect(self) -> ServerInfo:
-        """Read the model list, which must include the model named at construction."""
+        """Reads the model list, which must include the model named at construction."""
         cards = (await self._call("GET", "/v1/models", None, _Cards)).data
         if not cards:
             raise ServerError(f"The server at {self.base_url} serves no model.")
@@ -217,7 +217,7 @@ class ServerClient:
         try:
             response = await self._http.get("/metrics", timeout=CONNECT_TIMEOUT_S)
             return ServerMetrics.parse(response.text if response.status_code == httpx.codes.OK else "")
-        except (httpx.HTTPError, ValueError):  # a page that is not metrics is a ValueError
+        except (httpx.HTTPError, ValueError):  # a page that is not metrics raises ValueError
             return ServerMetrics.parse("")
 
     async def send(self, turn: TurnRequest, server_type: ServerType, identity: Identity) -> Reply:
@@ -264,7 +264,7 @@ class ServerClient:
             raise TurnFailedError(self._reason(error)) from error
 
     async def _check_alive(self) -> None:
-        """After a broken connection: ask for the server's health. Raises ServerGoneError."""
+        """Requests the server's health after a broken connection. Raises ServerGoneError."""
         try:
             response = await self._http.get("/health", timeout=CONNECT_TIMEOUT_S)
         except httpx.TimeoutException:
@@ -294,7 +294,7 @@ class ServerClient:
 
 
 async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Lines of an event stream: text may contain other characters at which Python would split."""
+    """Yields lines of an event stream; splits at newlines only, unlike str.splitlines."""
     rest = b""
     async for piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")
@@ -365,7 +365,7 @@ class _ReplyReader:
 
 
 def _checked(base_url: str) -> str:
-    """The address, checked; ServerError if it is not a valid one."""
+    """Returns the address; raises ServerError if it is not a valid one."""
     try:
         url = httpx.URL(base_url)
     except httpx.InvalidURL as error:
@@ -376,7 +376,7 @@ def _checked(base_url: str) -> str:
 
 
 def _retry_after_s(header: str | None) -> float:
-    """Seconds of a Retry-After header; a date in it is ignored."""
+    """Returns the seconds of a Retry-After header; ignores a date in it."""
     try:
         return min(max(0.0, float(header or BUSY_WAIT_S)), MAX_BUSY_WAIT_S)
     except ValueError:
@@ -384,7 +384,7 @@ def _retry_after_s(header: str | None) -> float:
 
 
 def _http_error(status: int, content: bytes) -> str:
-    """The message of an OpenAI error, else the start of the body."""
+    """Returns the message of an OpenAI error, else the start of the body."""
     try:
         error = msgspec.json.decode(content, type=_Chunk).error
     except UNREADABLE:

@@ -37,14 +37,14 @@ class Ask:
 
 
 class Conversation(Protocol):
-    """The client's side of a job. Turns are asked in order, each after the response to the one before."""
+    """The client's side of a job. Its turns are sent in order, each after the response to the one before."""
 
     def ask(self, index: int) -> Ask:
         """The request of turn ``index``, from 0."""
         ...
 
     async def take(self, reply: Reply) -> None:
-        """Take in the response to the last turn asked."""
+        """Takes the response to the last turn asked."""
         ...
 
 
@@ -84,14 +84,14 @@ class ChatConversation:
 
     async def take(self, reply: Reply) -> None:
         assert self._asked is not None
-        # A forced response is kept as planned: a tool parser may have taken the call out of its text.
+        # A forced response is kept as planned: a tool parser may have removed the call from its text.
         self._history.append(
             (self._asked.input_text, self._asked.output_text if self._forced else reply.text)
         )
 
 
 class TokenConversation:
-    """Prompts of token ids, exactly as long and sharing exactly as many tokens as recorded."""
+    """Prompts of token ids, with exactly the recorded lengths and shared prefixes."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class TokenConversation:
         self._history = np.concatenate((self._prompt, await self._answer(reply)))
 
     async def _answer(self, reply: Reply) -> Tokens:
-        """The response's tokens where they are known, else synthetic ones of the recorded number."""
+        """Returns the response's tokens if they are known, else synthetic ones of the recorded number."""
         if self._forced:
             return self._output
         if reply.token_ids is not None:

@@ -1,4 +1,4 @@
-"""Synthetic tokens of a job that was recorded as counts: shared as recorded, the same for a seed.
+"""Synthetic tokens of a job that was recorded as counts: shared as recorded, deterministic for a seed.
 
 Tokens are taken from an alphabet: ordinary token ids, or numbers that stand for words. Knows no server.
 """
@@ -22,9 +22,9 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 class JobTokens:
     """The tokens of one job's prompts and outputs.
 
-    A prompt starts with ``prefix_tokens`` of what the turn before held. Behind them, a position has the
-    content of its shared prefix, else of its block (``block_runs``), else content that no other turn has.
-    What a prompt leaves open at its end, and outputs, take the content that the next turns' blocks give.
+    A prompt starts with ``prefix_tokens`` of the previous turn's prompt and output. After them, a position
+    has the content of its shared prefix, else of its block (``block_runs``), else content unique to the turn.
+    Ends of prompts that no block covers, and outputs, take the content of the next turns' blocks.
     """
 
     def __init__(self, job: Job, alphabet: Tokens, seed: int) -> None:
@@ -37,7 +37,7 @@ class JobTokens:
         self._shared = 0 if job.shared_prefix is None else job.shared_prefix_tokens
 
     def prompt(self, index: int, history: Tokens) -> Tokens:
-        """The prompt of turn ``index`` (from 0) behind ``history``: prompt and output of the turn before.
+        """The prompt of turn ``index`` (from 0); ``history`` is the prompt and output of the turn before.
 
         A history that is shorter than the recorded prefix is kept whole; the prompt is as long as recorded.
         """
@@ -45,17 +45,17 @@ class JobTokens:
         kept = min(turn.prefix_tokens, len(history), turn.input_tokens)
         new = self.content(index, kept, turn.input_tokens)
         if len(new) and kept < len(history) and self._is_own(index, kept) and new[0] == history[kept]:
-            # No more may be shared than was recorded.
+            # The shared prefix must not be longer than recorded.
             new[0] = self._alphabet[1 if history[kept] == self._alphabet[0] else 0]
         return np.concatenate((history[:kept], new))
 
     def output(self, index: int, num_tokens: int) -> Tokens:
-        """``num_tokens`` of output of turn ``index``."""
+        """Returns ``num_tokens`` of output of turn ``index``."""
         start = self._job.turns[index].input_tokens
         return self.content(index, start, start + num_tokens)
 
     def content(self, index: int, start: int, end: int) -> Tokens:
-        """What positions ``start`` to ``end`` hold in turn ``index``, as far as no earlier turn says it."""
+        """The content of positions ``start`` to ``end`` in turn ``index`` if no earlier turn defines it."""
         positions = np.arange(start, max(start, end), dtype=np.uint64)
         hashes = _mixed(_key(f"{self._own_key} {index}") + positions)
         self._fill_from_blocks(hashes, index, start)
@@ -65,7 +65,8 @@ class JobTokens:
         return self._alphabet[(hashes % np.uint64(len(self._alphabet))).astype(np.int64)]
 
     def block_ids(self, index: int, start: int, end: int) -> Hashes:
-        """Blocks, of this turn or of later ones that keep the positions, which give the content there."""
+        """The blocks, of this turn or of later ones that keep the positions, that define the content
+        there."""
         size = self._job.block_size
         found = [
             _block_ids(turn)[first // size : -(-last // size)]
@@ -77,7 +78,7 @@ class JobTokens:
         return position >= self._shared and not len(self.block_ids(index, position, position + 1))
 
     def _fill_from_blocks(self, hashes: Hashes, index: int, start: int) -> None:
-        """Put the blocks' content over that of the turn."""
+        """Overwrites the turn's own content with that of the blocks."""
         size = self._job.block_size
         for first, end, turn in self._covered(index, start, start + len(hashes)):
             positions = np.arange(first, end, dtype=np.int64)
@@ -108,7 +109,7 @@ def _block_ids(turn: Turn) -> Hashes:
 
 
 def blocks_of_several(jobs: Iterable[Job]) -> dict[str, Hashes]:
-    """For each scope of blocks: the ids that more than one of the jobs has, sorted."""
+    """Returns, for each scope of blocks, the sorted ids that occur in more than one of the jobs."""
     by_scope: dict[str, list[Hashes]] = {}
     for job in jobs:
         if job.block_scope is not None:

@@ -1,4 +1,4 @@
-"""Writes records as turns end, so that a killed run keeps what it had and can be resumed."""
+"""Writes records as turns end, so that a killed run keeps its records and can be resumed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Journal:
     """A growing file of records; without a path, nothing is written. Use it as a context manager."""
 
     def __init__(self, path: Path | None, header: RunHeader, kept: Recording | None = None) -> None:
-        """Begin a new file: the header, then the records ``kept`` from an earlier part of the same run."""
+        """Begins a new file: the header, then the records ``kept`` from an earlier part of the same run."""
         self.broken: str | None = None
-        """Why writing stopped although the run goes on."""
+        """Why writing stopped although the run continues."""
         self._encoder = msgspec.json.Encoder()
         self._file: IO[bytes] | None = None
         if path is not None:
@@ -42,7 +42,7 @@ class Journal:
             raise ResultError(f"Cannot write the records {path}: {error.strerror}.") from error
 
     def add(self, record: Record) -> None:
-        """Write one record and flush it. A full disk ends the records, not the run."""
+        """Writes one record and flushes it. A full disk ends the records, not the run."""
         if self._file is None:
             return
         try:
@@ -71,7 +71,7 @@ class Journal:
 
 
 def resumable(path: Path, header: RunHeader) -> Recording:
-    """The jobs of a run that have ended, with their turns, which a run under this header need not repeat.
+    """The ended jobs of a run, with their turns, which a resumed run under this header need not repeat.
 
     Sub-agents belong to the job that started them. Raises ResultError if the file is of another run.
     """
@@ -88,7 +88,7 @@ def resumable(path: Path, header: RunHeader) -> Recording:
 
 
 def _root(job: JobRecord, ended: dict[str, JobRecord]) -> JobRecord | None:
-    """The root of this sub-agent's job; None if it or a job between has not ended."""
+    """Returns the root of this sub-agent's job; None if it or a job in between has not ended."""
     while job.parent_job is not None:
         parent = ended.get(job.parent_job)
         if parent is None:

@@ -43,7 +43,7 @@ class Answer:
         return b"".join(piece for _, piece in self.pieces)
 
     def events(self) -> Iterator[tuple[float, bytes]]:
-        """The data of each event of a stream but the last, with the arrival time of its last byte."""
+        """Yields the data of each event except [DONE], with the arrival time of its last byte."""
         rest = b""
         for moment, piece in self.pieces:
             *lines, rest = (rest + piece).split(b"\n")
@@ -70,7 +70,8 @@ class Connection:
         return head.encode() + payload
 
     async def ask(self, request: bytes) -> Answer:
-        """Send a request and read the response. ServerError unless its status is 200; OSError if refused."""
+        """Sends a request and reads the response. ServerError if its status is not 200; OSError if
+        refused."""
         was_open = self._streams is not None
         try:
             return await self._ask_once(request)
@@ -102,7 +103,7 @@ class Connection:
             except httptools.HttpParserError as error:
                 self.close()
                 raise ServerError(f"the server's response is not HTTP: {error}") from error
-        if answer.is_last:  # the parser knows no more: to it each complete message is the last
+        if answer.is_last:  # the parser cannot parse another: every complete message is its last
             self.close()
         if parser.get_status_code() != OK:
             complaint = answer.body[:MAX_COMPLAINT_BYTES].decode(errors="replace")

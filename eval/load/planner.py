@@ -1,7 +1,7 @@
 """Plans the exact requests of jobs: responses to force, gaps to wait, cuts to the server's context.
 
-Done before the clock starts, with the server's own tokenizer where it has one, so that the measured part
-only sends.
+Planning ends before the clock starts and uses the server's own tokenizer if it has one, so that the measured
+part only sends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from eval.workloads.job import Job, Turn
 
 MAX_PARALLEL_JOBS = 4
 CHARACTERS_PER_TOKEN = 4
-"""Estimate where there is no tokenizer."""
+"""Estimate used if there is no tokenizer."""
 GUESSED_TOKENS_PER_TURN = 8
 """Tokens that an unknown chat template is assumed to add per turn."""
 _NO_BLOCKS: Hashes = np.empty(0, dtype=np.uint64)
@@ -33,14 +33,14 @@ _FENCE = re.compile(r"```\w*\n.*?```", re.DOTALL)
 
 
 class Api(StrEnum):
-    """The API that turns are sent to."""
+    """The API for the turns."""
 
     CHAT = "chat"
     COMPLETIONS = "completions"
 
 
 class Replies(StrEnum):
-    """Where responses come from."""
+    """The source of responses."""
 
     FORCED = "forced"
     """The recorded responses, which the model still computes."""
@@ -73,7 +73,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """How jobs are turned into requests."""
+    """How jobs become requests."""
 
     limits: Limits = field(default_factory=Limits)
     api: Api | None = None
@@ -112,7 +112,7 @@ class PlannedJob:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All jobs as they will be sent, in order, and what was changed on the way."""
+    """All jobs as they will be sent, in order, and notes on what was changed."""
 
     jobs: list[PlannedJob]
     api: Api
@@ -120,12 +120,12 @@ class Plan:
 
     @property
     def roots(self) -> list[PlannedJob]:
-        """Jobs that no other starts."""
+        """Returns the jobs that no other job starts."""
         return [job for job in self.jobs if job.job.parent_job is None]
 
     @property
     def sub_agents(self) -> list[PlannedJob]:
-        """Jobs that a turn of another one starts."""
+        """Returns the jobs that a turn of another job starts."""
         return [job for job in self.jobs if job.job.parent_job is not None]
 
 
@@ -147,9 +147,9 @@ class Planner:
         self._options = options
 
     async def plan(self, jobs: Sequence[Job]) -> Plan:
-        """All jobs of which at least one turn fits, and their sub-agents.
+        """Plans all jobs of which at least one turn fits, and their sub-agents.
 
-        Raises WorkloadError where no job is left, ServerError where the server lacks what the options need.
+        Raises WorkloadError if no job is left, ServerError if the server lacks what the options need.
         """
         texts = all(job.has_text for job in jobs)
         api = self._options.api or (Api.CHAT if texts else Api.COMPLETIONS)
@@ -194,7 +194,7 @@ class _ChatPlanner:
 
     @classmethod
     async def make(cls, client: ServerClient, options: PlanOptions, texts: bool) -> _ChatPlanner:
-        """Create a planner after probing the server's template and tokenizer, where it has /tokenize."""
+        """Creates a planner; first probes the server's template and tokenizer, if it has /tokenize."""
         notes: list[str] = []
         template: _Template | None = None
         if await client.can_tokenize(chat=True):
@@ -212,7 +212,7 @@ class _ChatPlanner:
         return cls(client, options, template, SyntheticChat(words, per_turn, options.seed), notes)
 
     async def plan_job(self, job: Job) -> PlannedJob | None:
-        """The job as far as it fits; None if not even its first turn does."""
+        """Plans the turns of a job that fit; None if not even the first one does."""
         system_text, said = await self._texts_of(job)
         turns: list[ChatTurn] = []
         contexts: list[int] = []
@@ -241,7 +241,7 @@ class _ChatPlanner:
         )
 
     async def _texts_of(self, job: Job) -> tuple[str, list[TurnTexts]]:
-        """The recorded or synthetic texts of a job."""
+        """Returns the recorded or synthetic texts of a job."""
         if self._synthetic is None:
             return job.system_text, [
                 TurnTexts(turn.input_text or "", turn.output_text or "", index)
@@ -257,7 +257,7 @@ class _ChatPlanner:
         return self._call_tokens[call]
 
     async def _tokens(self, text: str) -> list[int]:
-        """The text's tokens; without a tokenizer, a list that is about as long."""
+        """Returns the text's tokens; without a tokenizer, a list of the estimated length."""
         if self._template is None:
             return [0] * -(-len(text) // CHARACTERS_PER_TOKEN)
         return await self._client.tokenize(text)
@@ -286,7 +286,7 @@ class _ChatPlanner:
     async def _context(
         self, job: Job, system_text: str, recorded: Turn, turn: ChatTurn, contexts: list[int]
     ) -> int:
-        """Approximate tokens of a turn's prompt and output."""
+        """Returns the approximate tokens of a turn's prompt and output."""
         if self._synthetic is not None or (self._template is None and recorded.input_tokens):
             return recorded.input_tokens + turn.max_tokens
         added = len(await self._tokens(turn.input_text)) + turn.max_tokens
@@ -299,7 +299,7 @@ class _ChatPlanner:
         return self._template.tokens_per_turn if self._template else GUESSED_TOKENS_PER_TURN
 
     async def _fits_exactly(self, system_text: str, turns: list[ChatTurn], contexts: list[int]) -> bool:
-        """Whether the longest turn fits, counted with the server's own template where possible."""
+        """Whether the longest turn fits, counted with the server's own template if possible."""
         if self._template is None or self._limits.max_context_tokens is None:
             return True
         longest = max(range(len(turns)), key=contexts.__getitem__)
@@ -326,7 +326,7 @@ class _ChatPlanner:
             short = await self._client.detokenize(fence_ids[:keep]) + closing
         else:
             reasoning = await self._client.detokenize(ids[: limit - len(fence_ids)])
-            # Wherever the reasoning was cut, the code fence must begin a line.
+            # The code fence must begin a line wherever the reasoning was cut.
             short = f"{reasoning.rstrip()}\n\n{fence}" if reasoning.strip() else fence
         # A cut inside a character gives replacement characters, which would not survive the round trip.
         short = short.replace("\ufffd", "")
@@ -334,7 +334,7 @@ class _ChatPlanner:
 
 
 async def _probe_template(client: ServerClient) -> _Template:
-    """Probe the template with a conversation of known texts."""
+    """Probes the template with a conversation of known texts."""
     answer = await client.tokenize("yes")
     question = await client.tokenize("no")
     opening = chat_messages("s", [], "no")
@@ -373,7 +373,7 @@ class _TokenPlanner:
 
     @classmethod
     async def make(cls, client: ServerClient, options: PlanOptions, jobs: Sequence[Job]) -> _TokenPlanner:
-        """Create a planner after learning ordinary token ids."""
+        """Creates a planner; first learns ordinary token ids unless the options give them."""
         can_tokenize = await client.can_tokenize()
         if options.token_ids is not None:
             ids = list(options.token_ids)
@@ -397,7 +397,7 @@ class _TokenPlanner:
         return notes
 
     async def plan_job(self, job: Job) -> PlannedJob | None:
-        """The job as far as it fits; None if not even its first turn does."""
+        """Plans the turns of a job that fit; None if not even the first one does."""
         _check_counts(job)
         limits = self._options.limits
         tokens = JobTokens(job, self._alphabet, self._options.seed)
@@ -423,11 +423,11 @@ class _TokenPlanner:
         )
 
     async def _output(self, job: Job, tokens: JobTokens, index: int, num_output: int) -> Tokens:
-        """The tokens to force: the call last, so that the server knows which tool runs."""
+        """Returns the tokens to force: the call last, so that the server knows which tool runs."""
         call = await self._call(job.turns[index])
         num_words = num_output - len(call)
         end = job.turns[index].input_tokens + num_output
-        # Where another job has the same block, a call would make it differ.
+        # If another job has the same block, a call would make it differ.
         shared = self._shared_blocks.get(job.block_scope or "", _NO_BLOCKS)
         if num_words < 0 or np.isin(tokens.block_ids(index, end - len(call), end), shared).any():
             self._num_hidden_calls += self._options.replies is Replies.FORCED
@@ -449,7 +449,7 @@ def _check_counts(job: Job) -> None:
 
 
 def _reached(planned: list[PlannedJob]) -> list[PlannedJob]:
-    """Jobs that will start: all but sub-agents whose parent is cut before it starts them."""
+    """Returns the jobs that will start: all but sub-agents whose parent is cut before it starts them."""
     by_id = {plan.job_id: plan for plan in planned}
     waiting = [plan.job_id for plan in planned if plan.job.parent_job is None]
     reached: set[str] = set()
@@ -462,7 +462,7 @@ def _reached(planned: list[PlannedJob]) -> list[PlannedJob]:
 
 
 def _left_out(num_jobs: int, fitting: list[PlannedJob], reached: list[PlannedJob]) -> list[str]:
-    """Notes on jobs that are left out; jobs that are cut show in the records."""
+    """Returns notes on jobs that are left out; jobs that are cut show in the records."""
     notes = []
     if too_long := num_jobs - len(fitting):
         notes.append(f"{too_long} of {num_jobs} jobs left out: not even the first turn fits")

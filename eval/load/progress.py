@@ -45,7 +45,7 @@ class Progress:
 
 @asynccontextmanager
 async def shown(progress: Progress, client: ServerClient) -> AsyncIterator[None]:
-    """Print ``progress`` while the body runs, and once more at its end."""
+    """Prints ``progress`` while the body runs, and once more at its end."""
     started = time.monotonic()
     ticker = asyncio.create_task(_tick(progress, client, started))
     try:

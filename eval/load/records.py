@@ -36,9 +36,9 @@ class TurnRecord(msgspec.Struct, kw_only=True, tag_field="kind", tag="turn"):
     """Time to first token; None if the request failed."""
     prompt_tokens: int = 0
     cached_tokens: int | None = None
-    """None where the server does not tell."""
+    """Cached tokens of the prompt; None if the server does not report them."""
     recomputed_tokens: int | None = None
-    """The same: of its own receipt, else by the prompt before."""
+    """Recomputed tokens, from the receipt or else computed from the previous prompt; None if unknown."""
     output_tokens: int = 0
     queued_s: float | None = None
     """Seconds from arrival to first scheduling; known only in a simulation."""
@@ -63,7 +63,7 @@ class JobRecord(msgspec.Struct, kw_only=True, tag_field="kind", tag="job"):
     source: str = ""
     """Name of its workload."""
     start_s: float
-    """Time of arrival; with a bounded concurrency, of its start."""
+    """Time of arrival; with a bounded concurrency, of the start."""
     end_s: float
     num_turns: int
     """Number of completed turns."""
@@ -71,7 +71,7 @@ class JobRecord(msgspec.Struct, kw_only=True, tag_field="kind", tag="job"):
     num_recorded_turns: int
     """Number of recorded turns, more than planned if the job was cut."""
     parent_job: str | None = None
-    """The job whose sub-agent it was; its time is part of that job's, too."""
+    """The job that started this sub-agent; its time includes this job's."""
     warmup: bool = False
     """Whether it ran during the warm-up, which is not counted."""
     error: str | None = None
@@ -82,20 +82,20 @@ class JobRecord(msgspec.Struct, kw_only=True, tag_field="kind", tag="job"):
 
 
 class VerifiedDrafts(msgspec.Struct, kw_only=True):
-    """Speculative decoding, over all requests."""
+    """Counters of speculative decoding, over all requests."""
 
     num_drafts: int
     """Drafts verified: one per request and step that had any."""
     drafted_tokens: int
     accepted_tokens: int
     accepted_by_place: list[int]
-    """Accepted tokens by their place in the draft."""
+    """Accepted tokens by position in the draft."""
     output_tokens: int
-    """All that were generated meanwhile."""
+    """All tokens generated in the same period."""
 
     @classmethod
     def of(cls, counts: Iterable[SpecDecodingStats], output_tokens: int) -> VerifiedDrafts:
-        """What schedulers have counted."""
+        """Sums the counts of schedulers."""
         total = SpecDecodingStats()
         for one in counts:
             total.add(one)
@@ -109,13 +109,13 @@ class VerifiedDrafts(msgspec.Struct, kw_only=True):
 
     @property
     def tokens_per_step(self) -> float | None:
-        """Output tokens of a step of a request, whether it had drafts or not; None without output."""
+        """Returns output tokens per step of a request, with or without drafts; None without output."""
         num_steps = self.output_tokens - self.accepted_tokens
         return self.output_tokens / num_steps if num_steps > 0 else None
 
     @property
     def tokens_per_draft(self) -> float | None:
-        """Mean acceptance length: output tokens of a step with drafts; None if none had any."""
+        """The mean acceptance length: output tokens of a step with drafts; None if no step had any."""
         return 1 + self.accepted_tokens / self.num_drafts if self.num_drafts else None
 
     @property
@@ -124,33 +124,33 @@ class VerifiedDrafts(msgspec.Struct, kw_only=True):
         return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
 
     def acceptance_at(self, place: int) -> float | None:
-        """Share of drafts whose token at this place, from 0, was accepted."""
+        """Returns the share of drafts whose token at this position, from 0, was accepted."""
         accepted = self.accepted_by_place[place] if place < len(self.accepted_by_place) else 0
         return accepted / self.num_drafts if self.num_drafts else None
 
 
 class EngineCounters(msgspec.Struct, kw_only=True):
-    """Figures that only the engine has; None or empty where it does not report them."""
+    """Figures that only the engine can report; None or empty if it does not."""
 
     block_size: float | None = None
-    """Tokens per KV block; of a model with several KV cache groups, those whose whole KV takes a block."""
+    """Tokens per KV block; with several KV cache groups, the tokens whose whole KV takes one block."""
     num_blocks: int | None = None
     """Usable KV blocks, summed over replicas."""
     num_preemptions: int | None = None
     computed_prefill_tokens: int | None = None
-    """Prompt tokens that were computed, recomputed ones included."""
+    """Prompt tokens that were computed, including recomputed ones."""
     pins_ended: dict[str, int] = {}
     """Number of pins by how they ended, such as handed_over or expired."""
     pin_block_s: dict[str, float] = {}
-    """Pinned blocks times seconds, by how the pins ended; only handed_over was of use."""
+    """Pinned blocks times seconds, by how the pins ended; only handed_over was useful."""
     host_tokens_loaded: int | None = None
     """Tokens whose KV was loaded back from host memory or disk."""
     disk_tokens_loaded: int | None = None
-    """The part of these that was read from disk."""
+    """The part of ``host_tokens_loaded`` that was read from disk."""
     kv_usage_at_end: float | None = None
     """Share of the KV pool in use when all jobs had ended; anything but 0 is a leak."""
     drafts: VerifiedDrafts | None = None
-    """None if the engine does not draft."""
+    """Counters of drafts; None if the engine does not draft."""
 
 
 class Occupancy(msgspec.Struct, kw_only=True):
@@ -158,7 +158,7 @@ class Occupancy(msgspec.Struct, kw_only=True):
 
     time_s: list[float] = []
     running: list[int] = []
-    """Blocks of running or loading requests, pinned ones included."""
+    """Blocks of running or loading requests, including pinned ones."""
     pinned: list[int] = []
     """Blocks that only pins retain."""
     cached: list[int] = []
@@ -181,7 +181,7 @@ class Recording:
     turns: list[TurnRecord] = field(default_factory=list)
     jobs: list[JobRecord] = field(default_factory=list)
     was_cut: bool = False
-    """Whether the last line was cut off, as by a kill; it is not in the lists."""
+    """Whether the last line was cut off, as by a kill; the lists leave it out."""
 
     def add(self, record: Record) -> None:
         match record:
@@ -194,7 +194,7 @@ class Recording:
 
 
 def told(count: int | None) -> int:
-    """A count of a run whose server tells it, as a simulation does."""
+    """Returns a count that the server always reports, as a simulation does; asserts that it is not None."""
     assert count is not None, "the server does not tell it"
     return count
 
@@ -202,11 +202,11 @@ def told(count: int | None) -> int:
 def recomputed_tokens(
     previous: TurnRecord | None, prompt_tokens: int, cached_tokens: int, prefix_tokens: int | None = None
 ) -> int:
-    """Prompt tokens that the job's previous turn had computed and that were not cached any more.
+    """Returns the prompt tokens that the job's previous turn had computed and that were no longer cached.
 
-    The previous turn's prompt and output are taken to be shared in full, or up to ``prefix_tokens`` where
-    that is known. A cache keeps whole blocks, and the last token of an output is never computed, so up to one
-    block per turn counts whatever the server does.
+    Assumes that the previous turn's prompt and output are shared in full, or up to ``prefix_tokens`` if that
+    is known. A cache keeps whole blocks, and the last token of an output is never computed, so up to one
+    block per turn counts as recomputed whatever the server does.
     """
     if previous is None:
         return 0
@@ -217,7 +217,7 @@ def recomputed_tokens(
 
 
 def read_records(path: Path) -> Recording:
-    """Read a file of records, even of a killed run. Raises ResultError that names a bad line."""
+    """Reads a file of records, even of a killed run. Raises ResultError that names a bad line."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
@@ -230,7 +230,7 @@ def read_records(path: Path) -> Recording:
         try:
             found.add(decoder.decode(line))
         except UNREADABLE as error:
-            if number == len(lines):  # no newline behind it: it was being written
+            if number == len(lines):  # no newline after it: it was being written
                 found.was_cut = True
                 break
             raise ResultError(f"{path}, line {number}: not a record: {error}.") from error

@@ -93,7 +93,7 @@ class Replay:
         return self._warmup.metrics
 
     async def run(self) -> None:
-        """Replay all jobs to their ends, or until the server is gone. If cancelled, ended turns are kept."""
+        """Replays all jobs to their ends, or until the server is gone. If cancelled, ended turns are kept."""
         begun_s = last_moment_s(self._kept)
         done = {job.job_id for job in self._kept.jobs}
         self._started = time.perf_counter() - begun_s
@@ -106,7 +106,7 @@ class Replay:
             self.gone = _first(errors)
 
     def counted(self) -> tuple[list[JobRecord], list[TurnRecord]]:
-        """Jobs and turns without the warm-up; their time begins where counting began."""
+        """Returns jobs and turns without the warm-up; their time begins where counting began."""
         jobs = [job for job in self.jobs if not job.warmup]
         turns = [turn for turn in self.turns if turn.job_id not in self._warmup.job_ids]
         if not self._warmup.job_ids:
@@ -163,13 +163,13 @@ class Replay:
         )
 
     async def _wait_for_tools(self, job: PlannedJob, index: int, reply: Reply, warmup: bool) -> None:
-        """Wait for the tools as long as recorded, and for the sub-agents that the turn starts."""
+        """Waits for the tools as long as recorded, and for the sub-agents that the turn starts."""
         async with asyncio.TaskGroup() as group:
             if index < job.num_turns - 1:
                 group.create_task(asyncio.sleep(job.gaps_s[index]))
                 group.create_task(job.conversation.take(reply))
             for child in job.job.turns[index].spawns:
-                # Each sub-agent is started once; one that was left out is not waited for.
+                # Each sub-agent is started once; one that was left out is not awaited.
                 if child in self._sub_agents:
                     group.create_task(self._replay_job(self._sub_agents.pop(child), job.job_id, warmup))
 
@@ -231,7 +231,7 @@ class Replay:
 
 
 def _fill(record: TurnRecord, ask: Ask, reply: Reply, previous: TurnRecord | None) -> None:
-    """Fill the record from the response."""
+    """Fills the record from the response."""
     record.latency_s = reply.latency_s
     record.ttft_s = reply.ttft_s
     record.prompt_tokens = reply.prompt_tokens
@@ -249,6 +249,6 @@ def _fill(record: TurnRecord, ask: Ask, reply: Reply, previous: TurnRecord | Non
 
 
 def _first(errors: ExceptionGroup[ServerError]) -> ServerError:
-    """The first error; all are alike."""
+    """Returns the first error; all are alike."""
     inner = errors.exceptions[0]
     return _first(inner) if isinstance(inner, ExceptionGroup) else inner

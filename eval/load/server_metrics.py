@@ -50,7 +50,7 @@ class ServerMetrics:
 
     @classmethod
     def parse(cls, text: str) -> ServerMetrics:
-        """Read the exposition format; series of one name are summed over their labels."""
+        """Parses the exposition format; sums series of one name over their labels."""
         totals: dict[str, float] = {}
         by_cause: dict[str, defaultdict[str, float]] = {
             PINS_ENDED: defaultdict(float),
@@ -61,7 +61,7 @@ class ServerMetrics:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 if not math.isfinite(sample.value):
-                    continue  # not known yet, or a limit that is none
+                    continue  # not measured yet, or no limit
                 totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
                 if sample.name in by_cause:
                     by_cause[sample.name][sample.labels.get("cause", "?")] += sample.value
@@ -84,7 +84,7 @@ class ServerMetrics:
 
     @property
     def idle(self) -> bool:
-        """Whether no request runs or waits, as far as the server reports."""
+        """Whether the server reports no running and no waiting request."""
         return not self.running and not self.waiting
 
     def preemptions_since(self, before: ServerMetrics) -> int | None:
@@ -93,12 +93,12 @@ class ServerMetrics:
         return round(self.preemptions - (before.preemptions or 0.0))
 
     def pins_ended_since(self, before: ServerMetrics) -> dict[str, int]:
-        """How pins ended between two readings; causes that did not occur are left out."""
+        """The number of pins that ended between two readings, by cause; leaves out causes with none."""
         counts = {cause: round(n - before.pins_ended.get(cause, 0.0)) for cause, n in self.pins_ended.items()}
         return {cause: count for cause, count in sorted(counts.items()) if count}
 
     def drafts_since(self, before: ServerMetrics) -> VerifiedDrafts | None:
-        """What became of drafts between two readings."""
+        """Returns the counts of drafts between two readings."""
         now, then = self.drafts, before.drafts
         if now is None or then is None:
             return now
@@ -112,7 +112,7 @@ class ServerMetrics:
         )
 
     def counters_since(self, before: ServerMetrics) -> EngineCounters:
-        """What the engine did between two readings, as far as it reports."""
+        """Returns the engine's counters between two readings, where it reports them."""
         held = {
             cause: block_s - before.pin_block_s.get(cause, 0.0) for cause, block_s in self.pin_block_s.items()
         }
@@ -128,7 +128,7 @@ class ServerMetrics:
 
 
 def _drafts(totals: dict[str, float], by_place: Counter[int]) -> VerifiedDrafts | None:
-    """The counts since the server began; None if it has no such series."""
+    """Returns the counts since the server began; None if it has no such series."""
     if DRAFTS not in totals:
         return None
     return VerifiedDrafts(
@@ -141,12 +141,12 @@ def _drafts(totals: dict[str, float], by_place: Counter[int]) -> VerifiedDrafts 
 
 
 def _num_blocks(caches: list[dict[str, str]]) -> int | None:
-    """Usable blocks of all engines; V1 keeps one of each engine's empty, as padding."""
+    """Returns the usable blocks of all engines; V1 reserves one block of each engine as padding."""
     counts = [_whole(cache.get("num_gpu_blocks")) for cache in caches]
     known = [count for count in counts if count is not None]
     return sum(known) - len(known) if known else None
 
 
 def _whole(text: str | None) -> int | None:
-    """A count in a label; a server that has not measured its pool yet says 'None'."""
+    """Parses a count in a label; None if the server has not measured its pool yet and reports 'None'."""
     return int(text) if text is not None and text.isdigit() else None

@@ -1,4 +1,4 @@
-"""Starts and stops ``continuum serve`` in a process of its own, as a user would."""
+"""Starts and stops ``continuum serve`` in a separate process, as a user would."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class ServerProcess:
         *,
         hears_ctrl_c: bool = True,
     ) -> None:
-        """``hears_ctrl_c``: whether Ctrl-C in the terminal ends the server. However long the start takes, it
-        is waited for while it lives: a busy machine compiles kernels for minutes."""
+        """``hears_ctrl_c``: whether Ctrl-C in the terminal ends the server. The start has no timeout while
+        the process lives: a busy machine compiles kernels for minutes."""
         self._command = [sys.executable, "-m", "eval.cli", "serve", *arguments]
         self._log_path = log_path
         self._hears_ctrl_c = hears_ctrl_c
@@ -98,7 +98,7 @@ class ServerProcess:
             time.sleep(POLL_S)
 
     def stop(self) -> int | None:
-        """Terminate the server, and kill it if it does not end; its exit code."""
+        """Terminates the server, and kills it if it does not end; returns its exit code."""
         process = self._process
         if process is None:
             return None

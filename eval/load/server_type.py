@@ -1,4 +1,4 @@
-"""The kinds of servers: their extensions of the OpenAI API, and how a turn is written for each. No HTTP."""
+"""The kinds of servers: their extensions of the OpenAI API, and the request format of each. No HTTP."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Identity(StrEnum):
     """The body's ``session_id``, as with vLLM and its clients."""
     SESSION_HEADER = "X-Session-ID"
     NONE = "none"
-    """Jobs are not named, as by an agent that knows nothing of them."""
+    """Jobs are not named, like those of an agent that does not know about jobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class ServerType:
 
     @staticmethod
     def headers(turn: TurnRequest, identity: Identity) -> dict[str, str]:
-        """Headers that name the job, if any do."""
+        """Returns the headers that name the job, if any do."""
         if identity is Identity.SESSION_HEADER and turn.job_id is not None:
             return {Identity.SESSION_HEADER.value: turn.job_id}
         return {}
@@ -106,7 +106,7 @@ SERVER_TYPES = {
 
 
 def server_type_of(owned_by: str | None) -> ServerType:
-    """The type of a server, by ``owned_by`` of its model cards."""
+    """Returns the type of a server, by ``owned_by`` of its model cards."""
     return SERVER_TYPES.get(owned_by or "", OPENAI)
 
 

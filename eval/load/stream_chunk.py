@@ -25,6 +25,6 @@ class ChunkUsage(msgspec.Struct):
 
 
 class ChunkError(msgspec.Struct):
-    """An error after the stream had begun."""
+    """An error that occurs after the stream has begun."""
 
     message: str = "an error without a message"

@@ -1,6 +1,7 @@
 """Makes the texts of a chat for a job that was recorded as counts, with approximately those counts.
 
-What a chat template adds is not known exactly, and a history can only be cut between messages.
+The counts are approximate because the tokens that a chat template adds are not known exactly, and a history
+can only be cut between messages.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class SyntheticChat:
         self._seed = seed
 
     def write(self, job: Job, call_texts: list[str], call_tokens: list[int]) -> tuple[str, list[TurnTexts]]:
-        """The system prompt and the turns; each output ends with its call's text."""
+        """Returns the system prompt and the turns; each output ends with its call's text."""
         tokens = JobTokens(job, self._alphabet, self._seed)
         shared = job.shared_prefix_tokens if job.shared_prefix is not None else 0
         system_tokens = min(shared, job.turns[0].input_tokens - 1)

@@ -1,4 +1,4 @@
-"""Writes a recorded tool call as a model would have, so that a server sees which tool runs next."""
+"""Writes a recorded tool call as a model would, so that a server sees which tool runs next."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class CallStyle(StrEnum):
 
 
 def tool_call_text(turn: Turn, style: CallStyle) -> str:
-    """The calls of a turn, to append to its text; empty if no tool ran. Arguments are unknown."""
+    """Returns the calls of a turn, to append to its text; empty if no tool ran. Arguments are unknown."""
     if style is CallStyle.NONE or turn.gap_kind is not GapKind.TOOL or not turn.calls:
         return ""
     if style is CallStyle.FENCED:
-        # Such agents run one command per turn; of parallel calls the slowest decides how long the gap is.
+        # Such agents run one command per turn; of parallel calls the slowest determines the gap.
         slowest = max(turn.calls, key=lambda call: call.seconds or 0.0)
         return f"\n```bash\n{_program(slowest)}\n```"
     return "".join(f"\n<tool_call>\n{_hermes_json(call)}\n</tool_call>" for call in turn.calls)

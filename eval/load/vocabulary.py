@@ -12,7 +12,7 @@ from eval.errors import ServerError
 from eval.load.client import ServerClient
 
 MIN_TOKENS = 16
-"""Fewest tokens: with fewer, synthetic texts would agree by chance where they must not."""
+"""Fewest tokens: with fewer, synthetic texts that must differ would agree by chance."""
 MIN_WORDS = 16
 NUM_MADE_WORDS = 1200
 NUM_CHUNKS = 4
@@ -36,7 +36,7 @@ COMMON_WORDS = tuple(dict.fromkeys(_COMMON_TEXT.split()))
 
 
 async def learn_token_ids(client: ServerClient) -> list[int]:
-    """Ordinary token ids, sorted. Raises ServerError where the tokenizer gives too few."""
+    """Returns ordinary token ids, sorted. Raises ServerError if the tokenizer gives too few."""
     words = [*COMMON_WORDS, *_pronounceable_words()]
     chunks = [words[start::NUM_CHUNKS] for start in range(NUM_CHUNKS)]
     encoded = [await client.tokenize(" ".join(chunk)) for chunk in chunks]
@@ -49,20 +49,20 @@ async def learn_token_ids(client: ServerClient) -> list[int]:
 
 
 def _marks(encoded: list[list[int]]) -> set[int]:
-    """Tokens that a tokenizer puts around every text although it was asked not to."""
+    """Returns tokens that a tokenizer adds around every text although special tokens are off."""
     firsts, lasts = {tokens[0] for tokens in encoded}, {tokens[-1] for tokens in encoded}
     return {mark for ends in (firsts, lasts) if len(ends) == 1 for mark in ends}
 
 
 def _pronounceable_words() -> list[str]:
-    """Pronounceable words, for the many short tokens that they are split into."""
+    """Returns pronounceable words, which split into many short tokens."""
     rng = random.Random("vocabulary")
     syllables = [c + v for c in "bcdfghjklmnprstvwz" for v in "aeiou"]
     return ["".join(rng.choices(syllables, k=rng.randint(1, 3))) for _ in range(NUM_MADE_WORDS)]
 
 
 async def learn_words(client: ServerClient) -> tuple[list[str], bool]:
-    """Words that are one token each after a space, and True; or plain words and False where few are."""
+    """Words of one token each after a space, and True; or plain words and False if there are too few."""
     gate = asyncio.Semaphore(MAX_PARALLEL_CALLS)
 
     async def is_one_token(word: str) -> bool:

@@ -1,4 +1,4 @@
-"""The notes below a comparison, which a reader must know before quoting its figures."""
+"""The notes below a comparison, which qualify its figures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eval.report.comparison import Comparison, Load, Series
 from eval.report.metrics import RunResult
 
 _NUMBER = re.compile(r"(?<![\w.-])\d[\d,]*(?:\.\d+)?(?![\w-]|[.,]\d)")
-"""A number that stands alone, unlike the 8 of llama-3.1-8b."""
+"""A separate number, unlike the 8 of llama-3.1-8b."""
 _RECOMPUTED = (
     "recomputed: prompt tokens that the job's previous turn had and the cache did not give back "
     "(by receipts, else by the usage counts, where up to one KV block a turn counts in any case)"
@@ -28,7 +28,7 @@ _TOLD_FLAGS = {
     *("--rate", "--arrivals", "--burstiness", "--concurrency"),
     *("--name", "--base-url", "--api-key", "--json", "--html", "--records", "--resume", "--against"),
 }
-"""Flags whose effect a result shows elsewhere, or that have none on it."""
+"""Flags whose effect a result shows elsewhere, or that have no effect on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def _warnings(series: Series) -> list[str]:
 
 
 def _differences(comparison: Comparison) -> list[str]:
-    """Differences from the baseline besides the policy; series with equal ones share a sentence."""
+    """Returns differences from the baseline besides the policy; series with equal ones share a sentence."""
     owners: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for series in comparison.series:
         baseline = comparison.baseline(series)
@@ -110,7 +110,7 @@ def _unlike(series: Series, baseline: Series) -> list[str]:
 
 
 def _unlike_loads(loads: list[Load], series: Series, baseline: Series) -> list[str]:
-    """Loads that only one series has, and different seeds or numbers of jobs at common ones."""
+    """Returns loads that only one series has, and different seeds or numbers of jobs at common ones."""
     at: defaultdict[str, list[str]] = defaultdict(list)
     for load in loads:
         ours, theirs = series.at(load), baseline.at(load)
@@ -132,7 +132,7 @@ def _unlike_loads(loads: list[Load], series: Series, baseline: Series) -> list[s
 
 
 def _other_work(ours: list[RunResult], theirs: list[RunResult]) -> str | None:
-    """A note if runs of one seed and number of jobs had different jobs: cut or chosen differently."""
+    """A note if runs with equal seed and number of jobs had different jobs: cut or chosen differently."""
     work = {run.setting.seed: _num_turns(run) for run in theirs}
     pairs = [(_num_turns(run), work[run.setting.seed]) for run in ours if run.setting.seed in work]
     return next((f"other jobs: of {a:,} turns, not {b:,}" for a, b in pairs if a != b), None)
@@ -143,7 +143,7 @@ def _num_turns(run: RunResult) -> int:
 
 
 def _unlike_flags(ours: str, theirs: str) -> list[str]:
-    """Differences in the flags of two commands, unless shown elsewhere."""
+    """Returns differences in the flags of two commands, unless shown elsewhere."""
     (name, our_flags), (other, their_flags) = _flags(ours), _flags(theirs)
     if name != other:
         return []
@@ -160,7 +160,7 @@ def _unlike_flags(ours: str, theirs: str) -> list[str]:
 
 
 def _flags(command: str) -> tuple[str, dict[str, str]]:
-    """The sub-command, and each flag with its value."""
+    """Returns the sub-command, and each flag with its value."""
     try:
         words = shlex.split(command)[1:]
     except ValueError:
@@ -185,7 +185,7 @@ def _listed(values: Sequence[float]) -> str:
 
 
 def _assumptions(comparison: Comparison) -> list[str]:
-    """Notes of the files, then those of runs; one that only some series have names those."""
+    """Returns notes of the files, then those of runs; a note that only some series have names those."""
     texts = list(dict.fromkeys(note for file in comparison.files for note in file.notes))
     owners: defaultdict[str, list[str]] = defaultdict(list)
     for series in comparison.series:
@@ -202,7 +202,7 @@ def _assumptions(comparison: Comparison) -> list[str]:
 
 
 def _merged(notes: list[str]) -> str:
-    """Sentences that differ only in numbers as one, with ranges such as ``98 to 111``."""
+    """Merges sentences that differ only in numbers into one, with ranges such as ``98 to 111``."""
     columns = zip(*(_NUMBER.findall(note) for note in notes), strict=True)
     told = iter([_span(column) for column in columns])
     return _NUMBER.sub(lambda _: next(told), notes[0])
@@ -214,7 +214,7 @@ def _span(numbers: Sequence[str]) -> str:
 
 
 def _definitions(comparison: Comparison) -> list[str]:
-    """Definitions of the figures that these runs have."""
+    """Returns definitions of the figures that these runs have."""
     runs = comparison.runs
     texts = [
         "job completion (JCT): from a job's arrival to its last answer, tool calls included",
@@ -245,7 +245,7 @@ def _told(runs: list[RunResult], when: Callable[[RunResult], bool], text: str) -
 
 
 def _baselines(comparison: Comparison) -> list[str]:
-    """The baselines of the ratios, in one sentence if there is only one."""
+    """Returns the baselines of the ratios, in one sentence if there is only one."""
     pairs = [(series, comparison.baseline(series)) for series in comparison.series]
     bases = {base.label: None for series, base in pairs if base is not series}
     if len(bases) < 2:

@@ -1,4 +1,4 @@
-"""``continuum compare``: results of ``bench`` and ``simulate`` against each other."""
+"""``continuum compare``: compares results of ``bench`` and ``simulate``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from eval.report.tables import render_comparison
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``continuum compare``."""
+    """Adds the flags of ``continuum compare``."""
     add = parser.add_argument
     add(
         "files",
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``continuum compare``. Raises ResultError for a file that is not a result."""
+    """Runs ``continuum compare``. Raises ResultError for a file that is not a result."""
     require_own_files([("--html", arguments.html)], [("RESULT.json", path) for path in arguments.files])
     files = [read_results(path) for path in arguments.files]
     empty = next((path for path, file in zip(arguments.files, files, strict=True) if not file.runs), None)
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def short_names(paths: list[Path]) -> list[str]:
-    """The shortest distinct ends of the paths; a path that is given twice is numbered."""
+    """Returns the shortest distinct ends of the paths; numbers a path that is given twice."""
     parts = [path.with_suffix("").parts for path in paths]
     for length in range(1, max(map(len, parts), default=1) + 1):
         names = ["/".join(part[-length:]) for part in parts]

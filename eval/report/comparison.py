@@ -95,14 +95,14 @@ class Comparison:
         return same[0] if series.source > 0 and same else self.series[0]
 
     def estimate(self, series: Series, load: Load, figure: Figure) -> Estimate | None:
-        """The mean over seeds; None where nothing was measured."""
+        """Returns the mean over seeds; None if nothing was measured."""
         values = list(series.values(load, figure).values())
         return mean_interval(values) if values else None
 
     def ratio(self, series: Series, load: Load, figure: Figure) -> Estimate | None:
-        """Ratio to the baseline: by seed where both ran the same seeds of one workload, else of the means.
+        """Ratio to the baseline: by seed if both ran the same seeds of one workload, else of the means.
 
-        A ratio of means has no interval. None for the baseline itself, and where the divisor is missing or 0.
+        A ratio of means has no interval. None for the baseline itself, and if the divisor is missing or 0.
         """
         baseline = self.baseline(series)
         if baseline is series:

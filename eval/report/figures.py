@@ -15,7 +15,7 @@ Value = float | int | None
 
 
 class Form(Protocol):
-    """Formats a value; one next to another, such as an interval, with that one's precision."""
+    """Formats a value; ``like`` is a value whose precision it uses, such as that next to an interval."""
 
     def __call__(self, value: float, like: float | None = None) -> str: ...
 
@@ -42,19 +42,19 @@ class Figure:
 
 
 def seconds(value: float, like: float | None = None) -> str:
-    """About four digits: 12.34, 123.4, 1,234; with as many decimals as ``like``, if given."""
+    """Formats about four digits: 12.34, 123.4, 1,234; with as many decimals as ``like``, if given."""
     size = abs(value if like is None else like)
     return format(value, ",.2f" if size < 99.995 else ",.1f" if size < 999.95 else ",.0f")
 
 
 def count(value: float, like: float | None = None) -> str:
-    """Integers unchanged; a mean over seeds with one decimal while it is small."""
+    """Formats integers unchanged; a mean over seeds with one decimal while it is small."""
     size = value if like is None else like
     return format(value, ",.0f" if size == int(size) or abs(size) >= 1000 else ",.1f")
 
 
 def tokens(value: float, like: float | None = None) -> str:
-    """Thousands from a hundred thousand on, millions from a hundred million on."""
+    """Formats thousands from a hundred thousand on, millions from a hundred million on."""
     size = abs(value if like is None else like)
     if size < 100_000:
         return format(value, ",.0f")
@@ -66,7 +66,7 @@ def percent(value: float, like: float | None = None) -> str:
 
 
 def _of(name: str, statistic: str) -> Callable[[RunResult], Value]:
-    """A getter of one statistic of one distribution; None where nothing was measured."""
+    """Returns a getter of one statistic of one distribution; it returns None if nothing was measured."""
 
     def get(result: RunResult) -> Value:
         distribution: Distribution | None = getattr(result, name)
@@ -117,7 +117,7 @@ _Get = Callable[[VerifiedDrafts], float | None]
 
 
 def _of_drafts(get: _Get, scale: float = 1.0) -> Callable[[RunResult], Value]:
-    """A getter of a figure of drafts; None where nothing was drafted."""
+    """Returns a getter of a figure of drafts; it returns None if nothing was drafted."""
 
     def of_run(result: RunResult) -> Value:
         value = None if result.drafts is None else get(result.drafts)
@@ -208,7 +208,7 @@ def task_figures(runs: list[RunResult]) -> list[Figure]:
 
 
 def draft_figures(runs: list[RunResult]) -> list[Figure]:
-    """Speculative decoding, if the engine of any of the runs drafts."""
+    """Returns the figures of speculative decoding, if any of the runs drafted."""
     return list(_DRAFTS) if any(run.drafts is not None for run in runs) else []
 
 

@@ -59,9 +59,9 @@ def require_plotly() -> None:
 
 
 def write_html(path: Path, files: Sequence[ResultFile], names: Sequence[str] = ()) -> None:
-    """Write the report of all runs in ``files``; the first run's policy is the baseline.
+    """Writes the report of all runs in ``files``; the first run's policy is the baseline.
 
-    ``names`` distinguish the files where several have policies of one name. Creates the folder if needed.
+    ``names`` distinguish the files if several have policies with the same name. Creates the folder if needed.
     Raises ``ResultError`` if plotly is missing, if there are no runs, or if the file cannot be written.
     """
     require_plotly()
@@ -179,7 +179,7 @@ def _headline(comparison: Comparison, series: Series, load: Load, figure: Figure
 
 
 def _verdict(compared: Estimate | None) -> str:
-    """The verdict on a ratio of times, of which less is better."""
+    """Returns the verdict on a ratio of times, of which less is better."""
     if compared is None or compared.low is None or compared.high is None:
         return ""
     return "better" if compared.high < 1 else "worse" if compared.low > 1 else ""

@@ -15,7 +15,7 @@ LEVEL = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value and its interval; without one for a single seed."""
+    """A value and its interval; no interval for a single seed."""
 
     value: float
     low: float | None = None
@@ -59,7 +59,7 @@ def ratio_interval(pairs: Sequence[tuple[float, float]]) -> Estimate | None:
 def student_t(degrees: int) -> float:
     """The two-sided 95 % quantile of Student's t, by bisection of its distribution.
 
-    With the tangent as the variable, so that the whole range is bounded: t = √degrees · tan θ.
+    Uses the angle as the variable, so that the whole range is bounded: t = √degrees · tan θ.
     """
     low, high = 0.0, math.pi / 2
     for _ in range(60):

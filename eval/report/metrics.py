@@ -1,4 +1,4 @@
-"""Summarizes a run: distributions, rates, token counts, how pins ended. Pure arithmetic on records.
+"""Summarizes a run: distributions, rates, token counts, ends of pins. Pure arithmetic on records.
 
 Knows neither files nor tables; simulated and real runs are summarized in the same way.
 """
@@ -38,13 +38,13 @@ class RunSetting(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int | None = None
     """Maximum number of concurrent jobs; None: no bound."""
     arrivals: str | None = None
-    """The kind of arrivals where the rate is not enough, such as bursty or recorded."""
+    """The kind of arrivals if the rate does not define it, such as bursty or recorded."""
     num_replicas: int = 1
     hardware: str | None = None
 
 
 class TurnSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """One turn in a plot: waiting, then running. Between two turns of a job lies its tool call."""
+    """One turn in a plot: waiting, then running. The job's tool call fills the time to its next turn."""
 
     job_id: str
     turn: int
@@ -57,7 +57,7 @@ class TurnSpan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunResult(msgspec.Struct, kw_only=True):
-    """One run in numbers. Failed turns are in ``num_errors`` and nowhere else."""
+    """One run in numbers. Failed turns count in ``num_errors`` only."""
 
     setting: RunSetting
     num_jobs: int
@@ -70,11 +70,11 @@ class RunResult(msgspec.Struct, kw_only=True):
     num_errors: int
     """Number of failed turns."""
     num_unlike_recording: int
-    """Number of responses that were not the recorded text, as the server does not force tokens."""
+    """Number of responses that differ from the recorded text, as the server does not force tokens."""
     wall_s: float
     """Time from the first job's arrival to the last one's end, on the run's own clock."""
     job_completion_s: Distribution | None
-    """Times of completed jobs from arrival to last response, tool calls included."""
+    """Times of completed jobs from arrival to last response, including tool calls."""
     jobs_per_hour: float | None
     """Completed jobs per hour of ``wall_s``."""
     ttft_s: Distribution | None
@@ -92,13 +92,13 @@ class RunResult(msgspec.Struct, kw_only=True):
     output_tokens_per_s: float | None
     prompt_tokens: int
     cached_tokens: int | None
-    """None where the server told it of no turn; so may be the next three."""
+    """None if the server reported it for no turn; also the next three."""
     hit_rate: float | None
     """Cached tokens over prompt tokens."""
     computed_prefill_tokens: int | None
-    """The engine's count, else prompt less cached tokens, which misses the work of preempted turns."""
+    """The engine's count, else prompt minus cached tokens, which misses the work of preempted turns."""
     recomputed_tokens: int | None
-    """Prompt tokens that the job's previous turn had and that were not cached any more."""
+    """Prompt tokens that the job's previous turn had and that were no longer cached."""
     output_tokens: int
     num_preemptions: int | None
     """Number of preemptions; None if the server does not report it."""
@@ -117,9 +117,9 @@ class RunResult(msgspec.Struct, kw_only=True):
     kv_usage_at_end: float | None = None
     """Share of the KV pool in use when all jobs had ended; anything but 0 is a leak."""
     drafts: VerifiedDrafts | None = None
-    """What became of drafts, over all of the engine's requests; None if it does not draft."""
+    """Counts of drafts over all of the engine's requests; None if it does not draft."""
     job_tokens_per_step: Distribution | None = None
-    """Output tokens of a step, by job; None where no turn's receipt tells of drafts."""
+    """Output tokens per step, by job; None if no turn's receipt reports drafts."""
     num_solved: int | None = None
     """Number of tasks whose checker accepted the answer; None: the jobs are not tasks of live agents."""
     notes: list[str] = []
@@ -152,7 +152,7 @@ def summarize(
     ttft_limit_s: float = TTFT_LIMIT_S,
     detail: bool = False,
 ) -> RunResult:
-    """The result of one run. ``detail`` keeps what plots need: spans of some jobs, thinned occupancy."""
+    """Summarizes one run. ``detail`` keeps data for plots: spans of some jobs, thinned occupancy."""
     answered = [turn for turn in turns if turn.error is None]
     in_time = [turn for turn in answered if turn.ttft_s is not None and turn.ttft_s <= ttft_limit_s]
     programs = [job for job in jobs if job.parent_job is None]
@@ -209,12 +209,12 @@ def summarize(
 
 
 def _over(amount: float, whole: float) -> float | None:
-    """The quotient; None if the divisor is 0."""
+    """Returns the quotient; None if the divisor is 0."""
     return amount / whole if whole > 0 else None
 
 
 def _sum_of_told(counts: Iterable[int | None]) -> int | None:
-    """None if no turn was told; a server that tells some leaves out those of which it is 0."""
+    """Sums the known counts; None if no turn has one, as a server may omit counts that are 0."""
     told = [count for count in counts if count is not None]
     return sum(told) if told else None
 
@@ -225,7 +225,7 @@ def _num_pinned_turns(answered: list[TurnRecord]) -> int | None:
 
 
 def _job_tokens_per_step(answered: list[TurnRecord]) -> Distribution | None:
-    """By the receipts; a job's turns are taken together."""
+    """Returns output tokens per step by job, from the receipts of its turns."""
     accepted: Counter[str] = Counter()
     steps: Counter[str] = Counter()
     drafted = False
@@ -278,13 +278,13 @@ def _spans(jobs: list[JobRecord], turns: list[TurnRecord]) -> list[TurnSpan]:
 
 
 def _wait_s(turn: TurnRecord) -> float:
-    """Seconds that a turn waited; a failed one waited for all its time."""
+    """Returns the seconds that a turn waited; a failed turn counts as waiting all its time."""
     known = turn.ttft_s if turn.queued_s is None else turn.queued_s
     return turn.latency_s if known is None else known
 
 
 def _thinned(occupancy: Occupancy) -> Occupancy:
-    """Every n-th sample, so that a plot can show them."""
+    """Keeps every n-th sample, few enough for a plot."""
     step = -(-len(occupancy.time_s) // MAX_DETAIL_SAMPLES) or 1
     kept: dict[str, list[float]] = {
         name: getattr(occupancy, name)[::step] for name in occupancy.__struct_fields__

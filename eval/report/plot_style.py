@@ -23,7 +23,7 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One figure of a plot; the reader chooses among them."""
+    """One figure of a plot; the reader selects one."""
 
     label: str
     caption: str
@@ -63,7 +63,7 @@ def styled(
 
 
 def heaviest_first(comparison: Comparison) -> list[Load]:
-    """The loads from heaviest to lightest: policies differ most at the heaviest."""
+    """Returns the loads from heaviest to lightest: policies differ most at the heaviest."""
     return comparison.loads[::-1]
 
 
@@ -76,5 +76,5 @@ def dash(number: int) -> str:
 
 
 def rounded(values: Sequence[float] | np.ndarray) -> list[float]:
-    """Values with few digits, as a page has thousands of points."""
+    """Rounds values, as a page has thousands of points."""
     return [round(float(value), 3) for value in values]

@@ -36,7 +36,7 @@ PIN_COLORS = {HANDED_OVER: GREEN, "released": GREY, "expired": OCHRE, "revoked":
 
 
 def make_plots(comparison: Comparison) -> list[Plot]:
-    """All plots for which the runs have data."""
+    """Returns all plots for which the runs have data."""
     plots = [
         _completion(comparison),
         _distribution(comparison),
@@ -64,7 +64,7 @@ def _completion(comparison: Comparison) -> Plot:
 
 
 def _completions(comparison: Comparison, load: Load) -> str:
-    """``fcfs 80.40 ±5.06 s, continuum 58.12 ±3.96 s (0.72x 0.71-0.74)``."""
+    """Returns ``fcfs 80.40 ±5.06 s, continuum 58.12 ±3.96 s (0.72x 0.71-0.74)``."""
     parts = []
     for series in comparison.present(load):
         told = with_interval(comparison.estimate(series, load, JOB_COMPLETION), JOB_COMPLETION)
@@ -102,7 +102,7 @@ def _over_loads(comparison: Comparison) -> graph_objects.Figure:
 def _add_band(
     figure: graph_objects.Figure, points: dict[float | str, Estimate], fill: str, group: str
 ) -> None:
-    """Confidence bands of the means, if known at more than one load; no time is below zero."""
+    """Adds confidence bands of the means, if known at more than one load; cuts them at zero."""
     bounds = [(e.low, e.high) for e in points.values() if e.low is not None and e.high is not None]
     if len(points) < 2 or len(bounds) < len(points):
         return
@@ -121,7 +121,7 @@ def _add_band(
 
 
 def _load_axis(loads: list[Load]) -> tuple[Callable[[Load], float | str], str]:
-    """The position of a load: its rate or concurrency if that distinguishes loads, else its name."""
+    """Returns the position of a load: its rate or concurrency if that distinguishes loads, else its name."""
     if len({load.jobs_per_s for load in loads} - {None}) == len(loads):
         return lambda load: load.jobs_per_s or 0.0, "load, jobs per s"
     if len({load.concurrency for load in loads} - {None}) == len(loads):

@@ -15,7 +15,7 @@ from tracing.own_file import Named, shared_file
 
 SCHEMA_VERSION = 1
 _RENAMED = {"broken": "revoked"}
-"""Ends of pins that older files of this version have under other names."""
+"""Names of pin ends in older files of this version, and their present names."""
 
 
 class ResultFile(msgspec.Struct, kw_only=True):
@@ -39,7 +39,7 @@ class _Version(msgspec.Struct):
 
 
 def write_results(path: Path, results: ResultFile) -> None:
-    """Write a header line, then one line per run. Creates the folder if needed.
+    """Writes a header line, then one line per run. Creates the folder if needed.
 
     Raises ``ResultError`` if the file cannot be written.
     """
@@ -71,7 +71,7 @@ def require_writable(*paths: Path | None) -> None:
 
 
 def require_folder(path: Path) -> None:
-    """Create the folder if needed, before a long run. ``ResultError`` if it cannot be written to."""
+    """Creates the folder if needed, before a long run. ``ResultError`` if it is not writable."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
@@ -90,7 +90,7 @@ def require_own_files(written: Sequence[Named], read: Sequence[Named] = ()) -> N
 
 
 def read_results(path: Path) -> ResultFile:
-    """Read a result that ``--json`` wrote.
+    """Reads a result that ``--json`` wrote.
 
     Raises ``ResultError`` if the file is missing, cut, not a result, or of another schema version.
     """

@@ -1,4 +1,4 @@
-"""Plots of single runs next to the baseline's of the same seed: where jobs spend their time, the KV pool.
+"""The plots of single runs next to the baseline's with the same seed: the jobs' time, the KV pool.
 
 Needs the ``report`` extra; knows no HTML.
 """
@@ -56,7 +56,7 @@ def occupancy_plot(comparison: Comparison) -> Plot:
 
 
 def _pairs(comparison: Comparison, has: Callable[[RunResult], object], draw: Draw) -> list[Variant]:
-    """A variant for each series and load, next to its baseline; a single series alone."""
+    """Returns a variant for each series and load, next to its baseline; a single series alone."""
     variants = []
     for load in heaviest_first(comparison):
         for series in comparison.present(load):
@@ -74,7 +74,7 @@ def _pairs(comparison: Comparison, has: Callable[[RunResult], object], draw: Dra
 
 
 def _one_seed(both: list[Series], load: Load, has: Callable[[RunResult], object]) -> Pair:
-    """Runs with data to draw, of the same seed if all have one in common."""
+    """Returns runs with data to draw, of the same seed if all have one in common."""
     runs = [(series, run) for series in both for run in series.at(load) if has(run)]
     for seed in dict.fromkeys(run.setting.seed for _, run in runs):
         same = {series: run for series, run in runs if run.setting.seed == seed}
@@ -193,14 +193,14 @@ def _areas(pair: Pair) -> tuple[str, graph_objects.Figure]:
 
 
 def _pool_shares(occupancy: Occupancy) -> dict[str, np.ndarray]:
-    """Percent of all blocks by kind."""
+    """Returns percent of all blocks by kind."""
     blocks = {kind: np.array(getattr(occupancy, kind), dtype=np.float64) for kind in POOL_COLORS}
     whole = np.maximum(sum(blocks.values()), 1.0)
     return {kind: 100 * held / whole for kind, held in blocks.items()}
 
 
 def _panels(pair: Pair) -> graph_objects.Figure:
-    """A figure with one panel per run, on common axes."""
+    """Makes a figure with one panel per run, on common axes."""
     return make_subplots(
         rows=1,
         cols=len(pair),

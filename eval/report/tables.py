@@ -1,4 +1,4 @@
-"""Comparisons as text for a terminal: every figure of a few runs, or a line per policy and load of many.
+"""Formats comparisons for a terminal: every figure of a few runs, or a line per policy and load of many.
 
 Pure functions from results to text.
 """
@@ -22,12 +22,12 @@ NOTHING = "-"
 
 
 def render(runs: Sequence[RunResult]) -> str:
-    """The report of runs that were not written to a file; the first one's policy is the baseline."""
+    """Returns the report of runs that were not written to a file; the first one's policy is the baseline."""
     return render_comparison(Comparison([ResultFile(runs=list(runs))]))
 
 
 def render_comparison(comparison: Comparison) -> str:
-    """Side by side for a few series at one load, else the main table; then the notes."""
+    """Returns columns side by side for a few series at one load, else the main table; then the notes."""
     if not comparison.series:
         return "No runs."
     if len(comparison.loads) == 1 and len(comparison.series) <= MAX_SIDE_BY_SIDE:
@@ -36,7 +36,7 @@ def render_comparison(comparison: Comparison) -> str:
 
 
 def main_table(comparison: Comparison) -> str:
-    """A block per load, a line per series, a column per headline figure; the best of a block has a star."""
+    """A block per load, a line per series, a column per headline figure; stars mark a block's best."""
     heads = [[figure.short[row] + " " for figure in MAIN] for row in (0, 1)]
     lines = [["policy", heads[0][0], "JCT", *heads[0][1:]], ["", heads[1][0], "ratio", *heads[1][1:]]]
     places = []
@@ -51,7 +51,7 @@ def main_table(comparison: Comparison) -> str:
 
 
 def load_title(comparison: Comparison, load: Load) -> str:
-    """The load and the number of runs that each series has there."""
+    """Returns the load and the number of runs that each series has there."""
     sizes = sorted({len(series.at(load)) for series in comparison.present(load)})
     told = " to ".join(str(size) for size in dict.fromkeys((sizes[0], sizes[-1])))
     return f"{load} ({told} {'seed' if sizes[-1] == 1 else 'seeds'})"
@@ -67,7 +67,7 @@ def _main_line(comparison: Comparison, series: Series, load: Load) -> list[str]:
 
 
 def side_by_side(comparison: Comparison, load: Load) -> str:
-    """A line per figure, a column per series, then a column per ratio to a baseline."""
+    """Returns a line per figure, a column per series, then a column per ratio to a baseline."""
     compared = [one for one in comparison.series if comparison.baseline(one) is not one]
     heads = [series.label for series in comparison.series]
     heads += [f"{one.label} / {comparison.baseline(one).label}" for one in compared]
@@ -86,7 +86,7 @@ def plain(estimate: Estimate | None, figure: Figure) -> str:
 
 
 def with_interval(estimate: Estimate | None, figure: Figure) -> str:
-    """``12.30 ±0.80``; only the value where there is no interval or all seeds agree."""
+    """Returns ``12.30 ±0.80``; only the value if there is no interval or all seeds agree."""
     if estimate is None or not estimate.half_width:
         return plain(estimate, figure)
     half_width = figure.form(estimate.half_width, like=estimate.value)
@@ -94,7 +94,7 @@ def with_interval(estimate: Estimate | None, figure: Figure) -> str:
 
 
 def ratio(estimate: Estimate | None) -> str:
-    """``0.52x 0.49-0.55``: the ratio, then its interval if it has one."""
+    """Returns ``0.52x 0.49-0.55``: the ratio, then its interval if it has one."""
     if estimate is None:
         return NOTHING
     if estimate.low is None or estimate.high is None:
@@ -103,7 +103,7 @@ def ratio(estimate: Estimate | None) -> str:
 
 
 def aligned(lines: list[list[str]], gap: str) -> list[str]:
-    """Aligned columns, the first one to the left, the others to the right."""
+    """Aligns columns, the first one left, the others right."""
     widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
     return [
         gap.join(

@@ -1,1 +1,1 @@
-"""The Continuum paper's settings, run again in simulation and set beside what it published."""
+"""Simulates the Continuum paper's settings and compares the results with the published ones."""

@@ -23,7 +23,7 @@ QUICK_JOBS = 40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``continuum reproduce``."""
+    """Adds the flags of ``continuum reproduce``."""
     parser.epilog = "figures:\n" + "\n".join(f"  {figure.name:11} {figure.title}" for figure in FIGURES)
     add = parser.add_argument
     add("--only", metavar="F[,F...]", help="Figures to reproduce (default: all)")
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``continuum reproduce``."""
+    """Runs ``continuum reproduce``."""
     figures = _chosen(arguments.only)
     require_own_files([("--json", arguments.json), ("--html", arguments.html)])
     require_writable(arguments.json)
@@ -80,7 +80,7 @@ def _tell(line: str) -> None:
 
 
 def _chosen(only: str | None) -> list[PaperFigure]:
-    """The figures by name, in the order of the paper."""
+    """Returns the named figures, in the order of the paper."""
     if only is None:
         return list(FIGURES)
     names = only.split(",")
@@ -100,7 +100,7 @@ def _points(experiment: Experiment, figure: PaperFigure) -> list[Point]:
 
 
 def _notes(num_jobs: int, num_seeds: int) -> list[str]:
-    """The notes below the tables."""
+    """Returns the notes below the tables."""
     seeds = "1 seed" if num_seeds == 1 else f"{num_seeds} seeds, paired"
     return [
         "multiple: job delay of vLLM, or of fcfs here, over that of the system; above 1 it is faster",
@@ -147,7 +147,7 @@ def _result_file(arguments: argparse.Namespace, experiment: Experiment) -> Resul
 
 
 def _write_pages(folder: Path, command: str, done: Sequence[tuple[PaperFigure, Sequence[Point]]]) -> None:
-    """A page per setting: its policies on one hardware, at the loads it was run at."""
+    """Writes a page per setting: its policies on one hardware, at all simulated loads."""
     from eval.report.html_report import write_html  # loads the plotting library
 
     for figure, points in done:

@@ -1,4 +1,4 @@
-"""Simulates a published setting at its load and, where memory is not short there, at a higher one."""
+"""Simulates a published setting at its load and, if memory is not short there, at a higher one."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ STEP_TOKENS = 2048
 BLOCK_SIZE = 16
 GAP_CAP_S = 600.0
 PRESSURE_SHARE = 0.1
-"""Memory is short if fcfs recomputes or loads back this share of all prompt tokens."""
+"""Memory is short if fcfs recomputes or loads back at least this share of all prompt tokens."""
 FACTORS = (2, 4, 8)
-"""Multiples of the published load; the first at which memory is short is run."""
+"""Multiples of the published load; only the first one at which memory is short is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """What a policy did, on average over seeds."""
+    """Statistics of a policy, averaged over seeds."""
 
     recomputed_share: float
     """Share of the prompt tokens that were recomputed."""
@@ -76,7 +76,7 @@ class PoolUse:
 
     @classmethod
     def of(cls, occupancy: Occupancy) -> PoolUse | None:
-        """Weighted by time: each sample counts until the next one. None without two samples."""
+        """Weights each sample by the time until the next one. None without two samples."""
         num_blocks = occupancy.running[0] + occupancy.pinned[0] + occupancy.cached[0] + occupancy.free[0]
         spans_s = [later - earlier for earlier, later in pairwise(occupancy.time_s)]
         if not math.fsum(spans_s):
@@ -94,15 +94,15 @@ class Point:
     runs: dict[str, list[RunResult]]
     """Runs by policy, in the order of the seeds."""
     retention_times: RetentionTimes | None
-    """Times to live that the paper's rule set, with the first seed; None where memory was not short."""
+    """Times to live that the paper's rule set, with the first seed; None if memory was not short."""
     order_alone: RunResult | None = None
-    """A run of ORDER with the first seed; None where memory was not short."""
+    """A run of ORDER with the first seed; None if memory was not short."""
 
     def seconds(self, policy: str) -> Estimate:
         return mean_interval([_seconds(run, self.setting.measure) for run in self.runs[policy]])
 
     def multiple(self, policy: str, base: str = BASELINE) -> Estimate:
-        """The delay of ``base`` over the policy's, paired by seed: above 1 the policy is faster."""
+        """Returns the delay of ``base`` over the policy's, paired by seed: above 1 the policy is faster."""
         measure = self.setting.measure
         pairs = [
             (_seconds(run, measure), _seconds(other, measure))
@@ -113,7 +113,7 @@ class Point:
         return estimate
 
     def first_multiple(self, run: RunResult) -> float:
-        """fcfs' delay over that of a run with the first seed."""
+        """Returns fcfs' delay over that of a run with the first seed."""
         base = self.runs[BASELINE][0]
         return _seconds(base, self.setting.measure) / _seconds(run, self.setting.measure)
 
@@ -121,7 +121,7 @@ class Point:
         return Behaviour.of(self.runs[policy])
 
     def pool_use(self) -> PoolUse | None:
-        """How fcfs used the pool, with the first seed; None where no samples were kept."""
+        """Returns the pool use of fcfs, with the first seed; None if no samples were kept."""
         occupancy = self.runs[BASELINE][0].occupancy
         return None if occupancy is None else PoolUse.of(occupancy)
 
@@ -132,7 +132,7 @@ def _seconds(run: RunResult, measure: Measure) -> float:
 
 
 class Experiment:
-    """Runs settings; runs that two of them share are made once."""
+    """Runs settings; a run that two settings share is made once."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class Experiment:
         *,
         with_peers: bool = True,
     ) -> None:
-        """``tell`` gets a progress line before each setting."""
+        """``tell`` receives a progress line before each setting."""
         self._num_jobs = num_jobs
         self._seeds = seeds
         self._num_processes = num_processes
@@ -154,14 +154,15 @@ class Experiment:
 
     @property
     def results(self) -> list[RunResult]:
-        """All runs so far."""
+        """Returns all runs so far."""
         return list(self._results.values())
 
     def points(self, setting: Setting, *, needs_pressure: bool) -> list[Point]:
-        """The setting at its load; if ``needs_pressure`` and memory is not short, also where it first is."""
+        """Runs the setting at its load; if ``needs_pressure`` and memory is not short, also where it first
+        is."""
         if self._is_pressed(setting, 1):
             return [self._point(setting, 1, self._seeds, is_pressed=True)]
-        # Every policy does the same then: more seeds would say nothing more.
+        # Then all policies behave alike: more seeds would show nothing more.
         points = [self._point(setting, 1, self._seeds[:1], is_pressed=False)]
         if setting.jobs_per_s is not None and needs_pressure:
             factor = next((factor for factor in FACTORS if self._is_pressed(setting, factor)), None)
@@ -209,12 +210,12 @@ class Experiment:
 
 
 def _at(setting: Setting, factor: int) -> Setting:
-    """The setting at ``factor`` times its load."""
+    """Returns the setting at ``factor`` times its load."""
     return setting if setting.jobs_per_s is None else replace(setting, jobs_per_s=setting.jobs_per_s * factor)
 
 
 def plan_of(setting: Setting, num_jobs: int) -> SimulationPlan:
-    """The runs of a setting. Jobs that never fit in the pool are left out."""
+    """Returns the plan of a setting. Leaves out jobs that never fit in the pool."""
     cost = make_cost(setting.model, setting.gpu, tensor_parallel=setting.tensor_parallel)
     hardware = Hardware(model=setting.model, gpu=setting.gpu, tensor_parallel=setting.tensor_parallel)
     _, kv_tokens = hardware.cost()
@@ -232,7 +233,7 @@ def plan_of(setting: Setting, num_jobs: int) -> SimulationPlan:
 
 
 def with_host(result: RunResult, plan: SimulationPlan) -> RunResult:
-    """The result with host memory as part of its hardware, by which results of one file are told apart."""
+    """Adds host memory to the result's hardware, which distinguishes results in one file."""
     if not plan.host_kv_tokens:
         return result
     hardware = f"{result.setting.hardware}, {plan.host_kv_tokens:,} tokens of host KV"

@@ -17,7 +17,7 @@ from eval.sim.simulate import SimulationPlan, SimulationRun, simulate_one
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the rule decided after one tool call."""
+    """The rule's decision after one tool call."""
 
     ttl_s: float
     prefill_or_reload_s: float
@@ -38,7 +38,7 @@ class RetentionTimes:
 
     @classmethod
     def of(cls, decisions: list[Decision]) -> RetentionTimes | None:
-        """The averages; None without decisions."""
+        """Returns the averages; None without decisions."""
         number = len(decisions)
         if not number:
             return None
@@ -65,7 +65,7 @@ class _ObservedRule(PaperPolicy):
 
 
 def observe_rule(plan: SimulationPlan, run: SimulationRun) -> tuple[RunResult, RetentionTimes | None]:
-    """The run under the paper's rule, and the times to live that it set."""
+    """Returns the run under the paper's rule, and the times to live that it set."""
     decisions: list[Decision] = []
     result = simulate_one(plan, run, NamedPolicy(run.policy, partial(_ObservedRule, decisions)))
     return result, RetentionTimes.of(decisions)

@@ -1,4 +1,4 @@
-"""What the Continuum paper published, setting by setting, and what of it is not reproduced here. Data only.
+"""The Continuum paper's published settings and results, and those not reproduced here. Data only.
 
 Source: arXiv 2511.02230, v6, unless a figure says otherwise. Seconds were read off plots by eye (within 5 %),
 at the highest load that is plotted.
@@ -21,7 +21,7 @@ OURS = "continuum"
 ORDER = "program-fcfs"
 """The order of programs without any pins."""
 IN_THAT_ORDER = (RULE, "infercept")
-"""Policies that pin as well: what they gain is compared with what the order gains alone."""
+"""Policies that also pin: their gain is compared with the gain of the order alone."""
 PEERS = ("plas", "infercept")
 """The other systems of the plots, which ``--quick`` leaves out."""
 UNLIKE = {
@@ -34,11 +34,11 @@ UNLIKE = {
         "request's; whether the published one did is not in our source"
     ),
 }
-"""Known differences between a policy and the system that it stands for."""
+"""Known differences between a policy and the published system that it represents."""
 
 
 class Measure(Enum):
-    """Which figure of a run was published."""
+    """The quantity of a run that was published."""
 
     MEAN = "mean"
     P95 = "p95"
@@ -51,16 +51,16 @@ class Published:
     system: str
     """The paper's name for it."""
     policy: str
-    """The policy that stands for it here."""
+    """The policy that represents it here."""
     seconds: float | None = None
     """Published job delay."""
     multiple: float | None = None
-    """Delay of vLLM over this one's, where it was printed; else it follows from the seconds."""
+    """Delay of vLLM over this system's, if it was printed; else computed from the seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One point of a plot: what ran on what, how fast jobs came, and how long they took."""
+    """One point of a plot: hardware, workload, load and delays."""
 
     model: str
     gpu: str
@@ -75,11 +75,11 @@ class Setting:
     published: tuple[Published, ...]
     """The systems, the baseline first."""
     steps: tuple[tuple[str, str], ...] = ()
-    """Pairs of policies, each compared by what the first adds to the second."""
+    """Pairs of policies; each shows what the first adds to the second."""
 
     @property
     def title(self) -> str:
-        """Hardware, workload, host memory and load in one line."""
+        """Returns hardware, workload, host memory and load in one line."""
         number = "" if self.tensor_parallel == 1 else f"{self.tensor_parallel} x "
         host = f", {self.host_gb:g} GB host" if self.host_gb else ""
         told = (
@@ -89,16 +89,16 @@ class Setting:
 
     @property
     def policies(self) -> list[str]:
-        """The policies to run: the published ones, then this project's."""
+        """Returns the policies to run: the published ones, then this project's."""
         return list(dict.fromkeys([*(one.policy for one in self.published), OURS]))
 
     def system(self, policy: str) -> Published | None:
-        """The published system that ``policy`` stands for."""
+        """Returns the published system that ``policy`` represents."""
         return next((one for one in self.published if one.policy == policy), None)
 
     def multiple(self, policy: str, base: str = BASELINE) -> float | None:
-        """The delay of ``base``, vLLM's unless told, over that of what ``policy`` stands for; None where
-        nothing was published."""
+        """Returns the delay of ``base``, by default vLLM's, over that of the system that ``policy``
+        represents; None if it was not published."""
         one, other = self.system(policy), self.system(base)
         if one is None or other is None or one is other:
             return None
@@ -109,7 +109,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperFigure:
-    """What one plot or table showed."""
+    """The results of one plot or table."""
 
     name: str
     """Its name on the command line."""
@@ -117,19 +117,19 @@ class PaperFigure:
     source: str
     settings: tuple[Setting, ...]
     read_off_plot: bool = True
-    """Whether the seconds were read off a plot, which is marked where they are shown."""
+    """Whether the seconds were read off a plot, which the tables mark."""
     tolerance: float = NEAR
     is_other_reading: bool = False
-    """Published figures that are elsewhere too, under another reading of the workload: counted apart."""
+    """Whether these figures repeat others under another reading of the workload; counted separately."""
     needs_pressure: bool = True
-    """Whether there is something to see only where memory is short: then a load at which it is, is looked
-    for above the published one."""
+    """Whether an effect shows only if memory is short: then a load above the published one is searched at
+    which it is."""
 
 
 def _delays(
     vllm: float, continuum: float, autellix: float | None = None, infercept: float | None = None
 ) -> tuple[Published, ...]:
-    """Seconds of the systems of one plot."""
+    """Returns the systems of one plot with their seconds."""
     found = [
         Published(system="vLLM", policy=BASELINE, seconds=vllm),
         Published(system="Continuum", policy=RULE, seconds=continuum),
@@ -151,7 +151,7 @@ def _ablation(vllm: float, ordered: float, static: float, full: float) -> tuple[
 
 
 def _systems(*, multiple: float | None = None, autellix: bool = False) -> tuple[Published, ...]:
-    """Without seconds."""
+    """Returns systems without published seconds."""
     return (
         Published(system="vLLM", policy=BASELINE),
         Published(system="Continuum", policy=RULE, multiple=multiple),
@@ -160,7 +160,7 @@ def _systems(*, multiple: float | None = None, autellix: bool = False) -> tuple[
 
 
 def _labels(vllm: float, autellix: float, infercept: float) -> tuple[Published, ...]:
-    """Printed as times Continuum's delay, turned into multiples of vLLM's."""
+    """Converts printed multiples of Continuum's delay into multiples of vLLM's."""
     return (
         Published(system="vLLM", policy=BASELINE),
         Published(system="Continuum", policy=RULE, multiple=vllm),
@@ -225,14 +225,14 @@ def _h100(jobs_per_s: float, published: tuple[Published, ...], measure: Measure 
 
 
 TURNS = (10.9, 50.6)
-"""Turns per job, at the ends of figure 14."""
+"""Turns per job at both ends of figure 14."""
 MANY_TURNS = f"swe-bench:turns={TURNS[1] / TURNS[0]:.4g},tokens={TURNS[0] / TURNS[1]:.4g}"
-"""As many turns as there, in the same context: the paper does not say how it scaled, but 4.6 times the tokens
-would not fit the model."""
+"""As many turns as in the paper, in the same context: the paper does not say how it scaled, but 4.6 times the
+tokens would not fit the model."""
 _ALIKE = _systems(multiple=1.0, autellix=True)
 SHORT_BFCL = "bfcl:tokens=0.4"
-"""Table 2's tokens of BFCL cannot all lie below the 128k that its jobs were shortened to, by 0.4: they may be
-those before that. (sd 68,687 around a mean of 93,256; below 128k it is 60k at most.)"""
+"""Table 2's tokens of BFCL cannot all be below the 128k to which its jobs were shortened, by 0.4: they may be
+the numbers before that. (sd 68,687 around a mean of 93,256; below 128k it is 60k at most.)"""
 _BFCL = (_delays(428, 372, 412), _delays(317, 213, 293), _delays(645, 490, 660))
 _BFCL_OFFLOAD = (
     _delays(453, 437, 468, 452),

@@ -1,4 +1,4 @@
-"""The published figures and ours as text: a block per setting, a line per system. Pure functions."""
+"""Formats the published figures and ours as text: a block per setting, a line per system. Pure functions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HEADS = (
 
 
 def figure_table(figure: PaperFigure, points: Sequence[Point]) -> str:
-    """Title, a block per point, then the reasons that verdicts refer to by number."""
+    """Returns title, a block per point, then the reasons that verdicts refer to by number."""
     lines = [list(head) for head in _HEADS]
     titles: list[tuple[int, str]] = []
     reasons: list[str] = []
@@ -38,7 +38,7 @@ def figure_table(figure: PaperFigure, points: Sequence[Point]) -> str:
 
 
 def _name(line: Sequence[str]) -> str:
-    """The paper's name and what runs in its place, as one column to the left."""
+    """Returns the paper's name and our policy as one left-aligned column."""
     return f"{line[0]:20}{line[1]}"
 
 
@@ -60,7 +60,7 @@ def _line(figure: PaperFigure, point: Point, policy: str, reasons: list[str]) ->
 
 
 def _step(figure: PaperFigure, point: Point, policy: str, base: str, reasons: list[str]) -> list[str]:
-    """The line of what one policy adds to another."""
+    """Returns the line for what one policy adds to another."""
     published = point.setting.system(policy)
     return [
         f"  by {policy if published is None else published.system}",
@@ -72,7 +72,7 @@ def _step(figure: PaperFigure, point: Point, policy: str, base: str, reasons: li
 
 
 def _multiples(point: Point, policy: str, base: str, ours_s: str) -> list[str]:
-    """Published, our seconds, ours, its interval."""
+    """Returns the published multiple, our seconds, our multiple and its interval."""
     published = point.setting.multiple(policy, base)
     ours = point.multiple(policy, base)
     return [
@@ -106,7 +106,7 @@ def _verdict(found: Outcome | None, reasons: list[str]) -> str:
 
 
 def summary(done: Sequence[tuple[PaperFigure, Sequence[Point]]]) -> str:
-    """How many multiples are reproduced: at the published load, where memory is short, of another reading."""
+    """Counts reproduced multiples: at the published load, where memory is short, and of other readings."""
     at_load: list[Outcome] = []
     pressed: list[Outcome] = []
     other: list[Outcome] = []

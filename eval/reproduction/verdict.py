@@ -1,4 +1,4 @@
-"""Whether a published multiple is reproduced, and if not, why, by what the runs themselves show."""
+"""Decides whether a published multiple is reproduced, and if not, names the cause that the runs show."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from eval.reproduction.published import BASELINE, IN_THAT_ORDER, NEAR, OURS, RUL
 NO_DIFFERENCE = 1.05
 """A published multiple within this factor of 1 means practically no difference."""
 MOST = 0.5
-"""From this share on, something counts as the usual case."""
+"""Shares from this on count as the usual case."""
 LEAST_SPARED = 0.005
-"""Smallest share of prompt tokens saved that is reported; less would read 0 %."""
+"""Smallest share of prompt tokens saved that is reported; less would print as 0 %."""
 
 
 class Verdict(Enum):
-    """How our multiple compares with the published one."""
+    """Our multiple compared with the published one."""
 
     REPRODUCED = "reproduced"
     MORE = "more"
     LESS = "less"
     UNDECIDED = "undecided"
-    """Outside the tolerance, but the interval over seeds holds the published multiple."""
+    """Outside the tolerance, but the interval over seeds contains the published multiple."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class Outcome:
 
 
 def verdict_of(published: float, ours: Estimate, tolerance: float) -> Verdict:
-    """Reproduced means within the factor ``tolerance`` of the published multiple.
+    """Returns Reproduced within the factor ``tolerance`` of the published multiple.
 
-    Of a published difference (beyond NO_DIFFERENCE), at least half must be there, in logarithms: else 1.0
-    would pass for 1.15.
+    Of a published difference (beyond NO_DIFFERENCE), at least half must be reproduced, in logarithms:
+    otherwise 1.0 would pass for 1.15.
     """
     wanted, found = math.log(published), math.log(ours.value)
     is_near = abs(found - wanted) <= math.log(tolerance)
@@ -58,7 +58,7 @@ def verdict_of(published: float, ours: Estimate, tolerance: float) -> Verdict:
 
 
 def outcome(point: Point, policy: str, tolerance: float, base: str = BASELINE) -> Outcome | None:
-    """The outcome of what ``policy`` gains over ``base``; None where nothing was published."""
+    """Returns the outcome for the gain of ``policy`` over ``base``; None if it was not published."""
     published = point.setting.multiple(policy, base)
     if published is None or policy == OURS:
         return None
@@ -71,7 +71,7 @@ def outcome(point: Point, policy: str, tolerance: float, base: str = BASELINE) -
 
 
 def _cause(point: Point, policy: str, base: str, verdict: Verdict) -> str:
-    """The likely cause, with the figures of the runs that show it."""
+    """Returns the likely cause, with the figures of the runs that show it."""
     if not point.behaviour(BASELINE).is_pressed:
         return _not_short(point)
     before, own = point.behaviour(base), point.behaviour(policy)
@@ -93,7 +93,7 @@ def _cause(point: Point, policy: str, base: str, verdict: Verdict) -> str:
 
 
 def _seconds(point: Point, base: str) -> str:
-    """The delays here and as published, which show how loaded each machine is."""
+    """Returns the delays here and as published, which show how loaded each machine is."""
     ours = f"{base} takes {seconds(point.seconds(base).value)} s here"
     system = point.setting.system(base)
     if system is None or system.seconds is None:
@@ -114,7 +114,7 @@ def _not_short(point: Point) -> str:
 
 
 def _order_alone(point: Point, policy: str) -> str | None:
-    """How much of a gain the order alone makes; None where no run shows it."""
+    """Returns the part of a gain that the order alone makes; None if no run shows it."""
     if policy not in IN_THAT_ORDER or point.order_alone is None:
         return None
     alone, whole = (point.first_multiple(run) for run in (point.order_alone, point.runs[policy][0]))
@@ -131,7 +131,7 @@ def _why_less(point: Point, policy: str, base: str, published: float) -> list[st
 
 
 def _own_cause(point: Point, policy: str, base: str) -> str:
-    """What a policy that gained less than published did."""
+    """Describes what a policy did that gained less than published."""
     own, held = point.behaviour(policy), point.retention_times
     if policy == RULE and held is not None and held.zero_share >= MOST:
         return _unpins_at_once(held)

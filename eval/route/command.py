@@ -1,4 +1,4 @@
-"""``continuum route``: an HTTP front for whole servers, which keeps jobs at home."""
+"""``continuum route``: an HTTP proxy for whole servers that sends a job's turns to the same server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BACKLOG = 2048
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``continuum route``."""
+    """Adds the flags of ``continuum route``."""
     parser.usage = "continuum route URL [URL ...] [--flag VALUE ...]"
     parser.add_argument(
         "urls",
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until stopped. UsageError for an address that is none."""
+    """Serves until stopped. UsageError for an invalid address."""
     for url in args.urls:
         _check(url)
     if not 0 < args.port < 65_536:
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     served.host = args.host
     served.port = args.port
     server = uvicorn.Server(served)
-    with suppress(KeyboardInterrupt):  # uvicorn has ended well, and raises the signal again
+    with suppress(KeyboardInterrupt):  # uvicorn has shut down cleanly and raises the signal again
         server.run()
     return 0 if server.started else 1
 

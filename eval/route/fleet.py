@@ -1,4 +1,4 @@
-"""The servers behind a route: which are up, and what each has to do."""
+"""The servers of a route: which are up, and the load of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ASK_EVERY_S = 1.0
 ANSWERS_WITHIN_S = 5.0
 MAX_PAGE_BYTES = 4 * 2**20
 MOST = 1e12
-"""No count is larger."""
+"""Counts above this are clamped."""
 logger = logging.getLogger(__name__)
 _METRIC = re.compile(r"^(?P<name>[\w:]+)(?:\{(?P<labels>[^}]*)\})?\s+(?P<value>\S+)", re.MULTILINE)
 _NUM_BLOCKS = re.compile(r'num_gpu_blocks="(\d+)"')
@@ -25,7 +25,7 @@ _NUM_BLOCKS = re.compile(r'num_gpu_blocks="(\d+)"')
 
 @dataclass(slots=True)
 class Backend:
-    """A server."""
+    """A server and its load."""
 
     url: str
     is_up: bool = True
@@ -33,18 +33,18 @@ class Backend:
 
 
 class Fleet:
-    """Asks each server once a second whether it lives, and for its metrics: V1 has the same names."""
+    """Polls health and metrics of each server once a second; V1's metrics have the same names."""
 
     def __init__(self, urls: Sequence[str], http: httpx.AsyncClient) -> None:
         self.backends = [Backend(url.rstrip("/")) for url in urls]
         self._http = http
 
     async def watch(self, on_lost: asyncio.Queue[int]) -> None:
-        """Until it is cancelled. Numbers of servers that go down are put into the queue."""
+        """Polls until it is cancelled. Puts the index of each server that goes down into the queue."""
         await asyncio.gather(*(self._watch_one(index, on_lost) for index in range(len(self.backends))))
 
     async def _watch_one(self, index: int, on_lost: asyncio.Queue[int]) -> None:
-        """Each server is asked by itself: a slow one holds up nobody, and nothing that one says ends it."""
+        """Polls one server by itself: a slow server delays no other, and no answer ends the polling."""
         has_failed = False
         while True:
             try:
@@ -56,7 +56,7 @@ class Fleet:
             await asyncio.sleep(ASK_EVERY_S)
 
     def lost(self, index: int) -> bool:
-        """A server does not answer; False if that is known."""
+        """Marks a server that does not answer as down; returns False if it was down already."""
         backend = self.backends[index]
         was_up, backend.is_up = backend.is_up, False
         if was_up:
@@ -64,7 +64,7 @@ class Fleet:
         return was_up
 
     def loads(self, without: Sequence[int] = ()) -> list[EngineLoad | None]:
-        """Of the servers that are up, but for some."""
+        """Returns the loads of the servers that are up, except for some."""
         return [
             backend.load if backend.is_up and index not in without else None
             for index, backend in enumerate(self.backends)
@@ -89,7 +89,7 @@ class Fleet:
         read_metrics(metrics, backend.load)
 
     async def _page(self, url: str) -> tuple[int, str]:
-        """The status and the text of a page, of which only so much is read as a server's metrics may have."""
+        """Returns the status and text of a page, of which it reads at most MAX_PAGE_BYTES."""
         page = bytearray()
         async with self._http.stream("GET", url, timeout=ANSWERS_WITHIN_S) as answer:
             async for part in answer.aiter_bytes():
@@ -100,7 +100,7 @@ class Fleet:
 
 
 def _number(text: str) -> float:
-    """A count of a page; what is none counts as 0."""
+    """Parses a count of a page; invalid values count as 0."""
     try:
         value = float(text)
     except ValueError:
@@ -109,7 +109,7 @@ def _number(text: str) -> float:
 
 
 def read_metrics(text: str, load: EngineLoad) -> None:
-    """Take a page of Prometheus, as our server and V1's have it: sums over a server's cores."""
+    """Reads a page of Prometheus metrics, of our server or V1's, into sums over a server's cores."""
     sums = {"vllm:num_requests_running": 0.0, "vllm:num_requests_waiting": 0.0}
     pinned = num_blocks = 0
     usage: list[float] = []
@@ -128,7 +128,7 @@ def read_metrics(text: str, load: EngineLoad) -> None:
             num_blocks += int(_number(blocks[1]))
     load.num_running, load.num_waiting = (int(value) for value in sums.values())
     load.num_blocks, load.num_pinned_blocks = num_blocks, pinned
-    taken = _mean(usage) + _mean(alone)  # what pins hold alone is not in use, yet not free
+    taken = _mean(usage) + _mean(alone)  # blocks that only pins retain are not in use, yet not free
     load.num_free_blocks = max(0, round(num_blocks * (1 - taken)))
 
 

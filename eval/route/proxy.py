@@ -1,4 +1,4 @@
-"""The application of a route: passes each request to one server, and its answer back as it comes."""
+"""The application of a route: passes each request to one server, and streams its answer back."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from eval.route.fleet import Fleet
 from eval.route.told import turn_of
 
 INLINE_BYTES = 2**20
-"""A larger body is looked at on a thread."""
+"""Larger bodies are parsed on a thread."""
 JOBS_WITHIN_S = 5.0
 FOUND_WITHIN_S = 60.0
-"""How long a server may be silent that is asked for its jobs, or for what is stored."""
+"""How long a server may be silent when it is queried for jobs or stored objects."""
 _GONE = (
     httpx.ConnectError,
     httpx.ConnectTimeout,
@@ -38,7 +38,7 @@ _GONE = (
     httpx.WriteError,
     httpx.RemoteProtocolError,
 )
-"""What shows that a server has gone, and not that a request is wrong."""
+"""Exceptions that show that a server is gone, not that a request is wrong."""
 BLOCK_SIZE = 16
 _WITHOUT_BODY = (204, 304)
 _METHODS = ["GET", "POST", "DELETE", "PUT", "PATCH"]
@@ -54,11 +54,11 @@ _ANSWERS_ID = re.compile(rb'"id"\s*:\s*"((?:resp|conv)_[\w-]+)"')
 _FIRST_BYTES = 4096
 _LOST = {"type": "api_error", "message": "The server that gave this answer has died; send the request again."}
 _LOST_EVENT = b"event: error\ndata: " + msgspec.json.encode({"type": "error", "error": _LOST}) + b"\n\n"
-"""The end of a stream whose server has died, as OpenAI's and Anthropic's clients understand it."""
+"""The end of a stream whose server has died, in a form that OpenAI's and Anthropic's clients understand."""
 
 
 class _Jobs(msgspec.Struct):
-    """What a server tells of its jobs."""
+    """A server's list of jobs."""
 
     data: list[dict[str, Any]] = []
 
@@ -67,18 +67,18 @@ _jobs = msgspec.json.Decoder(_Jobs)
 
 
 class RouteApp:
-    """One per process."""
+    """The application; one per process."""
 
     def __init__(self, urls: Sequence[str], make_router: RouterFactory) -> None:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(None, connect=5.0), limits=limits, trust_env=False
         )
-        self._http.headers.clear()  # a server hears what the client said
+        self._http.headers.clear()  # send only the client's headers to servers
         self.fleet = Fleet(urls, self._http)
         self._router: Router = make_router(RouterContext(len(urls), BLOCK_SIZE, shared_words()))
         self._stored = HomeTable(shared_words())
-        """Where stored responses and conversations are, by their ids."""
+        """The server of each stored response and conversation, by its id."""
         self._clock = MonotonicClock()
         self.app = Starlette(
             routes=[
@@ -109,12 +109,12 @@ class RouteApp:
         self._stored.forget(index)
 
     async def _health(self, request: Request) -> Response:
-        """200 while any server is up."""
+        """Answers 200 while any server is up."""
         states = {backend.url: "up" if backend.is_up else "down" for backend in self.fleet.backends}
         return JSONResponse({"servers": states}, 200 if "up" in states.values() else 503)
 
     async def _jobs(self, request: Request) -> Response:
-        """The jobs of all servers."""
+        """Returns the jobs of all servers."""
         jobs = list[dict[str, Any]]()
         for index in self._up():
             with suppress(httpx.HTTPError, msgspec.DecodeError, RecursionError, TimeoutError):
@@ -147,7 +147,7 @@ class RouteApp:
             return _error(502, f"The server behind the route failed: {type(error).__name__}.")
 
     async def _route(self, request: Request, body: bytes) -> Response:
-        """Send it to the server that the router chooses, or to another one if that does not answer at all."""
+        """Sends the request to the server that the router chooses, or to another if that does not answer."""
         is_long = len(body) > INLINE_BYTES
         headers = request.headers
         turn = await asyncio.to_thread(turn_of, headers, body) if is_long else turn_of(headers, body)
@@ -179,7 +179,7 @@ class RouteApp:
         return self._router.place(turn, loads, self._clock.now())
 
     async def _ask_around(self, request: Request, body: bytes, name: str | None) -> Response:
-        """Of one server: the one that has what is named, else the first that knows it."""
+        """Answers from one server: the one that stores the named object, else the first that knows it."""
         home = None if name is None else self._stored[key_of(name)]
         order = sorted(self._up(), key=lambda index: index != home)
         for place, index in enumerate(order):
@@ -198,7 +198,7 @@ class RouteApp:
     async def _send(
         self, index: int, request: Request, body: bytes, within_s: float | None = None
     ) -> httpx.Response:
-        """The beginning of a server's answer. ``within_s``: how long it may be silent."""
+        """Returns the beginning of a server's answer. ``within_s``: how long the server may be silent."""
         base = httpx.URL(self.fleet.backends[index].url)
         query = request.scope.get("query_string", b"")
         path = request.scope.get("raw_path") or quote(request.url.path).encode()
@@ -215,18 +215,18 @@ class RouteApp:
         return PassedOn(answer, load, partial(self._note_ids, index))
 
     def _note_ids(self, index: int, text: bytes) -> None:
-        """Remember where a response is stored whose id an answer begins with."""
+        """Notes which server stores the response whose id the answer begins with."""
         for found in _ANSWERS_ID.finditer(text):
             self._stored[key_of(found[1].decode())] = index
 
 
 class PassedOn(StreamingResponse):
-    """A server's answer, as it comes. However it ends, also before it has begun, the server hears of it."""
+    """Streams a server's answer. However that ends, even before it has begun, closes the server's stream."""
 
     def __init__(
         self, answer: httpx.Response, load: EngineLoad | None, note: Callable[[bytes], None]
     ) -> None:
-        """``load``: counts the request as open. ``note`` is called with the answer's beginning."""
+        """``load`` counts the request as open. ``note`` is called with the answer's beginning."""
         self._answer = answer
         self._load = load
         self._note = note
@@ -234,7 +234,7 @@ class PassedOn(StreamingResponse):
         length = [(name, value) for name, value in answer.headers.raw if name.lower() == b"content-length"]
         self.raw_headers = [*((name.lower(), value) for name, value in _passed(answer.headers.raw)), *length]
         self._num_bytes = int(length[0][1]) if length else None
-        """Bytes of the body; None for one that says when it ends."""
+        """Bytes of the body; None for one without Content-Length."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] == "HEAD" or self.status_code in _WITHOUT_BODY:
@@ -247,8 +247,8 @@ class PassedOn(StreamingResponse):
             await self._answer.aclose()
 
     async def stream_response(self, send: Send) -> None:
-        """The last byte of a known length ends the answer: a client that has it may ask again on the same
-        connection at once, which must not look like a second request before the end of the first."""
+        """Ends the answer with the last byte of a known length: a client that has it may send a request on
+        the same connection at once, which must not look like a second request before the end of the first."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         num_left = self._num_bytes
         if num_left != 0:
@@ -275,7 +275,7 @@ class PassedOn(StreamingResponse):
 
 
 def _passed(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """The headers that are passed on, as they came: none of a connection, nor what ``Connection`` names."""
+    """Returns the headers to pass on: none of a connection, nor those that ``Connection`` names."""
     named = b",".join(value for name, value in headers if name.lower() == b"connection")
     left_out = _OF_A_CONNECTION | {part.strip().lower() for part in named.split(b",")}
     return [(name, value) for name, value in headers if name.lower() not in left_out]

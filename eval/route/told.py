@@ -1,4 +1,4 @@
-"""What a request tells of its job, before it goes to a server: who it is of, and how its prompt begins."""
+"""Derives a request's job, its owner and the beginning of its prompt before the request goes to a server."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from engine.errors import RequestError
 from engine.routing import RoutedTurn
 
 _PIECE_BYTES = 4
-"""Bytes of text that count as a token: what texts in English have on average."""
+"""Bytes of text that count as a token: the average of English text."""
 MAX_TEXT_BYTES = 2**20
-"""Bytes of a prompt, its first ones, by which it is told from others."""
+"""Bytes at the beginning of a prompt that distinguish it from others."""
 MAX_FIELD_BYTES = 2**16
-"""A longer field is no name of a job."""
+"""A longer field cannot name a job."""
 
 
 class _Body(msgspec.Struct):
-    """The fields that are looked at, as they were written: a body of many megabytes is read in one pass, and
-    none of its messages becomes an object."""
+    """The fields that are read, as raw JSON: a body of many megabytes is parsed in one pass, and none of its
+    messages becomes an object."""
 
     job_id: msgspec.Raw = msgspec.Raw()
     vllm_xargs: msgspec.Raw = msgspec.Raw()
@@ -45,9 +45,9 @@ _decoder = msgspec.json.Decoder(_Body)
 
 
 def turn_of(headers: Mapping[str, str], body: bytes) -> RoutedTurn:
-    """The turn as a router sees it. A body that no server would understand is of no job.
+    """Returns the turn as a router sees it. A body that no server would understand has no job.
 
-    The prompt's tokens are pieces of its text: servers have the tokenizer.
+    The prompt's tokens are pieces of its text: only servers have the tokenizer.
     """
     try:
         fields = _decoder.decode(body)
@@ -69,7 +69,7 @@ def turn_of(headers: Mapping[str, str], body: bytes) -> RoutedTurn:
 
 
 def _small(raw: msgspec.Raw) -> Any:
-    """The value of a small field; None for none."""
+    """Returns the value of a small field; None for a missing or long one."""
     if not 0 < len(raw) <= MAX_FIELD_BYTES:
         return None
     try:
@@ -93,8 +93,9 @@ def _identity(fields: _Body) -> ClientIdentity:
 
 
 def _text_of(fields: _Body) -> bytes:
-    """What is the same at the beginning of a job's prompts, whatever the order of the body's fields: first
-    what templates put before the conversation. A list is left open, as it goes on in the next turn."""
+    """Returns what is the same at the beginning of a job's prompts, whatever the order of the body's fields:
+    first what templates put before the conversation. A list is left open, as it continues in the next
+    turn."""
     before = (fields.system, fields.instructions, fields.tools)
     text = b"\n".join(bytes(memoryview(part)[:MAX_TEXT_BYTES]) for part in before if len(part))
     for said in (fields.messages, fields.input, fields.prompt):

@@ -1,4 +1,4 @@
-"""Names the KV blocks of simulated prompts, so that equal prefixes have equal hashes and nothing else has.
+"""Names the KV blocks of simulated prompts, so that only equal prefixes have equal hashes.
 
 A hash here is eight bytes that stand for a content, not the digest of one: there are no tokens.
 """
@@ -9,38 +9,38 @@ from engine.core.kv_cache.block_hash import BlockHash
 from eval.workloads.job import Job, Turn
 
 _SCOPE_SIZE = 1 << 44
-"""Ids reserved for one scope of recorded blocks, or one shared prefix: a recorded one (``MAX_BLOCK_ID``) may
-stand for several of ours."""
+"""Ids reserved for one scope of recorded blocks, or one shared prefix: one recorded block (up to
+``MAX_BLOCK_ID``) may stand for several simulated ones."""
 
 
 class BlockNames:
-    """Hands out block hashes; one for all jobs of a simulation."""
+    """Allocates block hashes; all jobs of a simulation share one instance."""
 
     def __init__(self, block_size: int, *, share_prefixes: bool = False) -> None:
-        """``share_prefixes``: jobs of one ``shared_prefix`` begin with the same blocks."""
+        """``share_prefixes``: jobs with the same ``shared_prefix`` begin with the same blocks."""
         self.block_size = block_size
         self.share_prefixes = share_prefixes
         self._scopes: dict[str, int] = {}
         self._next_private = 0
 
     def private(self, count: int) -> list[BlockHash]:
-        """Names that no other block has."""
+        """Returns hashes that no other block has."""
         first = self._next_private
         self._next_private += count
         return [number.to_bytes(8, "big") for number in range(first, first + count)]
 
     def in_scope(self, scope: str, first: int, count: int) -> list[BlockHash]:
-        """Names ``first`` and following of a scope: the same for every caller."""
+        """Returns hashes ``first`` and following of a scope, which are the same for every caller."""
         base = self._scopes.setdefault(scope, (len(self._scopes) + 1) * _SCOPE_SIZE) + first
         return [number.to_bytes(8, "big") for number in range(base, base + count)]
 
 
 class JobChain:
-    """The hash chain of one job, turn by turn; memory for one turn at a time.
+    """The hash chain of one job, turn by turn; keeps one turn at a time in memory.
 
-    A block of a turn is named, in this order: by the recording; after the previous turn's block if the tokens
-    are shared; after the next turn's recorded block if that one shares it (an answer is recorded as part of
-    the next prompt); else by a name of its own.
+    A block of a turn gets its hash from the first that applies: the recording; the previous turn's block if
+    the tokens are shared; the next turn's recorded block if that turn shares it (an answer is recorded as
+    part of the next prompt); else a unique hash.
     """
 
     def __init__(self, names: BlockNames, job: Job) -> None:
@@ -49,12 +49,12 @@ class JobChain:
         self._scope = job.block_scope or f"job {job.job_id}"
         fits = job.block_size and job.block_size % names.block_size == 0
         self._split = job.block_size // names.block_size if fits else 0
-        """Our blocks in a recorded one; 0 if recorded ids are of no use."""
+        """Simulated blocks per recorded block; 0 if recorded ids cannot be used."""
         self._chain: list[BlockHash] = []
-        """Block hashes of the turn served last, prompt and output."""
+        """Block hashes of the last served turn, prompt and output."""
 
     def turn(self, index: int) -> list[BlockHash]:
-        """Hashes of all full blocks of prompt and output of this turn; asked for in order, once each."""
+        """Hashes of all full blocks of this turn's prompt and output; call in order, once per turn."""
         job, size = self._job, self._names.block_size
         turn = job.turns[index]
         num_blocks = (turn.input_tokens + turn.sampled_tokens) // size

@@ -1,4 +1,4 @@
-"""``continuum simulate``: its flags, and where its results go."""
+"""``continuum simulate``: its flags, and the output of its results."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from eval.workloads.sampling import JobLimits
 HELP_WIDTH = 98
 _NOT_ASKED = ("--json", "--html", "--trace", "--processes")
 _OF_PRESETS = ("--model", "--gpu", "--tensor-parallel", "--dtype", "--gpu-memory-utilization")
-"""Flags that say nothing where a measured profile does."""
+"""Flags that a measured profile makes ineffective."""
 _OF_PREFILL_REPLICAS = ("--prefill-above", "--kv-transfer-gb-s")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``continuum simulate``."""
+    """Adds the flags of ``continuum simulate``."""
     parser.usage = "continuum simulate --workload FILE [--flag VALUE ...]"
     parser.epilog = _policies()
     _add_workload_flags(parser.add_argument_group("workload"))
@@ -55,7 +55,7 @@ def _policies() -> str:
 
 
 def _row(syntax: str, told: str) -> str:
-    """Two columns, of which the second is wrapped."""
+    """Formats two columns and wraps the second."""
     return fill(f"  {syntax:31} {told}", HELP_WIDTH, subsequent_indent=" " * 34, break_on_hyphens=False)
 
 
@@ -291,7 +291,7 @@ def _plan(arguments: argparse.Namespace) -> SimulationPlan:
 
 
 def _refuse_ignored(arguments: argparse.Namespace) -> None:
-    """UsageError if a flag would be without effect."""
+    """Raises UsageError if a flag would have no effect."""
     given = given_flags(arguments)
     ignored = next((flag for flag in _OF_PRESETS if flag in given), None)
     if arguments.profile is not None and ignored is not None:
@@ -314,14 +314,14 @@ def _arrival_kind(arguments: argparse.Namespace) -> ArrivalKind:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``continuum simulate``. What cannot be read, or never fits, is raised as one sentence."""
+    """Runs ``continuum simulate``. Raises one sentence for what cannot be read or never fits."""
     _require_own_files(arguments)
     policies = [policy.name for policy in parse_policies(arguments.policies)]
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     rates: Sequence[float | None] = arguments.rate or [None]
     plan = _plan(arguments)
     for rate in rates:
-        plan.arrivals_at(rate)  # a combination that means nothing is refused before anything runs
+        plan.arrivals_at(rate)  # refuses an invalid combination before anything runs
     runs = grid(policies, rates, seeds)
     require_writable(arguments.json, arguments.html)
     if arguments.html:
@@ -335,7 +335,7 @@ def run(arguments: argparse.Namespace) -> int:
             write_results(arguments.json, file)
         if arguments.html:
             write_html(arguments.html, [file])
-    finally:  # the report is printed even if the disk is full
+    finally:  # print the report even if the disk is full
         print(render(results))
     return 0
 
@@ -353,7 +353,7 @@ def _require_own_files(arguments: argparse.Namespace) -> None:
 
 
 def _states_of(policies: str) -> list[Path]:
-    """Files of what was learned that policies begin with."""
+    """Returns the files of learned state that policies start with."""
     options = [part.rpartition(":")[2].partition("=") for part in policies.split(",")]
     return [Path(value) for name, _, value in options if name == "estimator_state"]
 
@@ -363,7 +363,7 @@ def _title(arguments: argparse.Namespace) -> str:
 
 
 def asked(arguments: argparse.Namespace) -> str:
-    """What was typed, without where the results go: equal questions have equal answers."""
+    """Returns the command line without output paths: equal simulations have equal lines."""
     words = iter(arguments.given)
     kept: list[str] = []
     for word in words:

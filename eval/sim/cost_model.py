@@ -8,15 +8,15 @@ from typing import Protocol
 
 @dataclass(slots=True)
 class StepWork:
-    """What one step computes, in the sums that its time depends on."""
+    """The work of one step, in the sums that its time depends on."""
 
     prefills: list[tuple[int, int]] = field(default_factory=list)
-    """Pairs per request that computes more than its next token, or a part of its prompt: tokens
-    computed now, and tokens whose KV was there before."""
+    """Pairs (tokens computed now, tokens whose KV was there before), one per request that computes several
+    tokens or a part of its prompt."""
     num_decodes: int = 0
     """Requests that compute one token after their prompt."""
     decode_context_tokens: int = 0
-    """Sum over these of tokens whose KV is read."""
+    """Sum over these requests of the tokens whose KV is read."""
 
 
 class StepCost(Protocol):
@@ -27,7 +27,7 @@ class StepCost(Protocol):
 
     @property
     def step_overhead_s(self) -> float:
-        """Fixed seconds of every step: scheduling, launches, the way to the API server."""
+        """Fixed seconds of every step: scheduling, launches, transfer to the API server."""
 
     @property
     def arrival_overhead_s(self) -> float:
@@ -38,7 +38,7 @@ class StepCost(Protocol):
         """Time from a step's end until the client has its tokens."""
 
     def step_s(self, work: StepWork) -> float:
-        """Seconds of one step, its overhead included."""
+        """Seconds of one step, including its overhead."""
 
     def prefill_s(self, num_tokens: int, context_tokens: int = 0) -> float:
         """Seconds to compute ``num_tokens`` after ``context_tokens`` in steps of the usual size, alone."""

@@ -1,4 +1,4 @@
-"""The disk of a simulated replica: reads follow each other, and so do writes, each at the drive's speed."""
+"""The disk of a simulated replica: reads queue, and so do writes, each at the drive's speed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from eval.sim.hardware import NVME
 from eval.sim.kv_sizes import KvSizes
 
 PROMPT_TOKENS = 2048
-"""Tokens of the prompt whose computing is compared with reading."""
+"""Tokens of the prompt whose computation is compared with reading."""
 
 
 class DiskDrive:
-    """One replica's drive. Reading does not slow down writing, nor the other way round."""
+    """One replica's drive. Reads and writes do not slow each other down."""
 
     def __init__(self, cost: StepCost, sizes: KvSizes) -> None:
         block_bytes = cost.kv_bytes_per_token * sizes.tokens_per_block
@@ -23,10 +23,10 @@ class DiskDrive:
         self._write_s = block_bytes / NVME.write_bandwidth
         self._reads_free_s = self._writes_free_s = 0.0
         self._writing: deque[tuple[float, int]] = deque()
-        """When each write will be done, and its slot; in that order."""
+        """Completion time and slot of each write, in that order."""
 
     def read(self, num_blocks: int, now: float) -> float:
-        """Begin behind the reads that are under way; when the last block is there."""
+        """Queues a read after those under way; returns when its last block arrives."""
         self._reads_free_s = max(now, self._reads_free_s) + NVME.latency_s + num_blocks * self._read_s
         return self._reads_free_s
 
@@ -36,7 +36,7 @@ class DiskDrive:
             self._writing.append((self._writes_free_s, slot))
 
     def take_written(self, now: float) -> list[int]:
-        """Slots whose writes are done by now; said once."""
+        """Returns slots whose writes are done by now, each once."""
         done: list[int] = []
         while self._writing and self._writing[0][0] <= now:
             done.append(self._writing.popleft()[1])

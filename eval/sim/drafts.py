@@ -1,7 +1,7 @@
-"""Draft tokens in a simulation: how many a step verifies and how many of them hold, as on recorded texts.
+"""Draft tokens in a simulation: how many a step verifies and accepts, as on recorded texts.
 
-What ``python -m benchmarks.drafts`` counts is drawn from: pairs of drafts and accepted drafts of a step, in
-its shares. ASSUMED: each step's draw depends on nothing.
+Each step draws a pair (drafts, accepted drafts) with the frequency that ``python -m benchmarks.drafts``
+counted. ASSUMED: the draws of steps are independent.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class _Counted(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class DraftCounts:
-    """Steps by how many drafts they had, and how many of those were accepted."""
+    """Steps by numbers of drafts and of accepted drafts."""
 
     drafter: str
     pairs: Sequence[tuple[int, int]]
     """Drafts and accepted drafts of a step."""
     steps: Sequence[int]
-    """How often each pair was counted."""
+    """Count of each pair."""
 
     @property
     def tokens_per_step(self) -> float:
@@ -68,10 +68,10 @@ class SimDrafts:
         self._counts = counts
         self._random = random.Random(seed)
         self._accepted: dict[str, int] = {}
-        """Drafts that hold, by request, in the step that is planned."""
+        """Accepted drafts by request, in the step that is planned."""
 
     def propose(self, running: Iterable[Request]) -> Mapping[str, list[int]]:
-        """Drafts of the next step; which tokens they are does not matter."""
+        """Returns drafts of the next step; their token ids do not matter."""
         self._accepted.clear()
         proposals: dict[str, list[int]] = {}
         for request in running:
@@ -83,5 +83,5 @@ class SimDrafts:
         return proposals
 
     def num_accepted(self, request_id: str, num_drafts: int) -> int:
-        """How many of the drafts hold that were scheduled."""
+        """Returns how many of the scheduled drafts are accepted."""
         return min(self._accepted.get(request_id, 0), num_drafts)

@@ -4,7 +4,7 @@
 
 New tokens and (query-key) pairs are those of prefills: n tokens after P others make n·(P + n/2) pairs, so
 that a prefill is quadratic in n, as in the profile of the Continuum paper (arXiv 2511.02230). A step of one
-token has a time of its own: a CPU multiplies a matrix with one vector in another way than with several.
+token has a separate constant: a CPU multiplies a matrix with one vector differently than with several.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ FloatArray = NDArray[np.float64]
 SCHEMA_VERSION = 1
 NUM_COEFFICIENTS = 6
 MIN_KINDS = 8
-"""Kinds of steps that a fit needs."""
+"""Fewest kinds of steps that a fit needs."""
 OUTLIER = 3.0
 REWEIGHTINGS = 5
 SMALL_ERROR = 0.02
-"""Relative; below, errors weigh alike."""
+"""Relative error; smaller errors have the same weight."""
 
 
 class CostProfile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What was measured of one model on one machine; the machine itself is not described."""
+    """Costs of one model measured on one machine; does not describe the machine."""
 
     schema_version: int = SCHEMA_VERSION
     kind: str = "cost_profile"
@@ -51,7 +51,7 @@ class CostProfile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     step_s: float
     """The constant a."""
     batch_s: float
-    """Extra time if the step computes more than one token. The others are per unit."""
+    """Extra time if the step computes more than one token. The following fields are per unit."""
     new_token_s: float
     pair_s: float
     decode_s: float
@@ -61,21 +61,21 @@ class CostProfile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     reply_s: float | None = None
     """Time from the end of a request's last step until its client has the answer."""
     copy_bytes_per_s: float | None = None
-    """Between two places in host memory; what it is to an accelerator is not measured."""
+    """Rate between two places in host memory; the rate to an accelerator is not measured."""
     num_steps: int
     num_kinds: int
-    """Number of kinds of steps, by size, which the fit weighs alike."""
+    """Number of kinds of steps, by size, which have equal weight in the fit."""
     median_error: float
-    """Relative, over the steps."""
+    """Relative error, over the steps."""
     p95_error: float
     max_decodes: int
-    """Largest measured: beyond, the line is only continued."""
+    """Largest measured value; the fit is extrapolated linearly beyond it."""
     max_context_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class StepFit:
-    """Coefficients and how well they describe what they were fitted to."""
+    """Coefficients, and how well they describe the fitted steps."""
 
     coefficients: list[float]
     num_steps: int
@@ -86,7 +86,7 @@ class StepFit:
     max_context_tokens: int
 
     def profile(self, *, model: str, dtype: str, kv_bytes_per_token: int, step_tokens: int) -> CostProfile:
-        """Make a profile of steps alone: time around the engine, and that of transfers, is not measured."""
+        """Makes a profile of steps only: time around the engine and of transfers is not measured."""
         step_s, batch_s, new_token_s, pair_s, decode_s, context_token_s = self.coefficients
         return CostProfile(
             model=model,
@@ -109,7 +109,7 @@ class StepFit:
 
 
 class FittedCost:
-    """StepCost of a measured profile."""
+    """The StepCost of a measured profile."""
 
     def __init__(self, profile: CostProfile) -> None:
         self.profile = profile
@@ -117,7 +117,7 @@ class FittedCost:
         self.step_overhead_s = profile.step_s
         self.arrival_overhead_s = profile.arrival_s or 0.0
         self.reply_overhead_s = profile.reply_s or 0.0
-        # Attributes of their own: a simulation asks for millions of steps.
+        # Separate attributes: a simulation requests millions of steps.
         self._batch_s = profile.batch_s
         self._new_token_s = profile.new_token_s
         self._pair_s = profile.pair_s
@@ -125,7 +125,7 @@ class FittedCost:
         self._context_token_s = profile.context_token_s
 
     def step_s(self, work: StepWork) -> float:
-        """Seconds of one step, its overhead included."""
+        """Seconds of one step, including its overhead."""
         seconds = self.step_overhead_s
         if work.num_decodes > 1 or work.prefills:
             seconds += self._batch_s
@@ -168,10 +168,10 @@ class FittedCost:
 
 
 def fit_steps(samples: Sequence[StepSample]) -> StepFit:
-    """Coefficients of the steps whose time is known; CostModelError if they are too few or too alike.
+    """Fits coefficients to the steps with a known time; CostModelError if they are too few or too alike.
 
-    Every kind of step weighs the same, relative to its time, so that a few long steps count like many short
-    ones. Then all coefficients are scaled so that the steps together take as long as they did.
+    Every kind of step has the same weight, relative to its time, so that a few long steps count like many
+    short ones. Then all coefficients are scaled so that the sum of all steps' times is right.
     """
     timed = [sample for sample in samples if sample.seconds is not None]
     kinds = Counter(_size(sample.work) for sample in timed)
@@ -205,7 +205,7 @@ def _row(work: StepWork) -> list[float]:
 
 
 def _size(work: StepWork) -> tuple[int, ...]:
-    """What steps of one kind have in common: each quantity to a factor of two, decodes more exactly."""
+    """Returns the key of a kind of steps: each quantity to a factor of two, decodes more exactly."""
     _, _, new, pairs, decodes, context = _row(work)
     return (_octave(new), _octave(pairs), round(2 * math.log2(1 + decodes)), _octave(context))
 
@@ -222,7 +222,7 @@ def _longest_context(work: StepWork) -> int:
 
 def _fit(relative: FloatArray, weights: FloatArray) -> FloatArray:
     """Non-negative coefficients [6] that bring ``relative`` [num_steps, 6], work over time, close to 1: those
-    with the least weighted sum of absolute errors, which a few disturbed steps do not bend.
+    with the least weighted sum of absolute errors, which a few disturbed steps hardly change.
 
     Found by least squares, reweighted by the errors of the previous round.
     """
@@ -234,8 +234,8 @@ def _fit(relative: FloatArray, weights: FloatArray) -> FloatArray:
 
 
 def _least_squares(relative: FloatArray, weights: FloatArray) -> FloatArray:
-    """Non-negative coefficients with the least weighted sum of squared errors; with so few columns every set
-    of them is tried, and the best without a negative coefficient is the optimum."""
+    """Non-negative coefficients with the least weighted sum of squared errors; with so few columns every
+    subset of them is tried, and the best without a negative coefficient is the optimum."""
     root = np.sqrt(weights)
     best, best_error = np.zeros(NUM_COEFFICIENTS), math.inf
     for count in range(1, NUM_COEFFICIENTS + 1):
@@ -255,14 +255,14 @@ def _least_squares(relative: FloatArray, weights: FloatArray) -> FloatArray:
 
 
 def _unbiased(coefficients: FloatArray, work: FloatArray, seconds: FloatArray) -> FloatArray:
-    """The coefficients scaled so that all steps together take as long as they did: jitter is part of what a
-    step costs. One that waited for another program counts for no more than OUTLIER times the usual."""
+    """Scales the coefficients so that the sum of all steps' times is right: jitter is part of a step's cost.
+    A step that waited for another program counts for at most OUTLIER times the usual."""
     usual = work @ coefficients
     return np.asarray(coefficients * np.minimum(seconds, OUTLIER * usual).sum() / usual.sum())
 
 
 def write_profile(path: Path, profile: CostProfile) -> None:
-    """The profile as JSON; CostModelError if it cannot be written."""
+    """Writes the profile as JSON; CostModelError if that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n")
@@ -271,7 +271,7 @@ def write_profile(path: Path, profile: CostProfile) -> None:
 
 
 def read_profile(path: Path) -> FittedCost:
-    """The cost model of a profile; CostModelError names the file and what is wrong with it."""
+    """Returns the cost model of a profile; CostModelError names the file and what is wrong with it."""
     try:
         profile = msgspec.json.decode(path.read_bytes(), type=CostProfile)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What only a simulation knows: how long each gap will be, how much work each job still has."""
+"""Knowledge that only a simulation has: the length of each gap and the remaining work of each job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Foresight:
     """Implements ``eval.baselines.knowledge.Knowledge`` from the jobs themselves."""
 
     def __init__(self, jobs: Mapping[str, Job], cost: StepCost, host_sizes: KvSizes | None = None) -> None:
-        """``host_sizes``: of copies in the host tier; None: there is none."""
+        """``host_sizes``: sizes of copies in the host tier; None without one."""
         self._jobs = jobs
         self._cost = cost
         self._host_sizes = host_sizes
@@ -27,7 +27,7 @@ class Foresight:
         return None if sizes is None else self._cost.copy_s(sizes.num_loaded_tokens(num_tokens))
 
     def gap_s(self, request_id: str) -> float | None:
-        """The gap without sub-agents, whose time is unknown before they have run."""
+        """Returns the gap without sub-agents, whose time is unknown before they have run."""
         job, index = self._turn(request_id)
         if index + 1 == len(job.turns):
             return None

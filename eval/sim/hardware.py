@@ -1,4 +1,4 @@
-"""What GPUs and disks can do at most: the ceilings of the roofline. Knows no models."""
+"""The peak rates of GPUs and disks: the ceilings of the roofline. Knows no models."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from eval.errors import HardwareError
 GIB = 2**30
 
 H200_BANDWIDTH = 4.3e12
-"""Bytes per second, measured: a large copy, bytes read and written both counted."""
+"""Bytes per second, measured: a large copy, counting bytes read and bytes written."""
 H200_FLOPS = 790e12
 """FLOP/s, measured: large bf16 GEMMs."""
 BANDWIDTH_SHARE = H200_BANDWIDTH / 4.8e12
-"""Share of the published peak; taken for GPUs that were not measured."""
+"""Share of the published peak; also used for GPUs that were not measured."""
 FLOPS_SHARE = H200_FLOPS / 989e12
 """Share of the published dense bf16 peak, likewise."""
 
@@ -42,9 +42,9 @@ class Gpu:
     """Whether bandwidth and flops were measured; otherwise a share of the published peak."""
 
 
-# Published peaks: data sheets; B200's bandwidth as its driver reports it (pytorch/ao #4002: 7680 bits at
-# 3996 MHz). Memory: what CUDA reports (79.1 of 80 "GB", 139.8 of 141, 178.4 of 180). fp8: the data sheets say
-# 2, of which 1.5 is taken to arrive. Host link: 50 GB/s was measured over PCIe 5 with block-major KV (vLLM
+# Published peaks: data sheets; B200's bandwidth as its driver reports it (pytorch/ao #4002: 7680 bits at 3996
+# MHz). Memory: as CUDA reports it (79.1 of 80 "GB", 139.8 of 141, 178.4 of 180). fp8: 2 by the data sheets,
+# of which 1.5 is assumed to be reached. Host link: 50 GB/s was measured over PCIe 5 with block-major KV (vLLM
 # blog, 8 January 2026); PCIe 4 is half as fast.
 GPUS = {
     gpu.name: gpu
@@ -92,15 +92,15 @@ GPUS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disk:
-    """One drive, of one replica."""
+    """One drive, used by one replica."""
 
     name: str
     read_bandwidth: float
-    """Bytes per second in sequence, published, as ``write_bandwidth``: a KV block of an 8B model
-    is 2 MiB."""
+    """Bytes per second of sequential reads, published like ``write_bandwidth``: a KV block of an 8B model is
+    2 MiB."""
     write_bandwidth: float
     latency_s: float
-    """Time until the first byte comes. ASSUMED."""
+    """Time until the first byte arrives. ASSUMED."""
 
 
 NVME = Disk(name="NVMe drive (PCIe 4)", read_bandwidth=6.5e9, write_bandwidth=3.5e9, latency_s=100e-6)
@@ -108,7 +108,7 @@ NVME = Disk(name="NVMe drive (PCIe 4)", read_bandwidth=6.5e9, write_bandwidth=3.
 
 
 def find_gpu(name: str) -> Gpu:
-    """A preset by its name, in any case; HardwareError names the known ones."""
+    """Returns a preset by its name, in any case; HardwareError names the known ones."""
     gpu = GPUS.get(name.lower())
     if gpu is None:
         raise HardwareError(f"Unknown GPU {name!r}; choose from {', '.join(GPUS)}.")

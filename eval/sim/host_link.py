@@ -1,7 +1,7 @@
 """The link between host memory and a simulated device: loads follow each other in the order of their plans.
 
-Stores go the other way, at low priority and while the link has nothing else to do: they cost no time here.
-What comes from disk passes as it is read, many times slower than the link: that costs it no time, either.
+Stores run in the other direction, at low priority and while the link is idle: they cost no time here. Data
+from disk passes as it is read, many times slower than the link, so it costs no link time either.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class HostLink:
         self._sizes = sizes
         self._free_s = 0.0
         self._under_way: list[tuple[float, int]] = []
-        """A heap: when each load will be done, and its id."""
+        """A heap of (completion time, load id)."""
 
     def start(self, loads: Iterable[KVLoad], now: float) -> None:
-        """Begin these behind those that are under way."""
+        """Queues these loads after those under way."""
         for load in loads:
             num_tokens = self._sizes.num_tokens(len(load.copies))
             self._free_s = max(now, self._free_s) + self._cost.copy_s(num_tokens)
@@ -38,7 +38,7 @@ class HostLink:
             heapq.heappush(self._under_way, (done_s, load.load_id))
 
     def take_done(self, now: float) -> list[int]:
-        """Ids of the loads that are done by now; said once."""
+        """Returns the ids of loads that are done by now, each once."""
         done: list[int] = []
         while self._under_way and self._under_way[0][0] <= now:
             done.append(heapq.heappop(self._under_way)[1])

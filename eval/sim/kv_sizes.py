@@ -1,4 +1,4 @@
-"""Blocks of a pool or a tier, and the tokens whose KV of every layer takes as many bytes."""
+"""Converts between blocks of a pool or a tier and tokens whose KV of all layers takes as many bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.kv_cache_groups import KVCacheGroup, attention_groups, num_blocks_he
 
 @dataclass(frozen=True, slots=True)
 class KvSizes:
-    """Of a model with these groups: a block has the KV of one group's layers, for ``block_size`` tokens."""
+    """Sizes for a model with these groups: a block holds ``block_size`` tokens of one group's layers."""
 
     block_size: int
     groups: tuple[KVCacheGroup, ...]
@@ -21,22 +21,22 @@ class KvSizes:
 
     @property
     def tokens_per_block(self) -> float:
-        """Tokens that take the bytes of a block."""
+        """Tokens whose KV takes the bytes of a block."""
         num_layers, slots = self._layers_and_slots
         return self.block_size * slots / num_layers
 
     def num_blocks(self, num_tokens: int) -> int:
-        """Whole blocks that fit into the bytes of so many tokens."""
+        """Whole blocks that fit into the bytes of this many tokens."""
         num_layers, slots = self._layers_and_slots
         return num_tokens * num_layers // (slots * self.block_size)
 
     def num_tokens(self, num_blocks: int) -> int:
-        """Whole tokens that take the bytes of so many blocks."""
+        """Whole tokens whose KV takes the bytes of this many blocks."""
         num_layers, slots = self._layers_and_slots
         return num_blocks * slots * self.block_size // num_layers
 
     def num_loaded_tokens(self, num_tokens: int) -> int:
-        """What a context of so many tokens counts as when it is copied back: of a window only its last."""
+        """Tokens that a context counts as when it is loaded back: of a sliding window, only the last ones."""
         if all(group.is_full for group in self.groups):
             return num_tokens
         num_blocks = -(-num_tokens // self.block_size)

@@ -1,4 +1,4 @@
-"""Lessons of simulated servers: learned at once, where a server has a process of its own take seconds."""
+"""Lessons of simulated servers: learned at once, where a server's training process takes seconds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from eval.sim.replicas.replica import SimReplica
 
 
 def teach(replica: SimReplica) -> None:
-    """Have a replica's policy learn what is due. Loads scikit-learn at the first lesson."""
+    """Trains a replica's policy if a lesson is due. Loads scikit-learn at the first lesson."""
     lesson = replica.take_lesson()
     if lesson is None:
         return

@@ -1,4 +1,4 @@
-"""Sizes of the models that the simulator has presets for, and what follows from them. Knows no hardware."""
+"""Sizes of the simulator's model presets, and the resulting parameters and bytes. Knows no hardware."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DeltaNet:
 
     @property
     def _conv_channels(self) -> int:
-        """Queries, keys and values."""
+        """Channels of queries, keys and values."""
         return 2 * self.num_key_heads * self.key_head_dim + self._value_width
 
     @property
@@ -32,14 +32,14 @@ class DeltaNet:
         return self.num_value_heads * self.value_head_dim
 
     def params(self, hidden_size: int) -> int:
-        """Parameters of one layer, with the norms around it and that of its output; per head a decay, its
-        bias, and what alpha and beta are projected from."""
+        """Parameters of one layer, including the norms around it and its output norm; per head a decay, its
+        bias, and the projections to alpha and beta."""
         projections = self._conv_channels + 2 * self._value_width + 2 * self.num_value_heads
         small = self._conv_channels * self.conv_kernel_dim + 2 * self.num_value_heads + self.value_head_dim
         return hidden_size * projections + small + 2 * hidden_size
 
     def state_bytes(self, bytes_per_value: int) -> int:
-        """One sequence's state of one layer: the last inputs of the convolution, and the recurrent state."""
+        """Bytes of one sequence's state in a layer: the convolution's last inputs and the recurrent state."""
         recurrent = self.num_value_heads * self.key_head_dim * self.value_head_dim
         return self._conv_channels * (self.conv_kernel_dim - 1) * bytes_per_value + (
             recurrent * _STATE_VALUE_BYTES
@@ -48,7 +48,7 @@ class DeltaNet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latents:
-    """Multi-head latent attention, with one latent of a token in place of keys and values; fields as in
+    """Multi-head latent attention, which caches one latent per token instead of keys and values; fields as in
     config.json."""
 
     q_lora_rank: int
@@ -59,11 +59,11 @@ class Latents:
 
     @property
     def size(self) -> int:
-        """The numbers of a token in a layer's KV cache."""
+        """Values per token in a layer's KV cache."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
     def params(self, hidden_size: int, num_heads: int) -> int:
-        """Parameters of one layer, with the norms around it and those of the latents."""
+        """Parameters of one layer, including the norms around it and those of the latents."""
         query_dim = self.qk_nope_head_dim + self.qk_rope_head_dim
         down = hidden_size * (self.q_lora_rank + self.size)
         of_head = self.q_lora_rank * query_dim + self.kv_lora_rank * (self.qk_nope_head_dim + self.v_head_dim)
@@ -90,31 +90,31 @@ class ModelShape:
     vocab_size: int
     head_dim: int = 128
     num_dense_layers: int | None = None
-    """Layers, from the first, whose MLP is dense; None: all."""
+    """Number of first layers whose MLP is dense; None: all."""
     num_experts: int = 0
     """Routed experts per layer."""
     experts_per_token: int = 0
     num_shared_experts: int = 0
-    """Experts that every token passes, of the same size."""
+    """Experts of the same size that every token passes."""
     gated_shared_experts: bool = False
-    """Whether their output is multiplied with a number that the token tells."""
+    """Whether their output is multiplied by a gate computed from the token."""
     moe_intermediate_size: int = 0
     qkv_bias: bool = False
     qk_norm: bool = False
     tied_embeddings: bool = False
     """Whether the output head is the embedding."""
     gated_attention: bool = False
-    """Whether the output of each head is multiplied with a gate of its size."""
+    """Whether each head's output is multiplied by a gate of the same size."""
     windows: tuple[int | None, ...] = (None,)
-    """Sliding window of each attention layer in tokens, None for full attention; repeated over them."""
+    """Sliding window of each attention layer in tokens, None for full attention; repeated over the layers."""
     chunks: tuple[int | None, ...] = (None,)
-    """Chunk of each attention layer that is local to chunks, in tokens, None for others; repeated over
-    them."""
+    """Chunk of each attention layer that is local to chunks, in tokens, None for others; repeated over the
+    layers."""
     delta_net: DeltaNet | None = None
     attention_interval: int = 1
-    """Every how many layers attend; all others have a delta net."""
+    """Every n-th layer has attention; all others have a delta net."""
     latents: Latents | None = None
-    """What attention keeps in place of keys and values; its ``num_kv_heads`` is 1."""
+    """Cached by attention instead of keys and values; its ``num_kv_heads`` is 1."""
     left_out: str = ""
     """Parts of the checkpoint that serving does not use, for the report."""
 
@@ -133,7 +133,7 @@ class ModelShape:
 
     @property
     def head_params(self) -> int:
-        """Parameters of the output head; of the embedding, as large, a step reads only a few rows."""
+        """Parameters of the output head; a step reads only a few rows of the equally large embedding."""
         return self.vocab_size * self.hidden_size
 
     @property
@@ -158,7 +158,7 @@ class ModelShape:
 
     @property
     def _attention_params(self) -> int:
-        """Attention parameters of one layer, with its two norms."""
+        """Attention parameters of one layer, including its two norms."""
         if self.latents is not None:
             return self.latents.params(self.hidden_size, self.num_heads)
         query_width = self.num_heads * self.head_dim
@@ -174,7 +174,7 @@ class ModelShape:
         return self.shared_params + routed + (1 if self.tied_embeddings else 2) * self.head_params
 
     def kv_cache_groups(self, block_size: int, bytes_per_value: int) -> tuple[KVCacheGroup, ...]:
-        """Its layers by what blocks of KV they need; those with a state are the last group."""
+        """Layers grouped by the KV blocks they need; those with a state are the last group."""
         groups = groups_of(self.layer_windows, self.layer_chunks)
         state_bytes = self.state_bytes(bytes_per_value)
         if not state_bytes:
@@ -186,11 +186,11 @@ class ModelShape:
 
     @property
     def layer_windows(self) -> list[int | None]:
-        """The window of each attention layer, None where it has none."""
+        """The window of each attention layer; None without one."""
         return [self.windows[layer % len(self.windows)] for layer in range(self.num_attention_layers)]
 
     def state_bytes(self, bytes_per_value: int) -> int:
-        """One sequence's state of all layers with a delta net; 0 without any."""
+        """Bytes of one sequence's state in all layers with a delta net; 0 without any."""
         return (
             0
             if self.delta_net is None
@@ -199,7 +199,7 @@ class ModelShape:
 
     @property
     def layer_chunks(self) -> list[int | None]:
-        """The chunk of each attention layer, None where it has none."""
+        """The chunk of each attention layer; None without one."""
         return [self.chunks[layer % len(self.chunks)] for layer in range(self.num_attention_layers)]
 
     @property
@@ -208,7 +208,7 @@ class ModelShape:
         return self.shared_params + self.num_moe_layers * self.experts_per_token * self.expert_params
 
     def params_read(self, num_tokens: int) -> float:
-        """Parameters that a step of ``num_tokens`` tokens reads at least once, the output head included.
+        """Parameters that a step of ``num_tokens`` tokens reads at least once, including the output head.
 
         Of E experts, of which each token takes k, a step touches E·(1 - (1 - k/E)^tokens) on average: each is
         missed by one token with probability 1 - k/E, and tokens are taken to choose alike and independently.
@@ -220,14 +220,14 @@ class ModelShape:
         return self.shared_params + self.head_params + self.num_moe_layers * touched * self.expert_params
 
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
-        """Keys and values, or latents, of all attention layers."""
+        """Bytes of keys and values, or latents, of all attention layers."""
         if self.latents is not None:
             return self.num_attention_layers * self.latents.size * bytes_per_value
         return 2 * self.num_attention_layers * self.num_kv_heads * self.head_dim * bytes_per_value
 
     @property
     def attention_flop_per_pair(self) -> int:
-        """For a query token and a key token: a multiplication and an addition, for scores and for values."""
+        """FLOP per query and key token: a multiplication and an addition, for scores and for values."""
         if self.latents is not None:
             return self.num_attention_layers * self.num_heads * self.latents.flop_per_pair
         return 4 * self.num_attention_layers * self.num_heads * self.head_dim
@@ -390,7 +390,7 @@ MODELS = {
 
 
 def find_model(name: str) -> ModelShape:
-    """A preset by its name, in any case; HardwareError names the known ones."""
+    """Returns a preset by its name, in any case; HardwareError names the known ones."""
     shape = MODELS.get(name.lower())
     if shape is None:
         raise HardwareError(f"Unknown model {name!r}; choose from {', '.join(MODELS)}.")

@@ -1,4 +1,4 @@
-"""Whether the pools of a simulation can be, and whether its jobs fit in them."""
+"""Checks that the pools of a simulation are possible and that its jobs fit in them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from eval.sim.sim_config import SimConfig
 
 MAX_BLOCKS = 10_000_000
-"""Most blocks on each tier, of all replicas together: about 1 GB of our own memory."""
+"""Most blocks on each tier, of all replicas together: about 1 GB of the simulator's memory."""
 
 
 def check_pool(flag: str, num_tokens: int, config: SimConfig) -> None:
-    """UsageError if a pool of so many tokens, which ``flag`` asks for, holds no block or too many."""
+    """Raises UsageError if the pool that ``flag`` requests holds no block or too many."""
     if num_tokens < config.block_size:
         raise UsageError(f"{flag} is {num_tokens:,} tokens, less than one block of {config.block_size:,}.")
     num_blocks = num_tokens // config.block_size * config.num_replicas
@@ -28,7 +28,7 @@ def check_pool(flag: str, num_tokens: int, config: SimConfig) -> None:
 
 
 def check_fit(config: SimConfig, jobs: Sequence[Job]) -> None:
-    """WorkloadError if a job can never fit."""
+    """Raises WorkloadError if a job can never fit."""
     groups = config.kv_cache_groups
     for job in jobs:
         step_tokens = config.scheduler.max_num_batched_tokens

@@ -1,4 +1,4 @@
-"""``continuum profile``: measures what steps cost with a model on this machine, for the simulator.
+"""``continuum profile``: measures step costs of a model on this machine, for the simulator.
 
 Runs the real server under a designed load and reads its scheduler trace; or reads the trace of any run.
 """
@@ -39,7 +39,7 @@ PASSED_ON = (
     ("dtype", "TYPE", "Data type of weights and activations"),
     ("device", "DEVICE", "Device that runs the model"),
 )
-"""Flags of ``continuum serve`` that decide what steps there are and what they cost."""
+"""Flags of ``continuum serve`` that affect which steps run and what they cost."""
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 COPY_BYTES = 64 * 2**20
 COPIES = 8
@@ -51,17 +51,17 @@ class ProfileOptions:
     """What to measure."""
 
     model: str
-    """A model folder; also a hub's name, if its config is there to read."""
+    """A model folder; also a hub's name, if its config can be read locally."""
     seconds: float = 60.0
     seed: int = 0
     date: str | None = None
     serve_flags: tuple[str, ...] = ()
     trace: Path | None = None
-    """Keep the scheduler trace there."""
+    """File in which to keep the scheduler trace."""
 
 
 class _Config(msgspec.Struct):
-    """The fields of a model's config.json that decide the size of its KV."""
+    """The fields of a model's config.json that determine the size of its KV."""
 
     num_hidden_layers: int
     num_attention_heads: int
@@ -79,18 +79,18 @@ class _Config(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one loaded server left behind, or the trace of any run."""
+    """Data from one loaded server, or from the trace of any run."""
 
     header: TraceHeader
     samples: list[StepSample]
     arrivals_s: list[float]
-    """For requests served alone: the times from their sending to their first step."""
+    """For requests served alone: the times from sending to their first step."""
     replies_s: list[float]
-    """For the same: the times from the end of their last step to the end of the answer."""
+    """For the same requests: the times from the end of their last step to the end of the answer."""
 
 
 def measure(options: ProfileOptions) -> Measurement:
-    """Serve the model and load the server. ServerError or CostModelError if that is not possible."""
+    """Serves the model and loads the server. ServerError or CostModelError if that is not possible."""
     read_model_config(options.model)  # before a server starts for nothing
     with tempfile.TemporaryDirectory(prefix="continuum-profile-") as folder:
         trace = options.trace or Path(folder) / "trace.jsonl"
@@ -123,12 +123,12 @@ async def _load(base_url: str, trace: Path, options: ProfileOptions) -> list[Exc
 
 
 def from_trace(trace: Path) -> Measurement:
-    """The trace of any run; what is lost around the engine stays unknown."""
+    """Reads the trace of any run; overheads around the engine stay unknown."""
     return _measurement(trace, [])
 
 
 def _measurement(trace: Path, exchanges: Sequence[Exchange]) -> Measurement:
-    """A last step's end is not traced: it is taken to last as long as the one before."""
+    """The trace has no end of a last step: it is assumed to last as long as the one before."""
     header, samples = read_samples(trace)
     steps: dict[str, list[StepSample]] = {}
     for sample in samples:
@@ -145,7 +145,7 @@ def _measurement(trace: Path, exchanges: Sequence[Exchange]) -> Measurement:
 
 
 def fit_profile(options: ProfileOptions, measurements: Sequence[Measurement]) -> CostProfile:
-    """The costs that describe all measurements together; CostModelError if they are too few."""
+    """Fits costs to all measurements together; CostModelError if they are too few."""
     config = read_model_config(options.model)
     dtype = _dtype(options, config)
     fit = fit_steps([sample for one in measurements for sample in one.samples])
@@ -169,7 +169,7 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def read_samples(trace: Path) -> tuple[TraceHeader, list[StepSample]]:
-    """Header and steps of a trace file; CostModelError names the line that is wrong."""
+    """Returns header and steps of a trace file; CostModelError names the invalid line."""
     try:
         return _header(trace), list(step_samples(read_trace(trace)))
     except TraceError as error:
@@ -188,7 +188,7 @@ def _header(trace: Path) -> TraceHeader:
 
 
 def read_model_config(model: str) -> _Config:
-    """The sizes in a model folder's config.json; CostModelError if they are not there."""
+    """Reads the sizes in a model folder's config.json; CostModelError if they are missing."""
     path = Path(model) / CONFIG
     try:
         return msgspec.json.decode(path.read_bytes(), type=_Config)
@@ -207,7 +207,7 @@ def _dtype(options: ProfileOptions, config: _Config) -> str:
 
 
 def _copy_bytes_per_s() -> float:
-    """Rate of a large copy in host memory; the best of a few, as the machine may be busy."""
+    """Measures the rate of a large copy in host memory; the best of a few, as the machine may be busy."""
     source = np.ones(COPY_BYTES, dtype=np.uint8)
     target = np.zeros_like(source)
     best_s = float("inf")
@@ -219,7 +219,7 @@ def _copy_bytes_per_s() -> float:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``continuum profile``."""
+    """Adds the flags of ``continuum profile``."""
     default = ProfileOptions(model="")
     add = parser.add_argument
     add("--model", required=True, metavar="FOLDER", help="Hugging Face model folder")
@@ -270,7 +270,7 @@ def _options(arguments: argparse.Namespace) -> ProfileOptions:
 
 
 def _refuse_ignored(arguments: argparse.Namespace) -> None:
-    """UsageError if a flag would be without effect. The type is what a trace does not tell of its server."""
+    """UsageError if a flag would have no effect. --dtype is allowed, as a trace lacks the server's type."""
     of_server = (f"--{name}" for name, _, _ in PASSED_ON if name != "dtype")
     given = given_flags(arguments)
     ignored = next((flag for flag in ("--seconds", "--seed", "--trace", *of_server) if flag in given), None)
@@ -279,7 +279,7 @@ def _refuse_ignored(arguments: argparse.Namespace) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``continuum profile``: prints what was found; errors are raised."""
+    """Runs ``continuum profile``: prints the results; raises errors."""
     _refuse_ignored(arguments)
     options = _options(arguments)
     require_own_files(
@@ -299,7 +299,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def render(profile: CostProfile) -> str:
-    """The coefficients in units to read, and the notes that every report will carry."""
+    """Formats the coefficients in readable units, and the notes that every report will include."""
 
     def ms(seconds: float | None) -> str:
         return "not measured" if seconds is None else f"{seconds * 1e3:.2f} ms"

@@ -1,6 +1,6 @@
-"""The requests that a profile is measured with: prompts of many lengths on cached contexts, alone and not.
+"""The requests of a profile measurement: prompts of many lengths on cached contexts, alone and together.
 
-All go over HTTP, as in real use: what streaming costs the server's processes belongs to a step.
+All go over HTTP, as in real use: a step's cost includes what streaming costs the server's processes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 NEW_TOKENS = (8, 48, 192, 768, 1536)
 OUTPUT_TOKENS = 12
 CHAT_TURNS = 8
-"""Turns of one conversation, alone in the server: they tell what is lost around the engine."""
+"""Turns of one conversation, alone in the server: they measure the overhead around the engine."""
 CHAT_WORDS = 60
 ROUND_SHARE = 0.2
-"""A round that would take more of the whole time than this is left out."""
+"""A round that would take more than this share of the whole time is left out."""
 FIRST_GUESS_S = 1e-4
 """Seconds per prompt token that are assumed until a round has measured them."""
 PROGRESS_S = 5.0
@@ -36,7 +36,7 @@ _WORDS = ("alpha", "beta", "gamma", "delta", "run", "test", "file", "error", "li
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """What fits into the server under test."""
+    """Limits of the server under test."""
 
     max_model_len: int
     pool_tokens: int
@@ -45,17 +45,17 @@ class ServerLimits:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A request and when its answer came, on the clock that the engine's trace is in."""
+    """A request and the time of its answer, on the clock of the engine's trace."""
 
     request_id: str
-    """Id of the request in the API; the engine's own id begins with it."""
+    """Id of the request in the API; the engine's internal id begins with it."""
     sent_s: float
     done_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Requests sent at once, each with a context that the server has probably cached, and something new."""
+    """Requests sent at once, each with a context that the server has probably cached, and new tokens."""
 
     batch: int
     context: int
@@ -80,7 +80,7 @@ class _Chunk(msgspec.Struct):
 
 
 class ProfileLoad:
-    """Drives one server. Use as a context manager."""
+    """Drives one server. Use it as a context manager."""
 
     def __init__(self, base_url: str, seed: int) -> None:
         self._http = httpx.AsyncClient(base_url=base_url, timeout=TIMEOUT_S, trust_env=False)
@@ -95,16 +95,16 @@ class ProfileLoad:
         await self._http.aclose()
 
     async def max_model_len(self) -> int:
-        """Longest prompt plus output that the server takes."""
+        """Returns the longest prompt plus output that the server accepts."""
         response = await self._http.get("/v1/models")
         return msgspec.json.decode(response.content, type=_Cards).data[0].max_model_len
 
     async def run(self, limits: ServerLimits, seconds: float) -> list[Exchange]:
-        """Load the server for about ``seconds``; returns the exchanges during which no other was served."""
+        """Loads the server for about ``seconds``; returns the exchanges during which no other was served."""
         try:
             answer = await self._http.post("/tokenize", json={"prompt": " ".join(_WORDS)})
             self._vocabulary = sorted(set(answer.raise_for_status().json()["tokens"]))
-            await self._play(Round(1, 32, 8), 0)  # Whatever a server does once, it does now.
+            await self._play(Round(1, 32, 8), 0)  # triggers the server's one-time work
             alone = await self._converse(limits)
             await self._play_rounds(limits, seconds)
             return alone + await self._converse(limits)
@@ -114,7 +114,7 @@ class ProfileLoad:
             ) from error
 
     async def _play_rounds(self, limits: ServerLimits, seconds: float) -> None:
-        """Pass over all rounds, small ones first, then again in random orders, until the time is over."""
+        """Runs all rounds, small ones first, then again in random orders, until the time is over."""
         rng = random.Random(f"rounds {self._seed}")
         rounds = sorted(all_rounds(limits), key=lambda one: one.num_tokens)
         started = told = time.monotonic()
@@ -150,7 +150,7 @@ class ProfileLoad:
         await self._exchange("/v1/completions", {"prompt": prompt, "max_tokens": OUTPUT_TOKENS})
 
     async def _converse(self, limits: ServerLimits) -> list[Exchange]:
-        """A conversation as an agent has it, each turn with the whole history."""
+        """Holds a conversation like an agent's, each turn with the whole history."""
         rng = random.Random(f"words {self._seed}")
         messages: list[dict[str, str]] = []
         exchanges = []
@@ -163,7 +163,7 @@ class ProfileLoad:
         return exchanges
 
     async def _exchange(self, path: str, body: dict[str, Any]) -> Exchange:
-        """Stream one answer to its end."""
+        """Streams one answer to its end."""
         body = {**body, "temperature": 0.0, "ignore_eos": True, "stream": True}
         sent_s = time.monotonic()
         request_id = ""
@@ -181,7 +181,7 @@ class ProfileLoad:
         return Exchange(request_id, sent_s, time.monotonic())
 
     def _read_chunk(self, line: str) -> str:
-        """Read a chunk as a client does; returns its id."""
+        """Parses a chunk as a client does; returns its id."""
         chunk = self._chunks.decode(line.removeprefix("data: "))
         if chunk.error is not None:
             raise ServerError(f"The server under test failed in an answer: {chunk.error.get('message')}")
@@ -189,13 +189,13 @@ class ProfileLoad:
 
 
 def all_rounds(limits: ServerLimits) -> Iterator[Round]:
-    """Every combination that fits."""
+    """Yields every combination that fits."""
     for context in CONTEXTS:
         for batch in BATCHES:
             if batch > limits.max_num_seqs:
                 continue
             for new in NEW_TOKENS:
                 longest = context + new + OUTPUT_TOKENS
-                # Twice: contexts of other rounds stay cached beside.
+                # Twice: contexts of other rounds stay cached as well.
                 if longest < limits.max_model_len and 2 * batch * longest < limits.pool_tokens:
                     yield Round(batch, context, new)

@@ -1,10 +1,10 @@
-"""A step's time computed from a model's sizes and a GPU's ceilings. Measures nothing; says what it assumes.
+"""A step's time computed from a model's sizes and a GPU's ceilings. Measures nothing; states its assumptions.
 
     step = overhead + max(weight bytes / W, linear FLOP / R) + attention + states + all-reduces
     attention = sum over decodes and prefills of max(KV bytes / W, attention FLOP / R)
     states = 2 state bytes / W for each sequence: read and written once
 
-W and R are a GPU's ceilings times the share of them that a serving engine reaches.
+W and R are a GPU's ceilings times the shares of them that a serving engine reaches.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from eval.sim.hardware import GIB, Gpu, find_gpu, parameter_bytes
 from eval.sim.models import ModelShape, find_model
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
-"""GPUs of one machine that can share a model."""
+"""Numbers of GPUs of one machine that can share a model."""
 RESERVE_BYTES = 3 * GIB
 """Memory per GPU for activations, graphs and the runtime."""
 ENOUGH_KV_TOKENS = 131_072
-"""The fewest GPUs that leave a pool of this size are the default: one context of 128 Ki."""
+"""Pool size, in tokens, that the default number of GPUs must leave: one context of 128 Ki."""
 DEFAULT_STEP_TOKENS = 2048
 
 
@@ -29,27 +29,27 @@ DEFAULT_STEP_TOKENS = 2048
 class Efficiency:
     """Shares of the ceilings that an engine reaches, and the fixed costs of a step.
 
-    The defaults come from vLLM 0.19 with Llama-3.1-8B in bf16 on an H100: its time per token of
-    6.44 ms + 43.7 ns x context (vLLM blog on FP8 KV, 22 April 2026) is met exactly, and its prefill at about
-    630 TFLOP/s for 10k tokens and 590 for 100k (vLLM blog on KV offloading, 8 January 2026) within 3 %.
-    How the 6.44 ms divide into reading weights and fixed costs is not published: here 5.6 and 0.9.
+    The defaults come from vLLM 0.19 with Llama-3.1-8B in bf16 on an H100: they meet its time per token of
+    6.44 ms + 43.7 ns x context (vLLM blog on FP8 KV, 22 April 2026) exactly, and its prefill at about 630
+    TFLOP/s for 10k tokens and 590 for 100k (vLLM blog on KV offloading, 8 January 2026) within 3 %. How the
+    6.44 ms divide into reading weights and fixed costs is not published: here 5.6 and 0.9.
     """
 
     weights: float = 0.9
-    """Reading weights, of the bandwidth."""
+    """Share of the bandwidth when reading weights."""
     kv: float = 1.0
-    """Reading KV, of the bandwidth: 43.7 ns per token of 128 KiB is all that a large copy reaches."""
+    """Share of the bandwidth when reading KV: 43.7 ns per token of 128 KiB is a large copy's rate."""
     linear: float = 0.8
     """Share of the peak FLOP/s that GEMMs reach."""
     attention: float = 0.72
-    """Attention of a prefill, of the FLOP/s."""
+    """Share of the peak FLOP/s in a prefill's attention."""
     host_link: float = 1.0
-    """The links of the presets are what was measured for KV blocks."""
+    """Share of the host link's rate; the presets are already rates measured for KV blocks."""
     peer_link: float = 0.7
     step_s: float = 0.25e-3
     """Scheduling, sampling and launch of a step."""
     layer_s: float = 20e-6
-    """What lies between the large kernels of a layer."""
+    """Time between the large kernels of a layer."""
     all_reduce_s: float = 10e-6
     """One all-reduce of few bytes."""
     copy_s: float = 1e-3
@@ -72,7 +72,7 @@ class RooflineCost:
         step_tokens: int = DEFAULT_STEP_TOKENS,
         efficiency: Efficiency | None = None,
     ) -> None:
-        """``step_tokens``: a longer prefill takes several steps. HardwareError for an unknown option."""
+        """``step_tokens``: longer prefills take several steps. HardwareError for an unknown option."""
         if tensor_parallel not in TENSOR_PARALLEL:
             known = ", ".join(str(degree) for degree in TENSOR_PARALLEL)
             raise HardwareError(f"tensor_parallel must be one of {known}, got {tensor_parallel}.")
@@ -89,14 +89,14 @@ class RooflineCost:
         self._step_tokens = step_tokens
         self._weight_bytes = parameter_bytes(dtype)
         kv_bytes = model.kv_bytes_per_token(parameter_bytes(kv_dtype, "kv_dtype"))
-        # With more GPUs than KV heads each head lies on several of them.
+        # With more GPUs than KV heads each head is stored on several of them.
         self.kv_bytes_per_token = kv_bytes * max(1, tensor_parallel // model.num_kv_heads)
         self._windows = [window for window in model.layer_windows if window is not None]
         self._chunks = [chunk for chunk in model.layer_chunks if chunk is not None]
         self._set_rates(e)
 
     def _set_rates(self, e: Efficiency) -> None:
-        """Seconds per unit of each kind of work, all GPUs together."""
+        """Sets seconds per unit of each kind of work, for all GPUs together."""
         gpus, gpu, model = self.tensor_parallel, self.gpu, self.model
         speedup = gpu.fp8_speedup if self.dtype == "fp8" else 1.0
         linear_flops = gpu.flops * speedup * e.linear * gpus
@@ -115,7 +115,7 @@ class RooflineCost:
         self._copy_s_per_token = self.kv_bytes_per_token / gpus / (gpu.host_link * e.host_link)
 
     def step_s(self, work: StepWork) -> float:
-        """Seconds of one step, its overhead included."""
+        """Seconds of one step, including its overhead."""
         num_tokens = work.num_decodes
         attention_s = self._attention_s(work.decode_context_tokens, 1, work.num_decodes)
         for new_tokens, context_tokens in work.prefills:
@@ -134,7 +134,7 @@ class RooflineCost:
     def _attention_s(self, mean_context_tokens: float, num_queries: float, num_seqs: int = 1) -> float:
         """Time of queries that attend to ``mean_context_tokens`` on average and all read the same KV.
 
-        With several sequences the context and its tokens are those of all, and there is one query of each.
+        With several sequences, context and tokens are totals, and each sequence has one query.
         """
         read_tokens = mean_context_tokens + (num_queries - 1) / 2
         pairs = mean_context_tokens * num_queries
@@ -144,9 +144,9 @@ class RooflineCost:
         return max(self._kv_read_s_per_token * read_tokens, self._attention_s_per_pair * pairs)
 
     def _seen(self, num_tokens: float, more_tokens: float, num_seqs: int) -> float:
-        """Tokens that a layer sees on average, where layers with a window see that and ``more_tokens``.
+        """Tokens that a layer sees on average; a layer with a window sees the window and ``more_tokens``.
 
-        Layers of chunks see half of one once there is a second: tokens lie anywhere in theirs.
+        Layers with chunks see half a chunk once there is a second: tokens are anywhere in theirs.
         """
         halved = (chunk if num_tokens <= chunk * num_seqs else chunk / 2 for chunk in self._chunks)
         reaches = [*self._windows, *halved]
@@ -169,11 +169,11 @@ class RooflineCost:
         return total_s
 
     def copy_s(self, num_tokens: int) -> float:
-        """Seconds to copy the KV of ``num_tokens`` one way; each GPU has a link of its own."""
+        """Seconds to copy the KV of ``num_tokens`` one way; each GPU has a separate link."""
         return self.efficiency.copy_s + num_tokens * self._copy_s_per_token if num_tokens else 0.0
 
     def kv_tokens(self, gpu_memory_utilization: float = 0.92) -> int:
-        """Tokens whose KV fits beside the weights, all GPUs together; 0 or less if the weights do not fit."""
+        """Tokens whose KV fits with the weights, all GPUs together; 0 or less if the weights do not fit."""
         memory = self.gpu.memory_bytes * gpu_memory_utilization - RESERVE_BYTES
         free_bytes = memory * self.tensor_parallel - self.model.total_params * self._weight_bytes
         return int(free_bytes // self.kv_bytes_per_token)
@@ -229,10 +229,10 @@ def make_cost(
     kv_dtype: str = "bf16",
     step_tokens: int = DEFAULT_STEP_TOKENS,
 ) -> RooflineCost:
-    """The cost model of a preset pair, by names; HardwareError if one is unknown or the weights do not fit.
+    """Returns the cost model of a preset pair; HardwareError if a name is unknown or the weights do not fit.
 
-    ``tensor_parallel`` is by default the fewest GPUs that leave a pool of ENOUGH_KV_TOKENS. ``dtype`` is of
-    the weights, ``kv_dtype`` of the KV: bf16 or fp8.
+    ``tensor_parallel`` defaults to the fewest GPUs that leave a pool of ENOUGH_KV_TOKENS. ``dtype`` is the
+    type of the weights, ``kv_dtype`` that of the KV: bf16 or fp8.
     """
     shape, hardware = find_model(model), find_gpu(gpu)
     degrees = TENSOR_PARALLEL if tensor_parallel is None else (tensor_parallel,)

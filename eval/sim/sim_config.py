@@ -17,16 +17,16 @@ from eval.sim.replicas.replica import ReplicaConfig
 from tracing.tracer import Tracer
 
 KV_TRANSFER_GB_S = 50.0
-"""What one port of 400 Gb/s gives."""
+"""Rate of one 400 Gb/s port."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimConfig:
-    """What the jobs meet. UsageError if a pool holds no block, or more than a simulation can."""
+    """The simulated servers and clients. UsageError if a pool has no block, or more than can be simulated."""
 
     cost: StepCost
     kv_tokens: int
-    """Size of one replica's KV pool, in tokens for which it has the KV of every layer."""
+    """Size of one replica's KV pool, in tokens whose KV of every layer fits."""
     host_kv_tokens: int = 0
     """Host memory of one replica for offloaded KV, in tokens; 0: no offloading."""
     disk_kv_tokens: int = 0
@@ -41,16 +41,16 @@ class SimConfig:
     replica_model: str = EXACT
     """How an engine is simulated: one of ``REPLICA_MODELS``."""
     num_prefill_replicas: int = 0
-    """Replicas beside the others that compute prompts only; 0: each computes its own."""
+    """Additional replicas that compute prompts only; 0: each replica computes its own."""
     prefill_above: int = 0
-    """Such a replica computes a prompt if more tokens of it are new where it is decoded; 0: every prompt."""
+    """They compute a prompt only if more tokens of it are new at its decoding replica; 0: every prompt."""
     kv_transfer_gb_s: float = KV_TRANSFER_GB_S
-    """GB/s at which one replica gets their KV."""
+    """GB/s at which one replica fetches their KV."""
     router: str = "jobs"
     tell_last_step: bool = False
     """Whether the client says which turn is a job's last."""
     lessons: bool = False
-    """Whether policies learn from jobs that ended, as a server does: at once, where that takes seconds."""
+    """Whether policies learn from ended jobs, as in a server, but without delay."""
     share_prefixes: bool = False
     """Whether jobs with the same system prompt and tools begin with the same blocks."""
     drafts: DraftCounts | None = None
@@ -70,21 +70,21 @@ class SimConfig:
 
     @property
     def has_windows(self) -> bool:
-        """Whether any layers have a sliding window."""
+        """Whether any layers have a sliding window, chunks or states."""
         return not all(group.is_full for group in self.kv_cache_groups)
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of one replica's pool, each of which has the KV of one group's layers."""
+        """Blocks of one replica's pool, each of which holds the KV of one group's layers."""
         return self.sizes.num_blocks(self.kv_tokens)
 
     @property
     def sizes(self) -> KvSizes:
-        """What a block of the pool or of a tier holds."""
+        """Sizes of a block of the pool or of a tier."""
         return KvSizes(self.block_size, self.kv_cache_groups)
 
     def replica(self, max_model_len: int, tracer: Tracer | None) -> ReplicaConfig:
-        """The sizes of each engine."""
+        """The configuration of each engine."""
         return ReplicaConfig(
             cost=self.cost,
             scheduler=self.scheduler,
@@ -101,7 +101,7 @@ class SimConfig:
         )
 
     def policy_context(self, tracer: Tracer | None) -> PolicyContext:
-        """What each engine's policy is made for."""
+        """The context for each engine's policy."""
         return PolicyContext(
             self.block_size,
             self.num_blocks,

@@ -1,4 +1,4 @@
-"""Runs step plans without a model: says what each step samples and how long it would take."""
+"""Runs step plans without a model: returns what each step samples and how long it would take."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from eval.sim.sim_request import TOKEN_IDS
 
 
 class SimExecutor:
-    """Charges a step's time by a cost model. A draft is a decode row, without its KV."""
+    """Charges a step's time by a cost model. A draft is a decode row without its context."""
 
     def __init__(self, cost: StepCost, drafts: SimDrafts | None = None) -> None:
         self._cost = cost
@@ -17,10 +17,10 @@ class SimExecutor:
         self._num_known: dict[str, int] = {}
         """Tokens of each request so far, prompt and output."""
         self.num_computed_tokens = 0
-        """Prefill tokens, recomputed ones included: all but one token per request and step."""
+        """Prefill tokens, including recomputed ones: all but one token per request and step."""
 
     def execute(self, plan: SchedulerOutput) -> tuple[ModelRunnerOutput, float]:
-        """The step's samples and its seconds."""
+        """Returns the step's samples and its seconds."""
         known = self._num_known
         for request_id in plan.finished_req_ids:
             known.pop(request_id, None)
@@ -42,7 +42,7 @@ class SimExecutor:
     def _verify(
         self, computed: list[tuple[str, int]], plan: SchedulerOutput, work: StepWork, drafts: SimDrafts
     ) -> tuple[list[str], list[list[int]]]:
-        """As ``_compute``, of a step with drafts: also what each request samples."""
+        """Does ``_compute`` for a step with drafts; also returns what each request samples."""
         drafted = plan.scheduled_spec_decode_tokens
         scheduled = {
             request_id: num_new - len(drafted.get(request_id, ()))
@@ -61,7 +61,7 @@ class SimExecutor:
     def _compute(
         self, computed: list[tuple[str, int]], scheduled: dict[str, int], work: StepWork
     ) -> list[str]:
-        """Add up the work of requests with these numbers of computed tokens; returns those that sample."""
+        """Adds up the work of requests with these numbers of computed tokens; returns those that sample."""
         known = self._num_known
         sampled: list[str] = []
         num_decodes = decode_context = 0

@@ -1,4 +1,4 @@
-"""A request of which only the length is known: what the real scheduler sees in a simulation."""
+"""A request with a known length only: what the real scheduler sees in a simulation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.messages import JobRef
 from engine.sampling_params import SamplingParams
 
 TOKEN_IDS = [0]
-"""What every simulated step samples for a request."""
+"""The sampled tokens of a request in every simulated step."""
 
 
 class SimRequest(Request):
@@ -23,7 +23,7 @@ class SimRequest(Request):
     is_prefilled: bool
     """Whether the KV of its prompt is fetched from a replica that has computed it."""
     num_tokens: int
-    """A slot in the place of a property: it is read in every step."""
+    """A slot instead of a property: it is read in every step."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class SimRequest(Request):
     ) -> None:
         params = SamplingParams(max_tokens=num_output_tokens, ignore_eos=True)
         super().__init__(request_id, [], params, arrival_time, priority=priority, job=job)
-        # As long as the request will get: slices of the prompt are found in it, the rest is not read.
+        # As long as the request will get: slices of the prompt are taken from it, the rest is not read.
         self.all_token_ids = cast(list[int], range(num_prompt_tokens + num_output_tokens))
         self.num_prompt_tokens = num_prompt_tokens
         self.num_tokens = num_prompt_tokens
@@ -49,7 +49,7 @@ class SimRequest(Request):
         self.block_hashes = chain[: num_prompt_tokens // block_size]
 
     def prompt_only(self) -> SimRequest:
-        """The same prompt with one token of output."""
+        """Returns the same prompt with one token of output."""
         return SimRequest(
             self.request_id,
             num_prompt_tokens=self.num_prompt_tokens,

@@ -40,20 +40,20 @@ from eval.workloads.catalog import Workload, describe, open_workload, short_name
 from eval.workloads.sampling import JobLimits
 
 KV_BYTES = 2
-"""Bytes of a value of the KV: bf16."""
+"""Bytes of a KV element: bf16."""
 STATE_SHARE = 0.4
-"""Share of the pool's memory that is for states, in a model that has them: the engine's default."""
+"""Share of the pool's memory for states, in a model that has them: the engine's default."""
 STATES_PER_SEQ = 8
-"""State slots per running sequence beyond which more are of no use: four that it may need, and as many
+"""State slots per running sequence beyond which more are useless: four that it may need, and as many
 checkpoints."""
 WAIT_S = 1.0
 DETAIL_SEEDS = 1
-"""Seeds of each policy and load of which the data for plots is kept: the first ones."""
+"""Seeds of each policy and load for which the data for plots is kept: the first ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """What computes: a preset pair, or a profile measured on some machine."""
+    """The simulated hardware: a preset pair, or a profile measured on some machine."""
 
     model: str
     gpu: str
@@ -63,10 +63,10 @@ class Hardware:
     profile: Path | None = None
     kv_tokens: int | None = None
     hybrid_kv_cache: bool = True
-    """Whether layers with a sliding window or chunks hold the KV of one only."""
+    """Whether layers with a sliding window or chunks hold only the KV of one."""
 
     def kv_cache_groups(self, block_size: int) -> tuple[KVCacheGroup, ...]:
-        """The layers of the model by what blocks they need; a profile does not tell them apart."""
+        """The model's layers by the blocks they need; one full group for a profile, which lacks layers."""
         if self.profile is not None:
             return ONE_FULL_GROUP
         groups = find_model(self.model).kv_cache_groups(block_size, KV_BYTES)
@@ -74,8 +74,8 @@ class Hardware:
         return groups if self.hybrid_kv_cache else (*ONE_FULL_GROUP, *states)
 
     def split(self, kv_tokens: int, max_num_seqs: int) -> tuple[int, int]:
-        """A pool that is as large as the KV of so many tokens, as tokens and state slots: all of it is for
-        KV, but for a model whose layers have states."""
+        """Splits a pool as large as ``kv_tokens`` of KV into tokens and state slots; without layers that have
+        states, all of it is for KV."""
         model = find_model(self.model)
         state_bytes = 0 if self.profile is not None else model.state_bytes(KV_BYTES)
         if not state_bytes:
@@ -111,7 +111,7 @@ class Hardware:
         return roofline, kv_tokens
 
     def describe(self) -> tuple[str, str]:
-        """The model, and what it runs on."""
+        """The model's name, and the hardware."""
         if self.profile is not None:
             profile = read_profile(self.profile).profile
             return profile.model, f"{profile.dtype}, step times as measured"
@@ -122,7 +122,7 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationPlan:
-    """Everything about a grid of runs but the policy, the load and the seed of each; crosses to processes."""
+    """Everything in a grid of runs except policy, load and seed; sent to processes."""
 
     workload: str
     num_jobs: int | None
@@ -184,13 +184,13 @@ class SimulationRun:
     rate_per_s: float | None
     seed: int
     detail: bool
-    """Keep what plots need."""
+    """Whether to keep data for plots."""
 
 
 def simulate_one(plan: SimulationPlan, run: SimulationRun, policy: NamedPolicy | None = None) -> RunResult:
-    """One run. The same arguments give the same result, byte for byte.
+    """Simulates one run. The same arguments give the same result, byte for byte.
 
-    ``policy``: in place of the one that the run names.
+    ``policy`` replaces the one that the run names.
     """
     config = plan.config()
     model, hardware = plan.hardware.describe()
@@ -232,12 +232,12 @@ def simulate_one(plan: SimulationPlan, run: SimulationRun, policy: NamedPolicy |
 
 @cache
 def _workload(name: str) -> Workload:
-    """Read once per process."""
+    """Reads the workload, once per process."""
     return open_workload(name)
 
 
 def _notes(plan: SimulationPlan, config: SimConfig) -> list[str]:
-    """What of a run is set or assumed rather than measured."""
+    """Returns notes on what is set or assumed in a run rather than measured."""
     notes = [
         *config.cost.notes(),
         f"KV pool: {config.kv_tokens:,} tokens per replica, in blocks of {config.block_size}"
@@ -279,8 +279,8 @@ def _notes(plan: SimulationPlan, config: SimConfig) -> list[str]:
 
 
 def simulate(plan: SimulationPlan, runs: Sequence[SimulationRun], num_processes: int) -> list[RunResult]:
-    """All runs, in order, with progress on stderr."""
-    _workload(plan.workload)  # a bad file is an error before anything starts; forked processes inherit it
+    """Simulates all runs, in order, with progress on stderr."""
+    _workload(plan.workload)  # a bad file fails before anything starts; forked processes inherit the workload
     plan.config()
     policies = {name: parse_policy(name) for name in {run.policy for run in runs}}
     with tqdm(total=len(runs), unit="run", file=sys.stderr, disable=None, leave=False) as bar:
@@ -299,7 +299,7 @@ def _results(
     policies: Mapping[str, NamedPolicy],
     num_processes: int,
 ) -> Iterator[RunResult]:
-    """``policies``: made once, so that what one of them reads from a file is the same in every run."""
+    """``policies`` are made once, so that state read from a file is the same in every run."""
     if num_processes <= 1:
         for run in runs:
             yield _simulate_one(plan, run, policies[run.policy])
@@ -310,7 +310,7 @@ def _results(
             with _interrupts_afterwards():
                 futures = [pool.submit(_simulate_one, plan, run, policies[run.policy]) for run in runs]
             for future in futures:
-                # A Ctrl-C just before a wait without an end would be noticed at that end only.
+                # During an endless wait, Python would notice an earlier Ctrl-C only at its end.
                 while not wait([future], timeout=WAIT_S).done:
                     pass
                 yield future.result()
@@ -320,14 +320,14 @@ def _results(
             ) from error
         except BaseException:
             for process in multiprocessing.active_children():
-                process.terminate()  # what it has started may take minutes, for no reader
-            # Without a wait the pool's thread may close the pipe that Python writes to at its exit.
+                process.terminate()  # the run may take minutes, and its result is not read
+            # Without waiting, the pool's thread may close the pipe that Python writes to at its exit.
             pool.shutdown(cancel_futures=True)
             raise
 
 
 def _simulate_one(plan: SimulationPlan, run: SimulationRun, policy: NamedPolicy) -> RunResult:
-    """EvalError, with the line at fault, if a policy of the user's own fails."""
+    """Raises EvalError, with the faulty line, if a user's own policy fails."""
     try:
         return simulate_one(plan, run, policy)
     except EngineError:
@@ -343,7 +343,7 @@ def _simulate_one(plan: SimulationPlan, run: SimulationRun, policy: NamedPolicy)
 
 @contextmanager
 def _interrupts_afterwards() -> Iterator[None]:
-    """A Ctrl-C while processes are forked is lost in what Python does around a fork: it comes after."""
+    """Delays a Ctrl-C until after the block: during a fork Python would lose it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -358,7 +358,7 @@ def _interrupts_afterwards() -> Iterator[None]:
 
 
 def _begin_worker() -> None:
-    """Leave Ctrl-C to the parent; end with it, however it ends."""
+    """Leaves Ctrl-C to the parent; ends with the parent, however that ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -372,7 +372,7 @@ def _end_with_parent() -> None:
 
 
 def grid(policies: Sequence[str], rates: Sequence[float | None], seeds: Sequence[int]) -> list[SimulationRun]:
-    """Every policy at every load with every seed."""
+    """Returns every policy at every load with every seed."""
     return [
         SimulationRun(policy, rate, seed, detail=seed in seeds[:DETAIL_SEEDS])
         for rate in rates

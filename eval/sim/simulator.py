@@ -1,4 +1,5 @@
-"""Plays jobs against simulated engines: an agent sends a turn, has the answer, runs its tool, comes back."""
+"""Plays jobs against simulated engines: an agent sends a turn, gets the answer, runs its tool, and
+repeats."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ from tracing.tracer import Tracer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimRun:
-    """What a simulation leaves, like any measured run."""
+    """The results of a simulation, in the form of a measured run."""
 
     jobs: list[JobRecord]
     turns: list[TurnRecord]
@@ -57,7 +58,7 @@ class SimRun:
 
 @dataclass(slots=True, eq=False)
 class _Agent:
-    """One job on its way."""
+    """The state of one running job."""
 
     job: Job
     chain: JobChain
@@ -66,7 +67,7 @@ class _Agent:
     next_turn: int = 0
     last: TurnRecord | None = None
     num_children: int = 0
-    """Sub-agents it waits for."""
+    """Sub-agents that it waits for."""
     tools_done: bool = False
     """Whether the gap's own time is over."""
 
@@ -87,8 +88,8 @@ class Simulator:
     def __init__(
         self, config: SimConfig, policy: NamedPolicy, jobs: Sequence[Job], tracer: Tracer | None = None
     ) -> None:
-        """``jobs``: with the sub-agents that they start. ``tracer``: for a single replica. WorkloadError if a
-        job can never fit."""
+        """``jobs`` include the sub-agents that they start. ``tracer`` is for a single replica. WorkloadError
+        if a job can never fit."""
         check_fit(config, jobs)
         check_replica_model(config, policy)
         self._config = config
@@ -112,7 +113,7 @@ class Simulator:
         self._turn_records: list[TurnRecord] = []
         self._job_records: list[JobRecord] = []
         self._num_places = len(jobs)
-        """Places for root jobs that may start now."""
+        """Root jobs that may start now."""
         self._without_place: deque[Job] = deque()
 
     def _make_prefillers(self, config: SimConfig) -> Prefillers:
@@ -123,9 +124,9 @@ class Simulator:
         return prefillers
 
     def run(self, arrivals_s: Sequence[float], concurrency: int | None = None) -> SimRun:
-        """Play the root jobs, in order, from their arrivals on to their ends.
+        """Plays the root jobs, in order, from their arrivals to their ends.
 
-        ``concurrency``: the most at once; a job that arrived waits until an earlier one has ended, and
+        ``concurrency``: the most at once; a job that has arrived waits until an earlier one has ended, and
         its time counts from then.
         """
         if concurrency is not None:
@@ -149,7 +150,7 @@ class Simulator:
         self._send(_Agent(job, JobChain(self._names, job), self._events.now, parent))
 
     def _send(self, agent: _Agent) -> None:
-        """The agent sends its next turn."""
+        """Sends the agent's next turn."""
         index = agent.next_turn
         agent.next_turn += 1
         turn = agent.job.turns[index]
@@ -186,7 +187,7 @@ class Simulator:
             self._events.at(queued_s, lambda: home.add_request(request))
 
     def _on_outputs(self, outputs: Iterable[EngineCoreOutput]) -> None:
-        """Turns ended in a step: their clients get the responses a little later."""
+        """Handles turns that ended in a step: their clients get the responses a little later."""
         for output in outputs:
             assert output.finish_reason is FinishReason.LENGTH
             answered = self._open.pop(output.request_id)
@@ -210,7 +211,7 @@ class Simulator:
         record.finish_reason = "length"
 
     def _on_reply(self, answered: _OpenTurn) -> None:
-        """The client has the answer: the tools run, or the job is done."""
+        """Handles an answer's arrival at the client: the tools run, or the job is done."""
         agent, record = answered.agent, answered.record
         turn = agent.job.turns[record.turn - 1]
         record.recomputed_tokens = _recomputed(agent.last, record, turn)
@@ -232,7 +233,7 @@ class Simulator:
         self._events.at(self._events.now + record.gap_s, lambda: self._on_tools_done(agent))
 
     def _signal(self, answered: _OpenTurn, turn: Turn) -> None:
-        """The API server has parsed the response and tells the core which tools run."""
+        """Sends the signal of the API server, which has parsed the response, about the tools that run."""
         replica = self._replicas[answered.record.replica]
         if not replica.wants_signals or not turn.tells_calls or not answered.agent.job.is_known:
             return
@@ -255,7 +256,7 @@ class Simulator:
         self._return(agent)
 
     def _return(self, agent: _Agent) -> None:
-        """Send the next turn once the tools and all sub-agents are done."""
+        """Sends the next turn once the tools and all sub-agents are done."""
         if agent.tools_done and not agent.num_children:
             self._send(agent)
 
@@ -274,7 +275,7 @@ class Simulator:
             )
         )
         if len(self._job_records) == len(self._jobs):
-            # The run is over: pins after this are not part of it.
+            # The run is over: later pins are not part of it.
             self._events.stop()
             return
         if agent.parent is not None:
@@ -303,7 +304,7 @@ class Simulator:
 
 
 def _tell(replica: SimReplica, signal: Signal) -> None:
-    """A signal whose answer is not awaited."""
+    """Sends a signal and ignores the answer."""
     replica.signal(signal)
 
 
@@ -313,7 +314,7 @@ def request_id(job: Job, index: int) -> str:
 
 
 def _recomputed(last: TurnRecord | None, record: TurnRecord, turn: Turn) -> int:
-    """Recomputed tokens as in a replay, counted among those that the recording says are shared."""
+    """Recomputed tokens as in a replay, counted among those that the recording marks as shared."""
     if last is None:
         return 0
     shared = min(turn.prefix_tokens, recomputed_tokens(last, record.prompt_tokens, 0))

@@ -1,4 +1,4 @@
-"""Reads out of a scheduler trace what each step computed and how long it took. Knows no cost model."""
+"""Extracts from a scheduler trace what each step computed and how long it took. Knows no cost model."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class StepSample:
 
 @dataclass(slots=True)
 class _Engine:
-    """Which tokens of each request are computed, as the trace tells."""
+    """The number of computed tokens of each request, as traced."""
 
     num_computed: dict[str, int] = field(default_factory=dict)
     drafts: DraftOutcomes = field(default_factory=DraftOutcomes)
 
     def work_of(self, decision: StepDecision) -> StepWork:
-        """What the step computes; as in the simulator, one new token is a decode, more are a prefill, and a
-        draft is a decode without its context."""
+        """Returns what the step computes; as in the simulator, one new token is a decode, more are a prefill,
+        and a draft is a decode without its context."""
         self.drafts.decided(decision)
         for request_id in decision.preempted:
             self.num_computed.pop(request_id, None)
@@ -59,14 +59,14 @@ class _Engine:
         return work
 
     def take(self, output: StepOutput) -> None:
-        """Drafts that were accepted are computed."""
+        """Counts accepted drafts as computed."""
         for request_id, _, num_accepted in self.drafts.came(output):
             if request_id in self.num_computed:
                 self.num_computed[request_id] += num_accepted
 
 
 def step_samples(events: Iterable[TraceEvent]) -> Iterator[StepSample]:
-    """The steps of a trace that computed something, in order."""
+    """Yields the steps of a trace that computed something, in order."""
     events = iter(events)
     first = next(events, None)
     if first is None:
@@ -76,8 +76,8 @@ def step_samples(events: Iterable[TraceEvent]) -> Iterator[StepSample]:
 
 
 def _overlapping(events: Iterable[TraceEvent]) -> Iterator[StepSample]:
-    """A step begins when it is decided or, if that is later, when the result of the one before is there; it
-    takes until its own is."""
+    """Yields steps of async scheduling: a step begins when it is decided or, if later, at the result of the
+    one before; it ends at its own result."""
     engine = _Engine()
     under_way: dict[int, tuple[StepDecision, StepWork]] = {}
     free_at_s = 0.0
@@ -113,7 +113,7 @@ def _one_by_one(events: Iterable[TraceEvent]) -> Iterator[StepSample]:
 
 
 def _sample(decision: StepDecision, work: StepWork, following: StepSnapshot | None) -> StepSample:
-    # A request that goes on into the next step shows that the engine did not sleep between the two.
+    # A request that continues in the next step shows that the engine did not sleep between the two.
     busy = following is not None and not decision.tokens.keys().isdisjoint(following.running)
     seconds = following.now - decision.now if busy and following is not None else None
     return StepSample(decision.now, seconds, work, list(decision.tokens))

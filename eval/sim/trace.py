@@ -1,4 +1,4 @@
-"""Writes the scheduler trace of a simulation: as a server's, in simulated time."""
+"""Writes the scheduler trace of a simulation: like a server's, in simulated time."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from tracing.writer import TraceWriter
 
 @dataclass(frozen=True, slots=True)
 class SimTrace:
-    """A trace that is open, or none."""
+    """An open trace, or none."""
 
     writer: TraceWriter | None
 
     @property
     def tracer(self) -> Tracer | None:
-        """What a simulator emits to."""
+        """The tracer that a simulator emits to."""
         return None if self.writer is None else Tracer(self.writer)
 
     def close(self) -> None:
-        """Wait until all is written."""
+        """Waits until all is written."""
         if self.writer is not None:
             self.writer.close(timeout_s=None)
 
     def notes(self) -> list[str]:
-        """What is wrong with a closed trace."""
+        """Notes on what is wrong with a closed trace."""
         if self.writer is None or not self.writer.dropped:
             return []
         return [f"the trace is NOT WHOLE: {self.writer.dropped:,} events could not be written"]
 
 
 def open_trace(path: Path | None, config: SimConfig) -> SimTrace:
-    """A trace at ``path``, which the simulator begins; of nothing if there is none. EvalError if it cannot be
+    """Opens a trace at ``path``, which the simulator begins; none without a path. EvalError if it cannot be
     written."""
     if path is None:
         return SimTrace(None)

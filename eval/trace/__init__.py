@@ -1,1 +1,1 @@
-"""``continuum trace``: what a scheduler's trace tells, and what another policy would have made of it."""
+"""``continuum trace``: analyses a scheduler's trace, and replays it under its own or another policy."""

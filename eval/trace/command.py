@@ -17,7 +17,7 @@ from tracing.reader import TraceError
 
 @dataclass(frozen=True, slots=True)
 class SubCommand:
-    """``module`` has ``add_arguments(parser)`` and ``run(arguments)``, which gives the exit code."""
+    """``module`` has ``add_arguments(parser)`` and ``run(arguments)``, which returns the exit code."""
 
     name: str
     told: str
@@ -45,7 +45,7 @@ SUB_COMMANDS: tuple[SubCommand, ...] = (
 
 
 class SubParser(argparse.ArgumentParser):
-    """Imports the module of its sub-command when it is asked for: most need only one, and some are heavy."""
+    """Imports the module of its sub-command only when it is chosen, as some are heavy."""
 
     def __init__(self, *, module: str, **options: Any) -> None:
         super().__init__(**options)
@@ -60,7 +60,7 @@ class SubParser(argparse.ArgumentParser):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The sub-commands, each with its flags."""
+    """Adds the sub-commands, each with its flags."""
     commands = parser.add_subparsers(
         title="commands", metavar="COMMAND", required=True, parser_class=SubParser
     )
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the sub-command; a file that is no trace is one sentence. Names in it command no terminal."""
+    """Runs the sub-command; an invalid file gives one sentence. Output has no control characters."""
     run_trace: Callable[[argparse.Namespace], int] = arguments.run_trace
     try:
         with redirect_stdout(PlainStream(sys.stdout)):

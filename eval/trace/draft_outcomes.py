@@ -1,4 +1,4 @@
-"""Pairs the drafts of a step's decision with what its result made of them. Knows nothing else of a trace."""
+"""Pairs the drafts of a step's decision with the counts in its result. Knows nothing else of a trace."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tracing.events import StepDecision, StepOutput
 
 
 class DraftOutcome(NamedTuple):
-    """What became of one request's drafts in one step."""
+    """One request's drafts in one step, and how many were accepted."""
 
     req_id: str
     num_drafts: int
     num_accepted: int
-    """Tokens that the step brought beyond one."""
+    """Tokens that the step generated beyond one."""
 
 
 class DraftOutcomes:
@@ -24,13 +24,13 @@ class DraftOutcomes:
         self._under_way: dict[int, Mapping[str, int]] = {}
 
     def decided(self, decision: StepDecision) -> None:
-        """Remember the step's drafts; of steps before it, which have no result yet, one may be."""
+        """Stores the step's drafts, and keeps those of the step before it, which may have no result yet."""
         if decision.drafts or self._under_way:
             before = self._under_way.get(decision.step - 1, {})
             self._under_way = {decision.step - 1: before, decision.step: decision.drafts}
 
     def came(self, output: StepOutput) -> Iterator[DraftOutcome]:
-        """What the step's result says of each of its drafts."""
+        """Yields the outcome of each of the step's drafts."""
         drafts = self._under_way.pop(output.step, None)
         if not drafts:
             return

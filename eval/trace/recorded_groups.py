@@ -1,4 +1,4 @@
-"""The KV cache groups of the model that a trace was recorded with."""
+"""The KV cache groups of the model of a recorded trace."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tracing.events import TraceHeader
 
 
 def recorded_groups(header: TraceHeader) -> tuple[KVCacheGroup, ...]:
-    """The groups, with a layer each: no decision rests on their number."""
+    """Returns the groups, each with one layer: no decision depends on the number of layers."""
     windows = header.kv_group_windows
     chunks = header.kv_group_chunks or [0] * len(windows)
     groups = (

@@ -1,1 +1,1 @@
-"""Jobs to replay: recorded by others, or synthetic, made from a seed. Knows nothing of servers."""
+"""Jobs to replay: recorded, or synthetic and made from a seed. Knows nothing of servers."""

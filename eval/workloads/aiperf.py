@@ -1,7 +1,7 @@
 """aiperf's multi-turn file: one session per line, with the texts of its turns and the delays between them.
 
-Answers are not in it, so a replay needs a live model; where a turn has no ``output_length``, its length is an
-assumption. Times are milliseconds; a ``delay`` runs from the answer before, a ``timestamp`` from the start.
+It has no answers, so a replay needs a live model; if a turn has no ``output_length``, its length is assumed.
+Times are milliseconds; a ``delay`` runs from the previous answer, a ``timestamp`` from the start.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Amount = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class SessionTurn(msgspec.Struct, kw_only=True):
-    """One question. Pictures and sound are passed over."""
+    """One question. Images and audio are ignored."""
 
     text: str | None = None
     texts: list[str] | None = None
@@ -37,7 +37,7 @@ class Session(msgspec.Struct, kw_only=True):
 
 
 def read_aiperf(path: Path) -> tuple[list[Job], list[str]]:
-    """One job per session; WorkloadError names a bad line."""
+    """Reads one job per session; WorkloadError names an invalid line."""
     checks = JobChecks()
     jobs: list[Job] = []
     num_assumed = 0
@@ -85,5 +85,5 @@ def _gap(
             f"turn {number + 1}: timestamp is {following.timestamp:g}, earlier than the turn before "
             f"({turn.timestamp:g})"
         )
-    # From request to request: it holds the answer's own time.
+    # From request to request: it includes the time of the answer.
     return (following.timestamp - turn.timestamp) / 1000, False

@@ -1,4 +1,4 @@
-"""When jobs arrive. A simulation and a load generator use the same times for the same seed."""
+"""Arrival times of jobs. A simulation and a load generator use the same times for the same seed."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ class ArrivalKind(StrEnum):
     """A process by which root jobs arrive; sub-agents begin when their parents start them."""
 
     AT_ONCE = "at-once"
-    """All are there at the start."""
+    """All jobs arrive at the start."""
     POISSON = "poisson"
     """Independent of each other, at a mean rate."""
     BURSTY = "bursty"
     """Arrivals at a mean rate, with gamma-distributed times between them."""
     RECORDED = "recorded"
-    """Arrivals as in the recording; scaled to a rate, if one is given."""
+    """Arrivals as in the recording, scaled to a rate if one is given."""
     CLOSED = "closed"
-    """A fixed number of jobs at once: one starts when one ends."""
+    """A fixed number of jobs at once: a job starts when another one ends."""
 
 
 LEAST_CV, MOST_CV = 0.01, 100.0
-"""Limits of bursty arrivals: less is clockwork, more is all at once and nothing ever after."""
+"""Limits of bursty arrivals: below they are regular as a clock, above nearly all arrive at once."""
 ARRIVALS = tuple(kind.value for kind in ArrivalKind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """An arrival process with its figures. UsageError for a combination without effect."""
+    """An arrival process with its parameters. UsageError for a combination without effect."""
 
     kind: ArrivalKind = ArrivalKind.AT_ONCE
     rate_per_s: float | None = None
@@ -42,9 +42,9 @@ class Arrivals:
     cv: float = 1.0
     """Coefficient of variation of the inter-arrival times of bursty arrivals; 1 is Poisson."""
     concurrency: int | None = None
-    """Most jobs at once; None means all. An open process with a bound lets jobs wait for a place."""
+    """Most jobs at once; None means all. With a bound, jobs of an open process wait for a place."""
     recorded_s: tuple[float, ...] = ()
-    """Arrivals of another recording, to be used for jobs that have none of their own."""
+    """Arrivals of another recording, used for jobs without arrivals."""
 
     def __post_init__(self) -> None:
         needs_rate = self.kind in (ArrivalKind.POISSON, ArrivalKind.BURSTY)
@@ -67,8 +67,8 @@ class Arrivals:
             raise UsageError("--arrivals closed needs --concurrency, the number of jobs at once.")
 
     def times_s(self, jobs: Sequence[Job], seed: int) -> list[float]:
-        """When each root job of ``jobs`` (those that no other starts) arrives, in their order; the earliest
-        at 0.
+        """Returns when each root job of ``jobs`` (those that no other starts) arrives, in their order; the
+        earliest at 0.
 
         The times of a seed do not depend on how many jobs there are.
         """
@@ -76,13 +76,13 @@ class Arrivals:
 
     @property
     def pattern(self) -> str | None:
-        """What rate and concurrency do not tell: results of one load must say the same, of others not."""
+        """Describes what rate and concurrency leave open; results of one load must have the same pattern."""
         if self.kind is ArrivalKind.BURSTY:
             return f"bursty (variation {self.cv:g})"
         return self.kind.value if self.kind is ArrivalKind.RECORDED else None
 
     def describe(self) -> str:
-        """One line for the report."""
+        """Returns one line for the report."""
         bound = "" if self.concurrency is None else f", at most {self.concurrency} at once"
         rate = "" if self.rate_per_s is None else f" at {self.rate_per_s:g} per s"
         match self.kind:
@@ -111,7 +111,7 @@ def _poisson(arrivals: Arrivals, jobs: Sequence[Job], rng: random.Random) -> lis
 
 
 def _bursty(arrivals: Arrivals, jobs: Sequence[Job], rng: random.Random) -> list[float]:
-    """A renewal process with gamma-distributed intervals: shape 1 / cv^2, mean 1 / rate.
+    """Draws a renewal process with gamma-distributed intervals: shape 1 / cv^2, mean 1 / rate.
 
     As in AlpaServe (Li et al., OSDI 2023, section 6) and ``vllm bench serve --burstiness`` (which is the
     shape).
@@ -143,7 +143,7 @@ def _own_times_s(jobs: Sequence[Job]) -> list[float]:
 
 
 def _summed(num_times: int, interval_s: Callable[[], float]) -> list[float]:
-    """Times with these intervals between them, from 0 on."""
+    """Returns times with these intervals between them, starting at 0."""
     times_s: list[float] = []
     now = 0.0
     for _ in range(num_times):

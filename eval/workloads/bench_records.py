@@ -1,4 +1,4 @@
-"""The records of an earlier run as jobs: what was really sent and answered."""
+"""The records of an earlier run as jobs: what was actually sent and answered."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from eval.workloads.jsonl import Place
 
 
 def read_bench_records(path: Path) -> tuple[list[Job], list[str]]:
-    """One job per ``job_id``, in the order of their starts, without warm-up jobs.
+    """Reads one job per ``job_id``, in the order of their starts, without warm-up jobs.
 
     A job ends before its first failed turn. The gaps are what the run waited, not what a tool took, so they
-    do not count as measured; each prompt is taken to begin with all of the turn before. ResultError or
+    do not count as measured; each prompt is assumed to begin with all of the previous turn. ResultError or
     WorkloadError names what is wrong.
     """
     records = read_records(path)
@@ -44,7 +44,7 @@ def read_bench_records(path: Path) -> tuple[list[Job], list[str]]:
 
 
 def _answered(run: Sequence[TurnRecord], place: Place) -> list[TurnRecord]:
-    """The turns up to the first that failed; they must be numbered from 1 on."""
+    """Returns the turns before the first failed one; they must be numbered from 1 on."""
     answered: list[TurnRecord] = []
     for number, record in enumerate(sorted(run, key=lambda turn: turn.turn), start=1):
         if record.turn != number:
@@ -85,7 +85,7 @@ def _turn(record: TurnRecord) -> Turn:
 def _families(
     jobs: Sequence[Job], answered: dict[str, list[TurnRecord]], checks: JobChecks
 ) -> tuple[list[Job], list[str]]:
-    """Sub-agents began when a turn of their parent was answered; its gap did not count them."""
+    """Connects sub-agents with the turns that start them: those whose answer came before they began."""
     starts: dict[str, Start] = {}
     for job in jobs:
         if job.parent_job in answered:

@@ -1,4 +1,4 @@
-"""What a call's arguments, as a model wrote them, say of the program that it runs."""
+"""Extracts from a call's arguments, as a model wrote them, the program that it runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _decoder = msgspec.json.Decoder(_OfShell)
 
 
 def tool_run(name: str, arguments: str) -> ToolRun:
-    """A call with its command, if its arguments have one; what else they hold says nothing of its time."""
+    """Returns a call with its command, if its arguments have one; ignores all other arguments."""
     try:
         shell = _decoder.decode(arguments)
     except UNREADABLE:

@@ -31,12 +31,12 @@ __all__ = ["SYNTHETIC", "Workload", "describe", "load_jobs", "open_workload", "s
 
 SYNTHETIC = "synthetic"
 PLUS = "+"
-"""Between the parts of a mix."""
+"""Separates the parts of a mix."""
 NUM_SYNTHETIC_JOBS = 8
 NUM_PUBLISHED_JOBS = 100
 NO_LIMITS = JobLimits()
 MAX_TRIES = 100
-"""Synthetic jobs tried per job asked for, before limits are said to leave none."""
+"""Most synthetic jobs tried per requested job, before the limits count as leaving none."""
 
 Reader = Callable[[Path], tuple[list[Job], list[str]]]
 
@@ -50,13 +50,13 @@ class Workload(Protocol):
 
     @property
     def notes(self) -> list[str]:
-        """What had to be said while reading it."""
+        """Notes from reading it."""
 
     def sample(self, num_jobs: int | None, seed: int | None, limits: JobLimits = NO_LIMITS) -> Sample:
-        """Jobs within limits: ``num_jobs`` roots (a default number, if None) with their sub-agents.
+        """Returns jobs within limits: ``num_jobs`` roots (a default number, if None) with their sub-agents.
 
-        With a seed drawn or made at random, without one in the order of the file. WorkloadError if nothing
-        is left.
+        With a seed they are drawn or made at random, without one in the order of the file. WorkloadError if
+        none is left.
         """
 
 
@@ -78,7 +78,7 @@ class RecordedWorkload:
 
 @dataclass(frozen=True, slots=True)
 class PresetWorkload:
-    """Synthetic jobs matched to published moments, as many as are asked for."""
+    """Synthetic jobs matched to published moments, as many as requested."""
 
     preset: Preset
     notes: list[str] = field(default_factory=list)
@@ -119,7 +119,7 @@ class TextWorkload:
 
 @dataclass(frozen=True, slots=True)
 class MixedWorkload:
-    """Jobs of several workloads, as many of each, in an order drawn by the seed."""
+    """Jobs of several workloads, equally many of each, in an order drawn by the seed."""
 
     name: str
     parts: tuple[Workload, ...]
@@ -129,9 +129,9 @@ class MixedWorkload:
         return [note for part in self.parts for note in part.notes]
 
     def sample(self, num_jobs: int | None, seed: int | None, limits: JobLimits = NO_LIMITS) -> Sample:
-        """An equal share of each part; a remainder goes to the first parts, one job each.
+        """Draws an equal share of each part; a remainder goes to the first parts, one job each.
 
-        Without ``num_jobs`` each gives what it gives by itself. WorkloadError if two jobs have one id.
+        Without ``num_jobs`` each part gives its default number. WorkloadError if two jobs have the same id.
         """
         mixed: list[list[Job]] = []
         notes: list[str] = []
@@ -161,15 +161,15 @@ class MixedWorkload:
 
 
 def _nothing_left(what: str, notes: Sequence[str]) -> WorkloadError:
-    """The error that says what limits leave, and which of them it was."""
+    """Returns the error about the jobs that limits leave, with the notes on why."""
     return WorkloadError(f"The limits leave {what}{''.join(f'; {note}' for note in notes)}.")
 
 
 def open_workload(name: str) -> Workload:
-    """A file by its path, ``synthetic``, or a preset (``swe-bench``, ``bfcl:turns=2``, ``openhands``).
+    """Opens a file by its path, ``synthetic``, or a preset (``swe-bench``, ``bfcl:turns=2``, ``openhands``).
 
-    ``A+B+C`` is a mix of those, unless there is a file of that name. WorkloadError if a file cannot be read,
-    holds no jobs, or is wrong somewhere: it names the line.
+    ``A+B+C`` is a mix of those, unless there is a file with that name. WorkloadError if a file cannot be
+    read, has no jobs, or is invalid somewhere: it names the line.
     """
     parts = _parts(name)
     if len(parts) > 1:
@@ -187,19 +187,19 @@ def open_workload(name: str) -> Workload:
 
 
 def files_of(option: str, name: str) -> list[tuple[str, Path]]:
-    """The files that a workload is read from, each with the option that names it."""
+    """Returns the files of a workload, each with the option that names it."""
     return [(option, Path(part)) for part in (name, *name.split(PLUS)) if os.path.isfile(part)]
 
 
 def short_name(name: str) -> str:
-    """The same from wherever a file is read: its path without the folders, for each part of a mix."""
+    """Returns a name that does not depend on folders: the file name, for each part of a mix."""
     return PLUS.join(Path(part).name for part in _parts(name))
 
 
 def _parts(name: str) -> list[str]:
-    """What a name mixes; itself alone, if there is a file of that name or nothing is mixed.
+    """Returns the parts of a mix; only the name itself if there is a file with that name or nothing is mixed.
 
-    WorkloadError if a part is missing.
+    Raises WorkloadError if a part is missing.
     """
     if PLUS not in name or Path(name).exists():
         return [name]
@@ -210,9 +210,9 @@ def _parts(name: str) -> list[str]:
 
 
 def load_jobs(workload: str, num_jobs: int | None, seed: int | None) -> list[Job]:
-    """``num_jobs`` jobs of a workload (all by default) with their sub-agents; with a seed, drawn at random.
+    """``num_jobs`` jobs of a workload (default: all) with their sub-agents; with a seed, drawn at random.
 
-    WorkloadError if there are fewer.
+    Raises WorkloadError if there are fewer.
     """
     opened = open_workload(workload)
     if isinstance(opened, RecordedWorkload) and num_jobs is not None:
@@ -223,7 +223,7 @@ def load_jobs(workload: str, num_jobs: int | None, seed: int | None) -> list[Job
 
 
 def _reader_of(path: Path) -> Reader:
-    """The reader for a file, by what its first record looks like."""
+    """Returns the reader for a file, by the form of its first record."""
     content = read_bytes(path, partial=True).lstrip()
     if not content:
         return read_recorded

@@ -1,7 +1,8 @@
-"""Files of chats, one a line or all in one JSON list: ShareGPT's, and those with messages as OpenAI's API has
-them (vLLM's multi-turn benchmark reads such lists; data for fine-tuning are such lines).
+"""Files of chats, one per line or all in one JSON list: ShareGPT's, and those with messages in the form of
+OpenAI's API (vLLM's multi-turn benchmark reads such lists; fine-tuning data has such lines).
 
-Neither has times: a replay asks again as soon as it is answered. Tokens are estimated from the text.
+Neither has times: a replay sends the next turn as soon as it has the answer. Tokens are estimated from the
+text.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ _ROLES = {
     **dict.fromkeys(("system", "developer"), "system"),
     **dict.fromkeys(("tool", "function"), "user"),
 }
-"""Who speaks, by the names that the files in circulation use; a tool's result is input like a user's."""
+"""Roles by the names that existing files use; a tool's result is input like a user's text."""
 
 
 class ShareGptMessage(msgspec.Struct, kw_only=True):
-    """One message; ``from`` is a word of Python."""
+    """One message; ``from`` is a Python keyword."""
 
     speaker: str = msgspec.field(name="from")
     value: str
@@ -43,20 +44,20 @@ class ShareGptChat(msgspec.Struct, kw_only=True):
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
-    """A piece of a message; pictures and sound have no text, and are passed over."""
+    """A part of a message; images and audio have no text and are ignored."""
 
     text: str | None = None
 
 
 class CalledFunction(msgspec.Struct, kw_only=True):
-    """What the model called."""
+    """The function that the model called."""
 
     name: str
     arguments: msgspec.Raw = msgspec.Raw(b'""')
-    """A text that is JSON; some files have the JSON itself."""
+    """A JSON text; some files have the JSON value itself."""
 
     def __post_init__(self) -> None:
-        """What is no text is found while the record is being read, so that its place is named."""
+        """Decodes the text while the record is read, so that an error names its place."""
         try:
             self.text  # noqa: B018
         except UNREADABLE as error:
@@ -64,7 +65,7 @@ class CalledFunction(msgspec.Struct, kw_only=True):
 
     @property
     def text(self) -> str:
-        """Text of the arguments."""
+        """Returns the arguments as text."""
         written = bytes(self.arguments)
         return msgspec.json.decode(written, type=str) if written.startswith(b'"') else written.decode()
 
@@ -76,7 +77,7 @@ class OpenAiCall(msgspec.Struct, kw_only=True):
 
 
 class OpenAiMessage(msgspec.Struct, kw_only=True):
-    """One message as OpenAI's API has it."""
+    """One message in the form of OpenAI's API."""
 
     role: str
     content: str | list[ContentPart] | None = None
@@ -88,7 +89,7 @@ class OpenAiMessage(msgspec.Struct, kw_only=True):
 
     @property
     def text(self) -> str:
-        """All that was said, in the end the calls: the model wrote those, too."""
+        """Returns all text of the message, and after it the calls, which the model wrote too."""
         parts = self.content if isinstance(self.content, list) else [ContentPart(text=self.content)]
         texts = [part.text for part in parts if part.text]
         return "\n".join([*texts, *(f"{call.name} {call.text}".rstrip() for call in self.called)])
@@ -111,9 +112,9 @@ class Said:
 
 
 def read_sharegpt(path: Path) -> tuple[list[Job], list[str]]:
-    """The conversations of a ShareGPT file; WorkloadError names the entry that is wrong.
+    """Reads the conversations of a ShareGPT file; WorkloadError names an invalid entry.
 
-    Messages before the first question are left out (a chat cut into parts goes on in the middle).
+    Leaves out messages before the first question (a chat that was cut into parts begins in the middle).
     """
     spoken = (
         (place, chat.id, [Said(message.speaker, message.value) for message in chat.conversations])
@@ -123,7 +124,7 @@ def read_sharegpt(path: Path) -> tuple[list[Job], list[str]]:
 
 
 def read_openai_chats(path: Path) -> tuple[list[Job], list[str]]:
-    """The conversations of a file with messages as OpenAI's API has them; WorkloadError names the entry."""
+    """Reads the conversations of a file in the form of OpenAI's API; WorkloadError names an invalid entry."""
     spoken = (
         (place, chat.id, [_said(message) for message in chat.messages])
         for place, chat in read_lines(path, OpenAiChat, "a conversation")
@@ -155,7 +156,7 @@ def _jobs(
 
 
 def _transcript(messages: list[Said], place: Place) -> Transcript:
-    """Turns of all that was said up to an answer, and the answer. A question at the end is left out."""
+    """Makes turns of everything said before an answer, and the answer. Leaves out a question at the end."""
     roles = [_role(said.speaker, number, place) for number, said in enumerate(messages, start=1)]
     first = roles.index("user") if "user" in roles else len(roles)
     system = [said.text for role, said in zip(roles[:first], messages, strict=False) if role == "system"]
@@ -171,7 +172,7 @@ def _transcript(messages: list[Said], place: Place) -> Transcript:
 
 
 def _exchange(asked: str, answer: Said) -> Exchange:
-    """Between the answer and what comes next tools ran, or a person thought."""
+    """Classifies the time after the answer: tools ran if it has calls, else a person thought."""
     return Exchange(
         input_text=asked,
         output_text=answer.text,

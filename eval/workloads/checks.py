@@ -1,4 +1,4 @@
-"""What must hold of every job, whatever file it came from. The first thing that does not is an error."""
+"""Checks of every job, whatever file it is from. The first violation is an error."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from eval.workloads.jsonl import Place
 MAX_TOKENS = 1_000_000_000
 """Most tokens of a prompt or an answer; a larger count is an error in the file."""
 MAX_BLOCK_ID = 2**32 - 1
-"""Ids count blocks; a digest is none."""
+"""Block ids are counters up to this; digests are refused."""
 
 
 class JobChecks:
-    """Checks jobs as they are read, with what can only be seen across jobs."""
+    """Checks jobs as they are read, including conditions across jobs."""
 
     def __init__(self) -> None:
         self._places: dict[str, Place] = {}
 
     def check(self, job: Job, place: Place) -> Job:
-        """The job itself, or a WorkloadError that names its place, the turn, the field and the limit."""
+        """Returns the job; WorkloadError names its place, the turn, the field and the limit."""
         complaint = complaint_about(job)
         if complaint is not None:
             raise place.error(f"job {job.job_id}: {complaint}")
@@ -32,12 +32,12 @@ class JobChecks:
         return job
 
     def error(self, job: Job, what: str) -> WorkloadError:
-        """The error that says this of a job that was read."""
+        """Returns an error about a job that was read."""
         return self._places[job.job_id].error(f"job {job.job_id}: {what}")
 
 
 def complaint_about(job: Job) -> str | None:
-    """What is impossible about a job, or None."""
+    """Returns what is impossible about a job, or None."""
     if not job.turns:
         return "it has no turns"
     if not job.job_id:

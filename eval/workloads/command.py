@@ -1,4 +1,4 @@
-"""``continuum workload``: what is in a workload, what of it is assumed, and any format into our own."""
+"""``continuum workload``: describes a workload and its assumptions, and converts any format into our own."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ mixes:
 
 
 def add_limits(parser: argparse.ArgumentParser) -> None:
-    """The flags that say how much of a recording is used."""
+    """Adds the flags that limit how much of a recording is used."""
     add = parser.add_argument
     add_max_turns(parser)
     add(
@@ -56,7 +56,7 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
 
 
 def limits_from(arguments: argparse.Namespace) -> JobLimits:
-    """What those flags ask for. UsageError if one of them would be without effect."""
+    """Returns the limits of those flags. UsageError if one of them would have no effect."""
     if arguments.cut_at_context and arguments.max_context_tokens is None:
         raise UsageError("--cut-at-context needs --max-context-tokens.")
     return JobLimits(
@@ -68,7 +68,7 @@ def limits_from(arguments: argparse.Namespace) -> JobLimits:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``continuum workload``."""
+    """Adds the flags of ``continuum workload``."""
     parser.epilog = _WORKLOADS
     add = parser.add_argument
     add("workload", metavar="FILE", help="File of a format below, synthetic workload, or mix A+B")
@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``continuum workload``. What cannot be read is raised, naming the line."""
+    """Runs ``continuum workload``. Raises an error that names the line for what cannot be read."""
     require_own_files([("--out", arguments.out)], files_of("FILE", arguments.workload))
     opened = open_workload(arguments.workload)
     sample = opened.sample(arguments.jobs, arguments.seed, limits_from(arguments))

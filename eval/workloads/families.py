@@ -1,4 +1,4 @@
-"""Jobs and the sub-agents they start: who waits for whom. Knows no file format."""
+"""Jobs and the sub-agents that they start: which turn waits for which job. Knows no file format."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from eval.workloads.checks import JobChecks
 from eval.workloads.job import GapKind, Job, ToolRun, Turn
 
 AGENT_CALL = "Task"
-"""The tool by which coding agents start a sub-agent."""
+"""The tool with which coding agents start a sub-agent."""
 CLOCK_SLACK_S = 0.5
 """Recorded times are rounded: a sub-agent may seem to begin this much before its parent's turn ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where in a recording a sub-agent runs."""
+    """When and how long a sub-agent ran in a recording."""
 
     began_s: float
     """Time since its parent began."""
@@ -25,7 +25,7 @@ class Start:
 
 
 def eldest(job_id: str, parents: Mapping[str, str | None]) -> str:
-    """The first of a job's line of parents, known or not."""
+    """Returns the first of a job's line of parents, known or not."""
     seen = {job_id}
     while (parent := parents.get(job_id)) is not None and parent not in seen:
         seen.add(parent)
@@ -34,12 +34,12 @@ def eldest(job_id: str, parents: Mapping[str, str | None]) -> str:
 
 
 def roots(jobs: Iterable[Job]) -> list[Job]:
-    """The jobs that no other starts."""
+    """Returns the jobs that no other job starts."""
     return [job for job in jobs if job.parent_job is None]
 
 
 def families(jobs: Iterable[Job]) -> list[list[Job]]:
-    """Each root with all its sub-agents after it, in the order of the roots."""
+    """Returns each root followed by all its sub-agents, in the order of the roots."""
     children: dict[str, list[Job]] = {}
     listed = list(jobs)
     for job in listed:
@@ -48,7 +48,7 @@ def families(jobs: Iterable[Job]) -> list[list[Job]]:
     found: list[list[Job]] = []
     for root in roots(listed):
         family = [root]
-        for member in family:  # grows while it is walked
+        for member in family:  # grows during the loop
             family.extend(children.get(member.job_id, ()))
         found.append(family)
     return found
@@ -57,11 +57,12 @@ def families(jobs: Iterable[Job]) -> list[list[Job]]:
 def connect(
     jobs: Sequence[Job], starts: Mapping[str, Start], ends_s: Mapping[str, Sequence[float]], checks: JobChecks
 ) -> tuple[list[Job], list[str]]:
-    """The jobs with every sub-agent in the ``spawns`` of the turn that starts it, and what was changed.
+    """Returns the jobs with every sub-agent in the ``spawns`` of the turn that starts it, and notes on
+    changes.
 
-    ``starts``: where sub-agents began, if their parents' turns do not name them yet. ``ends_s``: when the
-    turns of a job were answered, since it began. A sub-agent whose parent is not here, or that began after
-    its parent's last turn, becomes a job of its own. WorkloadError if parents and turns contradict each
+    ``starts``: when sub-agents began, if their parents' turns do not name them yet. ``ends_s``: when the
+    turns of a job were answered, since the job began. A sub-agent whose parent is missing, or that began
+    after its parent's last turn, becomes a root job. WorkloadError if parents and turns contradict each
     other.
     """
     by_id = {job.job_id: job for job in jobs}
@@ -95,7 +96,7 @@ def connect(
 
 
 def _starting_turn(start: Start, ends_s: Sequence[float]) -> int | None:
-    """The last turn that was answered when the sub-agent began."""
+    """Returns the last turn that was answered when the sub-agent began."""
     index = bisect_right(ends_s, start.began_s + CLOCK_SLACK_S) - 1
     return index if index >= 0 else None
 
@@ -126,10 +127,10 @@ def _with_starts(
 
 
 def _waiting_turn(turn: Turn, children: Sequence[str], starts: Mapping[str, Start]) -> Turn:
-    """The turn, waiting for its sub-agents instead of for the time they took in the recording.
+    """Returns the turn, which waits for its sub-agents instead of for their recorded time.
 
-    Where calls were timed one by one, the gap becomes that of the others (of several sub-agents the longest
-    are taken to be the ones replayed); else what was left of it when the longest sub-agent had ended.
+    If calls were timed one by one, the gap becomes that of the other calls (the longest of several sub-agent
+    calls are assumed to be the replayed ones); else the rest of the gap after the longest sub-agent's end.
     """
     lasted = [start.lasted_s for child in children if (start := starts[child]).lasted_s is not None]
     by_length = sorted((call for call in turn.calls if call.tool == AGENT_CALL), key=_seconds, reverse=True)
@@ -148,7 +149,7 @@ def _seconds(call: ToolRun) -> float:
 
 
 def without_jobs(job: Job, left_out: set[str]) -> Job:
-    """The job with those sub-agents no longer waited for."""
+    """Returns the job without waits for those sub-agents."""
     if not any(child in left_out for turn in job.turns for child in turn.spawns):
         return job
     turns = (
@@ -159,7 +160,7 @@ def without_jobs(job: Job, left_out: set[str]) -> Job:
 
 
 def cut(job: Job, num_turns: int) -> tuple[Job, list[str]]:
-    """The first turns of a job, and the sub-agents that the turns cut off would have started."""
+    """Returns the first turns of a job, and the sub-agents that the removed turns would have started."""
     if num_turns >= len(job.turns):
         return job, []
     kept, lost = job.turns[:num_turns], job.turns[num_turns - 1 :]

@@ -1,4 +1,4 @@
-"""The flags that say which jobs run and how they arrive, for the commands that run them."""
+"""The flags for the choice and the arrivals of jobs, for the commands that run jobs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from eval.workloads.arrivals import ARRIVALS
 
 
 def add_jobs(parser: _ActionsContainer) -> None:
-    """``--workload``, ``--jobs`` and ``--max-turns``."""
+    """Adds ``--workload``, ``--jobs`` and ``--max-turns``."""
     parser.add_argument(
         "--workload",
         required=True,
@@ -21,12 +21,12 @@ def add_jobs(parser: _ActionsContainer) -> None:
 
 
 def add_max_turns(parser: _ActionsContainer) -> None:
-    """``--max-turns``."""
+    """Adds ``--max-turns``."""
     parser.add_argument("--max-turns", type=count, metavar="N", help="Cut jobs after N turns (default: all)")
 
 
 def add_arrivals(parser: _ActionsContainer) -> None:
-    """``--arrivals`` and ``--burstiness``."""
+    """Adds ``--arrivals`` and ``--burstiness``."""
     parser.add_argument(
         "--arrivals",
         choices=ARRIVALS,

@@ -1,7 +1,7 @@
-"""A job as an agent ran it: turns with a tool call, or a person, between them. One schema for all workloads.
+"""A job as an agent ran it: turns, separated by tool calls or a person. One schema for all workloads.
 
-A turn is described by counts (``input_tokens``, ``prefix_tokens``, ``output_tokens``), which is all that a
-simulator needs, and where the source recorded it by text, which a live replay can send as it was.
+A turn is described by counts (``input_tokens``, ``prefix_tokens``, ``output_tokens``), which a simulator
+needs, and by text if the source recorded it, which a live replay can send unchanged.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import StrEnum
 
 
 class GapKind(StrEnum):
-    """What separates a turn from the next one of its job."""
+    """What happens between a turn and the next one of its job."""
 
     TOOL = "tool"
     USER = "user"
@@ -22,13 +22,13 @@ class GapKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolRun:
-    """One tool call of a turn; several of one turn ran side by side."""
+    """One tool call of a turn; several calls of one turn ran in parallel."""
 
     tool: str
     command: str | None = None
     """The program, for a shell tool."""
     seconds: float | None = None
-    """Its own time; None where it was not recorded."""
+    """Its duration; None if it was not recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +36,14 @@ class Turn:
     """One request and what followed it."""
 
     input_tokens: int
-    """The whole prompt."""
+    """Tokens of the whole prompt."""
     prefix_tokens: int
-    """Tokens at its start that are those of the job's previous turn (its prompt, then its output); 0 on
-    the first turn."""
+    """Tokens at its start that it shares with the job's previous turn (its prompt, then its output); 0 on the
+    first turn."""
     output_tokens: int
     gap_kind: GapKind = GapKind.END
     gap_s: float | None = None
-    """Seconds until the next turn may be sent; None where nothing ran or it is unknown."""
+    """Seconds until the next turn may be sent; None if nothing ran or it is unknown."""
     gap_measured: bool = False
     """False: ``gap_s`` is an assumption of the workload's makers, not a measurement."""
     calls: tuple[ToolRun, ...] = ()
@@ -51,19 +51,19 @@ class Turn:
     """Ids of jobs (sub-agents) that this turn's calls start; the gap lasts until they are done, and at least
     ``gap_s``, which does not count them."""
     block_runs: tuple[tuple[int, int], ...] = ()
-    """Ids of the prompt's full blocks of ``Job.block_size`` tokens, as runs ``(first, count)``; empty where
-    the source has none. Equal ids within one ``Job.block_scope`` mean equal tokens from the very start."""
+    """Ids of the prompt's full blocks of ``Job.block_size`` tokens, as runs ``(first, count)``; empty if the
+    source has none. Equal ids within one ``Job.block_scope`` mean equal tokens from the very start."""
     told_last: bool = False
-    """Its client said that no turn of the job would follow."""
+    """Whether its client said that no turn of the job would follow."""
     tells_calls: bool = True
-    """Whether the engine is told what its reply called, or that it called nothing."""
+    """Whether the engine receives the calls of its reply, or that there are none."""
     input_text: str | None = None
-    """What this turn adds to the conversation: the task on the first turn, then a tool's result."""
+    """Text that this turn adds to the conversation: the task on the first turn, then a tool's result."""
     output_text: str | None = None
 
     @property
     def sampled_tokens(self) -> int:
-        """What an engine makes of ``output_tokens``: it ends no turn before its first token."""
+        """Tokens that an engine generates for ``output_tokens``: a turn has at least one token."""
         return max(1, self.output_tokens)
 
     @property
@@ -91,35 +91,35 @@ class Job:
     turns: tuple[Turn, ...]
     system_text: str = ""
     arrival_s: float | None = None
-    """Seconds from the start of the trace; None where arrivals were not recorded."""
+    """Seconds from the start of the trace; None if arrivals were not recorded."""
     tokens_measured: bool = True
     """False: token counts are estimates."""
     group: str | None = None
-    """Jobs of one group resemble each other: never part them between a training and a test set."""
+    """Jobs of one group resemble each other: never split them between a training and a test set."""
     tenant: str | None = None
     is_known: bool = True
-    """False: a request of no job; the engine is told of none."""
+    """False: a request without a job; the engine gets no job id."""
     finished_s: float | None = None
     """Time after its last turn at which its client said that it is done; None: it did not."""
     priority: int = 0
     """Priority of its requests; smaller goes first, under policies that use priorities."""
     parent_job: str | None = None
-    """This is a sub-agent, started by a turn of that job (``Turn.spawns``)."""
+    """For a sub-agent: the job whose turn starts it (``Turn.spawns``)."""
     block_size: int = 0
     """Tokens in a block of ``block_runs``; 0 without."""
     block_scope: str | None = None
     """Scope of the ids in ``block_runs``: a name that jobs share, or None for this job alone."""
     shared_prefix_tokens: int = 0
-    """Tokens at the start of every prompt (system prompt and tools) that are those of all jobs with the
-    same ``shared_prefix``."""
+    """Tokens at the start of every prompt (system prompt and tools) that all jobs with the same
+    ``shared_prefix`` share."""
     shared_prefix: str | None = None
 
     @property
     def max_context_tokens(self) -> int:
-        """Prompt and output of its longest turn."""
+        """Tokens of prompt and output of its longest turn."""
         return max(turn.input_tokens + turn.output_tokens for turn in self.turns)
 
     @property
     def has_text(self) -> bool:
-        """Whether every turn can be sent as it was."""
+        """Whether every turn can be sent unchanged."""
         return all(turn.input_text is not None and turn.output_text is not None for turn in self.turns)

@@ -1,4 +1,4 @@
-"""Lines of JSON read as typed records, and sentences that say where a file is wrong. Knows no format."""
+"""Reads lines of JSON as typed records; errors name the place in the file. Knows no format."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Place:
 
     @property
     def within(self) -> str:
-        """``on line 3``."""
+        """Returns ``on line 3``."""
         return f"in entry {self.entry}" if self.line is None else f"on line {self.line}"
 
     def error(self, what: str) -> WorkloadError:
-        """``FILE, line 3: what.``"""
+        """Returns ``FILE, line 3: what.``"""
         where = str(self.path)
         if self.line is not None:
             where += f", line {self.line}"
@@ -51,9 +51,9 @@ class Place:
 
 
 def read_bytes(path: Path, partial: bool = False) -> bytes:
-    """The whole file, unpacked if zstd or gzip packed it, without the mark that some editors put first.
+    """Returns the whole file, unpacked if it is zstd or gzip, without a byte order mark.
 
-    WorkloadError if it cannot be read, or ends before it is whole and ``partial`` does not allow that.
+    WorkloadError if it cannot be read, or is truncated and ``partial`` does not allow that.
     """
     try:
         content = path.read_bytes()
@@ -70,13 +70,13 @@ def read_bytes(path: Path, partial: bool = False) -> bytes:
 
 
 def _unpacked(path: Path, content: bytes, packed_by: str) -> tuple[bytes, bool]:
-    """What the file says, as far as it goes, and whether that is all."""
+    """Returns the content up to a truncation, and whether it is complete."""
     file = gzip.GzipFile(fileobj=io.BytesIO(content)) if packed_by == "gzip" else PartReader(path)
     lines: list[bytes] = []
     try:
         while line := file.readline(_MAX_PIECE_BYTES):
             lines.append(line)
-    except EOFError:  # of gzip
+    except EOFError:  # from gzip
         return b"".join(lines), False
     except (ZstdError, gzip.BadGzipFile, zlib.error) as error:
         raise WorkloadError(f"The workload {path} is no sound {packed_by} file: {error}.") from error
@@ -86,10 +86,10 @@ def _unpacked(path: Path, content: bytes, packed_by: str) -> tuple[bytes, bool]:
 
 
 def read_lines(path: Path, record: type[Record], called: str) -> Iterator[tuple[Place, Record]]:
-    """The records of a file, one a line or all in one JSON list, with their places. One that is none is an
-    error that names it.
+    """Yields the records of a file, one per line or all in one JSON list, with their places. WorkloadError
+    names an invalid record.
 
-    ``called``: what a record should be, for that error ("a recorded job").
+    ``called`` names the expected kind of record in that error ("a recorded job").
     """
     decoder = msgspec.json.Decoder(record)
     for place, content in _pieces(path):
@@ -115,7 +115,7 @@ def _pieces(path: Path) -> Iterator[tuple[Place, bytes | msgspec.Raw]]:
 
 
 def in_words(error: Exception) -> str:
-    """A decoder's complaint with its path as words: ``$.turns[0].tool_s`` is ``turn 1, field tool_s``."""
+    """Formats a decoder's error with its path in words: ``$.turns[0].tool_s`` is ``turn 1, field tool_s``."""
     found = _WHERE.fullmatch(str(error))
     if found is None:
         return str(error).rstrip(".")
@@ -129,6 +129,6 @@ def in_words(error: Exception) -> str:
 
 
 def _one_of(field: str) -> str:
-    """``field turns`` is a list of turns; ``field hash_runs`` stays one."""
+    """Returns the singular of a list's field: ``turn`` for ``field turns``; ``hash_runs`` stays as it is."""
     name = field.removeprefix("field ")
     return name.removesuffix("s") if name in ("turns", "calls", "messages", "conversations") else name

@@ -1,9 +1,9 @@
 """Mooncake traces: one request per line, with the ids of its prompt's blocks of 512 tokens.
 
-Two formats: Mooncake's own, where every prompt is whole and sessions are inferred; and rows with a
-``session_id`` as aiperf has them, where a row adds ``input_length`` tokens to its session (unless its blocks
-begin with those of the row before: then it is whole). Gaps run from request to request, so they hold the
-recorded system's service time; a ``delay`` runs from the answer.
+Two formats: Mooncake's own, in which every row has the whole prompt and sessions are inferred; and aiperf's
+rows with a ``session_id``, in which a row adds ``input_length`` tokens to its session (unless its blocks
+begin with those of the previous row: then it has the whole prompt). Gaps run from request to request, so they
+include the recorded system's service time; a ``delay`` runs from the answer.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from eval.workloads.jsonl import Place, read_lines
 BLOCK_SIZE = 512
 SCOPE = "mooncake"
 MIN_SHARED_BLOCKS = 2
-"""A prompt that shares fewer blocks with an earlier one does not continue it: one may be a system prompt."""
+"""Fewest shared blocks with which a prompt continues an earlier one: one may be a system prompt."""
 
 Amount = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class TraceRow(msgspec.Struct, kw_only=True):
-    """A request. Fields that matter only to a client (``tools``, ``extra``) are passed over."""
+    """A request. Fields that matter only to a client (``tools``, ``extra``) are ignored."""
 
     input_length: Annotated[int, msgspec.Meta(ge=1)]
     output_length: Annotated[int, msgspec.Meta(ge=0)]
     timestamp: Amount | None = None
     """Milliseconds since the trace began."""
     delay: Amount | None = None
-    """Milliseconds since the answer before."""
+    """Milliseconds since the previous answer."""
     hash_ids: list[Annotated[int, msgspec.Meta(ge=0)]] = []
     session_id: str | None = None
 
@@ -55,7 +55,7 @@ class _Session:
 
 
 def read_mooncake(path: Path) -> tuple[list[Job], list[str]]:
-    """One job per session, in the order of their first requests; WorkloadError names a bad line."""
+    """Reads one job per session, in order of their first requests; WorkloadError names an invalid line."""
     sessions: dict[str, _Session] = {}
     tips: dict[int, str] = {}
     inferred = False
@@ -88,7 +88,7 @@ def read_mooncake(path: Path) -> tuple[list[Job], list[str]]:
 def _continued(row: TraceRow, tips: dict[int, str], sessions: dict[str, _Session]) -> str | None:
     """The session whose last prompt's full blocks this prompt begins with; the longest, if several do.
 
-    An id stands for its block and all before it, so the last one of a prompt tells.
+    An id identifies its block and all before it, so the last id of a prompt is enough.
     """
     for index in range(len(row.hash_ids) - 1, MIN_SHARED_BLOCKS - 2, -1):
         name = tips.get(row.hash_ids[index])
@@ -144,7 +144,7 @@ def _begins_with(row: TraceRow, before: TraceRow) -> bool:
 
 
 def _num_shared(before: TraceRow, row: TraceRow) -> int:
-    """Full blocks of the earlier prompt with which the later one begins."""
+    """Returns the number of full blocks of the earlier prompt with which the later one begins."""
     pairs = zip(before.full_ids, row.hash_ids, strict=False)
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(before.full_ids), len(row.hash_ids)))
 
@@ -160,7 +160,7 @@ def _gap(row: TraceRow, following: TraceRow | None) -> tuple[GapKind, float | No
 
 
 def _runs(row: TraceRow) -> tuple[tuple[int, int], ...]:
-    """The full blocks, run-length coded: ids that count up by one."""
+    """Encodes the full blocks as (first, count) runs of consecutive ids."""
     runs: list[tuple[int, int]] = []
     for block_id in row.full_ids:
         first, count = runs[-1] if runs else (0, 0)

@@ -1,4 +1,4 @@
-"""What of a workload is measured and what is assumed, in words that are printed with every result."""
+"""Sentences on what is measured and what is assumed in a workload, printed with every result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from eval.workloads.published import parse_preset
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFacts:
-    """What the makers of a recording say of it, beyond what its fields do."""
+    """Facts from the makers of a recording that its fields do not contain."""
 
     tokens: str | None = None
     tool_times: str | None = None

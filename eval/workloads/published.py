@@ -1,8 +1,8 @@
 """Synthetic agent jobs matched to published moments: token counts and times only, no text.
 
-Turns, tool times and tokens per program: arXiv 2511.02230 (v6), table 2, over 100 GPT-5 traces each. What a
-program's tokens are is not said there; here it is the context at its end: prompt and answer of the last turn.
-By that reading BFCL's figures cannot all lie within 128k tokens: no variable between 0 and M with mean m has
+Turns, tool times and tokens per program: arXiv 2511.02230 (v6), table 2, over 100 GPT-5 traces each. The
+paper does not define a program's tokens; here they are its final context: prompt and answer of the last turn.
+With this reading BFCL's figures cannot all be within 128k tokens: no variable between 0 and M with mean m has
 a standard deviation above sqrt(m (M - m)), which is 60k there, not 68.7k. So some of these jobs are longer.
 """
 
@@ -21,7 +21,7 @@ from eval.workloads.tool_times import ToolMix, ToolShape
 MAX_SCALE = 1000.0
 """Largest scale of turns or tokens: beyond it, a typing error would only use up all memory."""
 TOOL_TIMEOUT_S = 60.0
-"""Longest synthetic tool time; the published traces' longest are not known."""
+"""Longest synthetic tool time; the longest of the published traces is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +32,20 @@ class Moments:
     sd: float
 
     def lognormal(self, rng: random.Random) -> float:
-        """A draw with these moments."""
+        """Draws a log-normal value with these moments."""
         variance = math.log1p((self.sd / self.mean) ** 2)
         return rng.lognormvariate(math.log(self.mean) - variance / 2, math.sqrt(variance))
 
     def whole(self, rng: random.Random, least: int) -> int:
-        """A whole number with these moments: a gamma draw, rounded (which adds 1/12 to the variance)."""
+        """Draws a whole number with these moments: a rounded gamma draw (rounding adds 1/12 to the
+        variance)."""
         variance = max(0.01, self.sd**2 - 1 / 12)
         return max(least, round(rng.gammavariate(self.mean**2 / variance, variance / self.mean)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """A kind of agent, and how its figures may be scaled."""
+    """A kind of agent, and the scales of its figures."""
 
     name: str
     turns: Moments
@@ -52,25 +53,25 @@ class Preset:
     tokens: Moments
     """Tokens in the context at the job's end."""
     output_share: float
-    """Share of the tokens a turn adds that the model writes; the rest is the tool's result."""
+    """Share of a turn's added tokens that the model writes; the rest is the tool's result."""
     shared_prefix_tokens: int
     """Tokens of the system prompt and tools, the same for all jobs."""
     task_tokens: int
-    """Mean tokens that the first prompt adds to those."""
+    """Mean tokens that the first prompt adds to the shared prefix."""
     shapes: tuple[ToolShape, ...]
     assumed: tuple[str, ...]
-    """What of this was not published."""
+    """Notes on what was not published."""
     turn_scale: float = 1.0
     token_scale: float = 1.0
 
     def scaled(self, *, turns: float = 1.0, tokens: float = 1.0) -> Preset:
-        """``turns``: multiplies the turns, each as large as before (so the context grows with them).
-        ``tokens``: multiplies the tokens everywhere."""
+        """Scales the preset. ``turns`` multiplies the turns, each as large as before (so the context grows
+        with them); ``tokens`` multiplies the tokens everywhere."""
         return replace(self, turn_scale=turns, token_scale=tokens)
 
     @property
     def title(self) -> str:
-        """The name with the scales it can be asked for again by."""
+        """Returns the name with its scales, which requests the same preset."""
         scales = {"turns": self.turn_scale, "tokens": self.token_scale}
         given = ",".join(f"{name}={value:g}" for name, value in scales.items() if value != 1)
         return f"{self.name}:{given}" if given else self.name
@@ -143,9 +144,9 @@ PRESETS = {
 
 
 def parse_preset(text: str) -> Preset | None:
-    """``swe-bench``, ``swe-bench:turns=2.5,tokens=0.4``; None if no preset has that name.
+    """Parses ``swe-bench``, ``swe-bench:turns=2.5,tokens=0.4``; None if no preset has that name.
 
-    WorkloadError if a parameter is unknown, given twice, or no number from 0 (not itself) to ``MAX_SCALE``.
+    WorkloadError if a parameter is unknown, given twice, or not a number above 0 and at most ``MAX_SCALE``.
     """
     name, _, given = text.partition(":")
     if name not in PRESETS:
@@ -168,7 +169,7 @@ def parse_preset(text: str) -> Preset | None:
 
 
 class JobMaker:
-    """Makes the jobs of a preset and a seed; the job of a number does not depend on how many are made."""
+    """Makes the jobs of a preset and a seed; a job with a given number is the same however many are made."""
 
     def __init__(self, preset: Preset, seed: int) -> None:
         self._preset = preset
@@ -176,7 +177,7 @@ class JobMaker:
         self._tools = _fitted(preset.shapes, preset.tool_s)
 
     def make(self, index: int) -> Job:
-        """The job of this number, from 0."""
+        """Makes the job with this number, from 0."""
         preset = self._preset
         rng = random.Random(f"{preset.name} {self._seed} {index}")
         turns = preset.turns.whole(rng, least=2)
@@ -195,7 +196,7 @@ class JobMaker:
         )
 
     def _turns(self, rng: random.Random, first: int, added: float, num_turns: int) -> tuple[Turn, ...]:
-        """Turns that add ``added`` tokens each on average: an answer, then (but for the last) a result.
+        """Makes turns that add ``added`` tokens each on average: an answer, then (but for the last) a result.
 
         Results vary much more than answers: gamma with shape 0.7 and 4 (an assumption).
         """
@@ -221,7 +222,7 @@ def _fitted(shapes: tuple[ToolShape, ...], tool_s: Moments) -> ToolMix:
 
 
 def _parts(rng: random.Random, total: float, num_parts: int, shape: float) -> list[int]:
-    """Whole numbers that add up to the total (rounded) and vary as gamma draws do."""
+    """Returns whole numbers that add up to the (rounded) total and vary like gamma draws."""
     summed = list(accumulate((rng.gammavariate(shape, 1.0) for _ in range(num_parts)), initial=0.0))
     scale = total / summed[-1] if summed[-1] else 0.0
     return [round(b * scale) - round(a * scale) for a, b in pairwise(summed)]

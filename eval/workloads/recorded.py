@@ -2,16 +2,15 @@
 
 How long a replay waits after a turn, by its ``gap_kind``:
 
-- ``tool``: ``tool_s``, measured; else ``tool_s_est``, an assumption of the recording's makers; else nothing
-  is known.
+- ``tool``: ``tool_s``, measured; else ``tool_s_est``, an assumption of the recording's makers; else it is
+  unknown.
 - ``user``, ``unknown``: ``other_gap_s``, measured by the client from the answer to its next request; else
-  ``gap_to_next_request_s``, which runs from request to request. That one still holds the time that the
+  ``gap_to_next_request_s``, which runs from request to request. That one includes the time that the
   recorded system took to answer, so to wait for it after an answer is too long: it counts as assumed.
 - ``end``: nothing follows. Calls recorded there are dropped.
 
-A job with ``parent_job`` is a sub-agent. Where its parent is in the file, the turn that started it names it
-in ``spawns`` and waits for it instead of for the recorded call (``families.py``); where not, it is a job of
-its own.
+A job with ``parent_job`` is a sub-agent. If its parent is in the file, the turn that started it names it in
+``spawns`` and waits for it instead of for the recorded call (``families.py``); otherwise it is a root job.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ GLOBAL_SCOPE = "global"
 FAMILY_SCOPE = "job family (root job and its sub-agents)"
 
 SHARED_PREFIX_TOKENS = {"agentcgroup-claude": 14_000, "agentcgroup-glm": 12_500}
-"""System prompt and tools, the same for all (root) jobs of a recording, as its makers state it; the hashes do
+"""System prompt and tools, shared by all (root) jobs of a recording, as its makers state it; the hashes do
 not cover them."""
 
 
@@ -51,7 +50,7 @@ class RecordedCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omi
 
 
 class RecordedTurn(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A turn as it is on disk."""
+    """A turn in its form on disk."""
 
     input_tokens: Count
     prefix_tokens: Count
@@ -69,7 +68,7 @@ class RecordedTurn(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omi
     hash_runs: list[tuple[int, int]] = []
     input_text: str | None = None
     output_text: str | None = None
-    # For reference only; a replay has no use for them.
+    # For reference only; a replay does not use them.
     t: float | None = None
     """Time of the request, in seconds since the job began."""
     llm_s: Seconds | None = None
@@ -81,7 +80,7 @@ class RecordedTurn(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omi
 
 
 class RecordedJob(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A job as it is on disk."""
+    """A job in its form on disk."""
 
     job_id: str
     source: str
@@ -116,9 +115,9 @@ class RecordedJob(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit
 
 
 def read_recorded(path: Path) -> tuple[list[Job], list[str]]:
-    """The jobs of a file in its order, and what had to be said while reading them.
+    """Reads the jobs of a file in its order, and notes on them.
 
-    WorkloadError names the first line that is wrong.
+    WorkloadError names the first invalid line.
     """
     checks = JobChecks()
     jobs: list[Job] = []
@@ -135,8 +134,7 @@ def read_recorded(path: Path) -> tuple[list[Job], list[str]]:
 
 
 def write_jobs(path: Path, jobs: Iterable[Job]) -> None:
-    """The jobs as a file that ``read_recorded`` reads back to equal jobs; WorkloadError if it cannot be
-    written."""
+    """Writes a file that ``read_recorded`` reads back as equal jobs; WorkloadError if that fails."""
     encoder = msgspec.json.Encoder()
     content = b"".join(encoder.encode(_recorded_job(job)) + b"\n" for job in jobs)
     try:
@@ -147,7 +145,7 @@ def write_jobs(path: Path, jobs: Iterable[Job]) -> None:
 
 
 def _packed(path: Path, content: bytes) -> bytes:
-    """Write compressed as the name says, without the time of day that gzip would record."""
+    """Compresses by the file name's suffix, without the timestamp that gzip would record."""
     if path.suffix == ".gz":
         return gzip.compress(content, mtime=0)
     return packed(content) if path.suffix == COMPRESSED else content
@@ -167,7 +165,7 @@ def _check_sums(recorded: RecordedJob, place: Place) -> None:
 
 
 def _turn_ends_s(turns: Sequence[RecordedTurn]) -> list[float]:
-    """When each turn was answered, since the job began: by its own time, else by what came before it."""
+    """When each turn was answered, since the job began: by its recorded time, else by the times before it."""
     ends_s: list[float] = []
     now = 0.0
     for turn in turns:
@@ -202,7 +200,7 @@ def _job(recorded: RecordedJob) -> Job:
 
 
 def _family_scopes(jobs: list[Job]) -> list[Job]:
-    """Hashes that mean the same in a family get the name of its eldest job as their scope."""
+    """Sets the scope of hashes that a family shares to the id of its eldest job."""
     parents = {job.job_id: job.parent_job for job in jobs}
     return [
         replace(job, block_scope=eldest(job.job_id, parents)) if job.block_scope == FAMILY_SCOPE else job
@@ -228,7 +226,7 @@ def _turn(recorded: RecordedTurn, block_size: int) -> Turn:
 
 
 def _gap(recorded: RecordedTurn) -> tuple[float | None, bool]:
-    """Seconds to wait and whether they were measured, as the module says."""
+    """Returns the seconds to wait and whether they were measured, by the rules in the module's docstring."""
     if recorded.gap_kind is GapKind.END:
         return None, False
     if recorded.gap_kind is GapKind.TOOL:
@@ -251,9 +249,9 @@ def _calls(recorded: RecordedTurn, gap_s: float | None) -> tuple[ToolRun, ...]:
 def full_blocks(
     runs: Iterable[tuple[int, int]], num_tokens: int, block_size: int
 ) -> tuple[tuple[int, int], ...]:
-    """The runs without the block at their end that a prompt of ``num_tokens`` fills only in part."""
+    """Returns the runs without a last block that a prompt of ``num_tokens`` fills only in part."""
     kept = list(runs)
-    # Anything beyond the one partial block is for the checks to refuse.
+    # The checks refuse anything beyond one partial block.
     if block_size and sum(count for _, count in kept) == num_tokens // block_size + 1:
         first, count = kept.pop()
         if count > 1:

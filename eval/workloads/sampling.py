@@ -1,4 +1,4 @@
-"""Which jobs of a workload are run: limits first, then a draw. Says how many were left out or changed."""
+"""Selects the jobs of a workload to run: first limits, then a draw. Notes what was left out or changed."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from eval.workloads.job import Job, Turn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLimits:
-    """What is too much of a recording; None means no limit."""
+    """Limits on the jobs of a recording; None means no limit."""
 
     max_turns: int | None = None
-    """Jobs are cut there."""
+    """Jobs are cut after this many turns."""
     max_context_tokens: int | None = None
-    """Prompt plus output of a turn."""
+    """The most tokens of prompt plus output of a turn."""
     cut_at_context: bool = False
     """Cut a job before the turn that passes ``max_context_tokens``, instead of leaving it out with its
     family."""
     gap_cap_s: float | None = None
-    """Longer gaps, and calls, take so long."""
+    """Longer gaps and calls are shortened to this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class Sample:
 
     jobs: list[Job]
     notes: list[str]
-    """What was left out or changed, one sentence each; printed with every result."""
+    """Notes on what was left out or changed, one sentence each; printed with every result."""
 
 
 def limited(jobs: Sequence[Job], limits: JobLimits) -> Sample:
-    """The jobs within limits. Sub-agents go with the turns that start them."""
+    """Returns the jobs within limits. Sub-agents stay or go with the turns that start them."""
     done: Counter[str] = Counter()
     kept: list[Job] = []
     for family in families(jobs):
@@ -45,11 +45,11 @@ def limited(jobs: Sequence[Job], limits: JobLimits) -> Sample:
 
 
 def draw(jobs: Sequence[Job], num_jobs: int | None, seed: int | None) -> Sample:
-    """``num_jobs`` root jobs with their sub-agents: the first ones, or with a seed drawn at random.
+    """Draws ``num_jobs`` root jobs with their sub-agents: the first ones, or with a seed at random.
 
     No job is drawn twice before each was drawn once. A copy has an id ending in ``#2`` (``#3``, ...), shares
-    no recorded blocks with the original (unless the recording's ids are the same for all its jobs, since then
-    equal blocks are equal content), and arrives after the recording's end.
+    no recorded blocks with the original (unless all jobs of the recording share block ids, as then equal
+    blocks are equal content), and arrives after the recording's end.
     """
     listed = families(jobs)
     wanted = len(listed) if num_jobs is None else num_jobs
@@ -74,7 +74,7 @@ def _drawn_notes(wanted: int, num_listed: int) -> list[str]:
 
 
 def _limited_family(family: list[Job], limits: JobLimits, done: Counter[str]) -> list[Job]:
-    """The family within the limits; empty if it is left out."""
+    """Returns the family within the limits; empty if it is left out."""
     limit = limits.max_context_tokens
     gone: set[str] = set()
     kept: list[Job] = []
@@ -99,7 +99,7 @@ def _limited_family(family: list[Job], limits: JobLimits, done: Counter[str]) ->
 
 
 def _num_turns(job: Job, limits: JobLimits) -> int:
-    """How many of its turns are within the limits."""
+    """Returns how many of its turns are within the limits."""
     num_turns = min(len(job.turns), limits.max_turns or len(job.turns))
     limit = limits.max_context_tokens
     if limit is None or not limits.cut_at_context:
@@ -137,7 +137,7 @@ def _notes(limits: JobLimits, done: Counter[str]) -> list[str]:
 
 
 def _shared_scopes(listed: list[list[Job]]) -> set[str]:
-    """Scopes of block ids that several families use: there, equal ids are equal content."""
+    """Returns scopes of block ids that several families use, in which equal ids are equal content."""
     users: Counter[str] = Counter()
     for family in listed:
         users.update({job.block_scope for job in family if job.block_scope is not None})
@@ -145,7 +145,7 @@ def _shared_scopes(listed: list[list[Job]]) -> set[str]:
 
 
 def _length_s(listed: list[list[Job]]) -> float:
-    """Time from the first recorded arrival to the expected next one after the last."""
+    """Returns the time from the first recorded arrival to the expected next one after the last."""
     times = [family[0].arrival_s for family in listed if family[0].arrival_s is not None]
     if len(times) < 2:
         return 0.0

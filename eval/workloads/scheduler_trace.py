@@ -1,7 +1,7 @@
-"""Our own scheduler's trace as jobs: what the engine saw of each job, so that it can be run again otherwise.
+"""Our own scheduler's trace as jobs: what the engine saw of each job, so that it can be replayed differently.
 
-Token counts, arrivals and the times between turns are measured, by the engine: a gap runs from the end of a
-turn to the arrival of the next and holds the client's own time too.
+The engine measured token counts, arrivals and the times between turns: a gap runs from the end of a turn to
+the arrival of the next and includes the client's own time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Served:
 
 
 class _Turns(Protocol):
-    """Gathers the turns of jobs from the events of a trace."""
+    """Collects the turns of jobs from the events of a trace."""
 
     num_unanswered: int
 
@@ -49,11 +49,11 @@ class _Turns(Protocol):
     def close(self) -> None: ...
 
     def served(self) -> list[_Served] | None:
-        """None: no job was named."""
+        """Returns None if no job was named."""
 
 
 class _Told:
-    """Jobs by the records of a policy that reports jobs."""
+    """Jobs from the records of a policy that reports jobs."""
 
     def __init__(self) -> None:
         self.num_unanswered = 0
@@ -87,7 +87,7 @@ class _Told:
 
 
 class _Seen:
-    """Jobs under a policy that knows none: by what the requests said, as the analysis of traces reads it."""
+    """Jobs under a policy without jobs: from the requests' own job ids, like the analysis of traces."""
 
     def __init__(self) -> None:
         self.num_unanswered = 0
@@ -101,7 +101,7 @@ class _Seen:
         self._lives.take(event)
 
     def _called(self, event: SignalEvent) -> None:
-        """It stands behind the end of its turn."""
+        """Adds the calls to the turn that ended before."""
         turn = self._served.get(event.req_id or "")
         if turn is not None:
             turn.calls = tuple(tool_run(call.name, call.arguments) for call in event.calls)
@@ -142,10 +142,10 @@ class _Seen:
 
 
 def read_scheduler_trace(path: Path) -> tuple[list[Job], list[str]]:
-    """One job per job id that ended a turn, in the order of first arrivals.
+    """Reads one job per job id that ended a turn, in the order of first arrivals.
 
-    Turns that overlapped are put one after another. A trace cut off in its last line is read up to there, and
-    that is said; any other bad line is a WorkloadError that names it.
+    Turns that overlapped are put one after another. A trace that is cut off in its last line is read up to
+    there, with a note; any other invalid line is a WorkloadError that names it.
     """
     report = TraceReport()
     served, num_unanswered = _served_turns(path, report)
@@ -170,7 +170,7 @@ def read_scheduler_trace(path: Path) -> tuple[list[Job], list[str]]:
 
 
 def _served_turns(path: Path, report: TraceReport) -> tuple[dict[str, list[_Served]], int]:
-    """The answered turns of each job in order of arrival, and how many were never answered."""
+    """Returns the answered turns of each job in order of arrival, and the number of unanswered ones."""
     try:
         turns = _gathered(read_named_trace(path, report))
     except TraceError as error:
@@ -230,6 +230,6 @@ def _gap_kind(turn: _Served, following: _Served | None) -> GapKind:
 
 
 def _call(key: str) -> ToolRun:
-    """``bash/git/status`` is the tool ``bash`` running ``git status``."""
+    """Parses ``bash/git/status`` as the tool ``bash`` running ``git status``."""
     tool, _, command = key.partition("/")
     return ToolRun(tool, command.replace("/", " ") or None)

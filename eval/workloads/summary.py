@@ -1,4 +1,4 @@
-"""What is in a workload, in figures: jobs, turns, tokens and the times between turns, per tool."""
+"""Summarizes a workload in figures: jobs, turns, tokens and the times between turns, per tool."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eval.workloads.job import GapKind, Job
 from eval.workloads.provenance import describe
 
 MAX_TOOLS = 12
-"""Shown one by one; the rest together."""
+"""The most tools that are shown individually."""
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +28,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread | None:
-        """None of no values. A quantile is the nearest-rank one."""
+        """Returns None without values. A quantile is the nearest-rank one."""
         ordered = sorted(values)
         if not ordered:
             return None
@@ -53,9 +53,9 @@ class WorkloadSummary(msgspec.Struct, frozen=True, kw_only=True):
     num_turns: int
     turns_per_job: Spread | None
     context_tokens: Spread | None
-    """Prompt and output of a job's longest turn."""
+    """Tokens of prompt and output of a job's longest turn."""
     new_input_tokens: Spread | None
-    """New input tokens per turn, beyond what the turn before had."""
+    """New input tokens per turn, beyond the tokens of the turn before."""
     output_tokens: Spread | None
     """Output tokens per turn."""
     gap_s: dict[str, Spread]
@@ -63,13 +63,13 @@ class WorkloadSummary(msgspec.Struct, frozen=True, kw_only=True):
     tool_s: dict[str, Spread]
     """Time until a turn's last call ended, by its first tool and, for a shell, its program."""
     facts: list[str]
-    """What is measured and what is assumed."""
+    """Sentences on what is measured and what is assumed."""
     notes: list[str]
-    """What had to be said while reading, or was left out."""
+    """Notes from reading, and on what was left out."""
 
 
 def summarize(name: str, jobs: Sequence[Job], notes: Sequence[str] = ()) -> WorkloadSummary:
-    """The figures of all jobs."""
+    """Returns the figures of all jobs."""
     turns = [turn for job in jobs for turn in job.turns]
     by_kind: dict[str, list[float]] = {}
     by_tool: dict[str, list[float]] = {}
@@ -98,13 +98,13 @@ def summarize(name: str, jobs: Sequence[Job], notes: Sequence[str] = ()) -> Work
 
 
 def _spreads(values: dict[str, list[float]]) -> dict[str, Spread]:
-    """The most frequent first."""
+    """Returns the spread by name, the most frequent first."""
     ordered = sorted(values.items(), key=lambda entry: (-len(entry[1]), entry[0]))
     return {name: spread for name, times in ordered if (spread := Spread.of(times)) is not None}
 
 
 def render(summary: WorkloadSummary) -> str:
-    """The summary as a text of one screen."""
+    """Formats the summary for one screen."""
     sub_agents = f" and {summary.num_sub_agents} sub-agents" if summary.num_sub_agents else ""
     head = f"{summary.name}: {summary.num_jobs} jobs{sub_agents}, {summary.num_turns} turns"
     rows = [

@@ -1,6 +1,6 @@
-"""Agent jobs made from a seed, for machines that have no recorded ones: equal arguments give equal jobs.
+"""Agent jobs made from a seed, for machines without recorded ones: equal arguments give equal jobs.
 
-Shape after published SWE-bench agents: about 10 turns, tools that mostly take tens of milliseconds with a
+Shaped after published SWE-bench agents: about 10 turns, tools that mostly take tens of milliseconds with a
 long log-normal tail (mean 0.93 s, sd 3.55 s; arXiv 2511.02230, table 2). The words mean nothing.
 """
 
@@ -35,7 +35,7 @@ _SYSTEM = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticConfig:
-    """How long the synthetic jobs are. A word is 3 to 4 tokens for a tokenizer with a small vocabulary."""
+    """Sizes of the synthetic jobs. A word is 3 to 4 tokens for a tokenizer with a small vocabulary."""
 
     num_jobs: int = 8
     seed: int = 0
@@ -44,7 +44,7 @@ class SyntheticConfig:
     system_words: int = 80
     task_words: int = 120
     result_words: int = 60
-    """Mean; a result is between a quarter of this and twice this."""
+    """Mean; a result has between a quarter of this and twice this."""
     thought_words: int = 4
     max_tool_s: float = 20.0
     hermes: bool = False
@@ -52,7 +52,7 @@ class SyntheticConfig:
 
 
 def make_jobs(config: SyntheticConfig) -> list[Job]:
-    """The jobs of a seed. The system prompt is the same for all, as with a real agent."""
+    """Makes the jobs of a seed. All share one system prompt, as with a real agent."""
     vocabulary = _vocabulary(random.Random(f"vocabulary {config.seed}"))
     system_text = _SYSTEM + _prose(random.Random(f"system {config.seed}"), vocabulary, config.system_words)
     return [
@@ -87,11 +87,11 @@ def _make_job(
 
 
 def _tool_run(rng: random.Random, max_s: float) -> tuple[str, float]:
-    """A program and how long it takes: log-normal around the program's own mean, cut at ``max_s``."""
+    """Draws a program and its duration: log-normal around the program's mean, cut at ``max_s``."""
     names, shares, paces = zip(*_PROGRAMS, strict=True)
     program = rng.choices(names, shares)[0]
     pace = paces[names.index(program)] / sum(s * p for s, p in zip(shares, paces, strict=True))
-    # Part of the overall spread lies between the programs; within one the same sd/mean ratio is kept.
+    # Part of the overall spread is between the programs; within one the same sd/mean ratio is kept.
     variance = math.log(1 + (TOOL_SD_S / TOOL_MEAN_S) ** 2)
     median_s = TOOL_MEAN_S * pace * math.exp(-variance / 2)
     return program, round(min(max_s, rng.lognormvariate(math.log(median_s), math.sqrt(variance))), 3)
@@ -109,12 +109,12 @@ def _tool_result(rng: random.Random, vocabulary: list[str], mean_words: int) -> 
 
 
 def _vocabulary(rng: random.Random, size: int = 400) -> list[str]:
-    """Pronounceable words of two to three syllables."""
+    """Returns pronounceable words of two to three syllables."""
     syllables = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
     return sorted({"".join(rng.choices(syllables, k=rng.randint(2, 3))) for _ in range(size)})
 
 
 def _prose(rng: random.Random, vocabulary: list[str], num_words: int) -> str:
-    """Words in lines of ten, as a tool prints them."""
+    """Returns words in lines of ten, like a tool's output."""
     words = rng.choices(vocabulary, k=num_words)
     return "\n".join(" ".join(words[i : i + 10]) for i in range(0, num_words, 10))

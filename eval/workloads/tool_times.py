@@ -1,4 +1,4 @@
-"""Synthetic tool times: log-normal with a timeout, several tools, to a published mean and spread.
+"""Synthetic tool times: log-normal with a timeout, for several tools, with a published mean and spread.
 
 Knows nothing of jobs.
 """
@@ -13,12 +13,12 @@ from statistics import NormalDist
 
 _NORMAL = NormalDist()
 _STEPS = 60
-"""Steps of each bisection: enough for the last bit of a float."""
+"""Steps of each bisection, enough for the last bit of a float."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolShape:
-    """One tool relative to the others: how often it is called, its median and the spread of its log."""
+    """One tool relative to the others: frequency of calls, median time and spread of its logarithm."""
 
     tool: str
     command: str | None
@@ -29,10 +29,10 @@ class ToolShape:
 
 @dataclass(frozen=True, slots=True)
 class ToolMix:
-    """Tools whose times, of all calls together, have a given mean and standard deviation.
+    """Tools whose times, over all calls, have a given mean and standard deviation.
 
-    A call takes ``min(timeout_s, scale * LogNormal(ln median, spread * sigma))``. The shapes say how tools
-    differ; ``scale`` and ``spread`` are the same for all and bring the whole to its moments.
+    A call takes ``min(timeout_s, scale * LogNormal(ln median, spread * sigma))``. The shapes describe how
+    tools differ; ``scale`` and ``spread`` are the same for all and give the whole mix its moments.
     """
 
     shapes: tuple[ToolShape, ...]
@@ -42,7 +42,7 @@ class ToolMix:
 
     @classmethod
     def fit(cls, shapes: Sequence[ToolShape], mean_s: float, sd_s: float, timeout_s: float) -> ToolMix:
-        """Bisect for the spread and, inside, for the scale: both moments grow with both."""
+        """Bisects for the spread and, inside, for the scale: both moments grow with both."""
         low, high = 0.0, 8.0
         for _ in range(_STEPS):
             spread = (low + high) / 2
@@ -103,7 +103,7 @@ class ToolMix:
         return sum(shape.share for shape in self.shapes)
 
     def draw(self, rng: random.Random) -> tuple[ToolShape, float]:
-        """A call: which tool, and its seconds (to the millisecond)."""
+        """Draws a call: its tool and its seconds (to the millisecond)."""
         shape = rng.choices(self.shapes, [shape.share for shape in self.shapes])[0]
         mu, sigma = math.log(shape.median_s * self.scale), shape.sigma * self.spread
         return shape, round(min(self.timeout_s, rng.lognormvariate(mu, sigma)), 3)

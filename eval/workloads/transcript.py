@@ -1,4 +1,4 @@
-"""A conversation known by its text, as turns whose token counts are estimated. Knows no file format."""
+"""A conversation known as text, in turns with estimated token counts. Knows no file format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from eval.workloads.job import GapKind, Job, ToolRun, Turn
 CHARS_PER_TOKEN = 4
 """About right for English and a large vocabulary."""
 ASSUMED_OUTPUT_TOKENS = 256
-"""Where neither an answer nor its length was recorded."""
+"""Assumed if neither an answer nor its length was recorded."""
 
 
 def estimated_tokens(text: str) -> int:
@@ -19,12 +19,12 @@ def estimated_tokens(text: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """What one turn adds to the conversation, and what comes after it."""
+    """The texts that one turn adds to the conversation, and what happens after it."""
 
     input_text: str
     output_text: str | None
     output_tokens: int | None = None
-    """Output tokens, counted where the source does; else estimated."""
+    """Output tokens, if the source has a count; else estimated."""
     gap_kind: GapKind = GapKind.USER
     gap_s: float | None = None
     gap_measured: bool = False
@@ -32,7 +32,7 @@ class Exchange:
 
 
 class Transcript:
-    """Collects the exchanges of a conversation in which each prompt holds all that was said before."""
+    """Collects the exchanges of a conversation in which each prompt contains everything before it."""
 
     def __init__(self, system_text: str = "") -> None:
         self._system_text = system_text
@@ -42,7 +42,7 @@ class Transcript:
         return len(self._turns)
 
     def add(self, exchange: Exchange) -> None:
-        """The next turn."""
+        """Adds the next turn."""
         context = estimated_tokens(self._system_text)
         if self._turns:
             context = self._turns[-1].input_tokens + self._turns[-1].output_tokens
@@ -65,7 +65,7 @@ class Transcript:
         )
 
     def job(self, job_id: str, source: str, arrival_s: float | None = None) -> Job:
-        """The whole conversation; after its last turn comes nothing."""
+        """Returns the whole conversation as a job; its last turn has no gap."""
         turns = tuple(self._turns)
         if turns:
             end = replace(turns[-1], gap_kind=GapKind.END, gap_s=None, gap_measured=False, calls=())

@@ -1,1 +1,1 @@
-"""What runs on the device: each section in a process of its own, so that none can harm another."""
+"""The code that runs on the device: each section in a separate process, so that none can harm another."""

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.gpu.measures SECTION``: one section. ``benchmarks.gpu`` reads what it leaves."""
+"""``python -m benchmarks.gpu.measures SECTION``: runs one section; ``benchmarks.gpu`` reads its record."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmarks.gpu.sections import NAMES
 from benchmarks.gpu.sizes import FULL, TOY
 
 _UNKNOWN = Rates(copy_bytes_s=1.0, matmul_flop_s=1.0, host_to_device_bytes_s=1.0, device_to_host_bytes_s=1.0)
-"""While they are measured."""
+"""Placeholder until the rates are measured."""
 
 
 def main() -> int:
@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("--rates", default="")
     given = parser.parse_args()
     logging.basicConfig(format="  %(name)s: %(message)s")
-    logging.getLogger("engine").setLevel(logging.INFO)  # it says which kernels it found
+    logging.getLogger("engine").setLevel(logging.INFO)  # it logs which kernels it found
     bench = Bench(
         device=select_device(given.device),
         sizes=TOY if given.device == "cpu" else FULL,
@@ -47,7 +47,7 @@ def main() -> int:
     try:
         importlib.import_module(f"benchmarks.gpu.measures.{given.section.replace('-', '_')}").run(bench)
         bench.record.status = DONE
-    except Exception as error:  # whatever it is, it is this section's result
+    except Exception as error:  # any error is this section's result
         traceback.print_exc()
         bench.record.status, bench.record.reason = FAILED, first_lines(error)
     bench.save()

@@ -1,4 +1,4 @@
-"""What a section is given: the device, the sizes, the rates; and where it puts what it finds."""
+"""What a section works with: the device, the sizes, the rates and the record of its results."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from benchmarks.gpu.sizes import Sizes
 from eval.say import say
 
 _SHOWN_LINES = 3
-"""Lines of an error that the record has; all of it goes to standard error."""
+"""Lines of an error that the record keeps; the whole error goes to standard error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """One section at work. What it found is on disk as soon as it is known."""
+    """One running section. Writes each result to disk as soon as it is known."""
 
     device: Device
     sizes: Sizes
@@ -31,12 +31,12 @@ class Bench:
     record: SectionRecord
     out: Path
     models: Path
-    """Holds model folders."""
+    """Folder of the model folders."""
     ends_at_s: float
     """When the section is stopped, by ``time.monotonic()``."""
 
     def check(self, name: str, error: float, limit: float, note: str = "") -> None:
-        """``error``: NaN never passes."""
+        """Adds a check; an ``error`` of NaN never passes."""
         self._add_check(Check.of(name, error, limit, note))
 
     def figure(
@@ -49,7 +49,7 @@ class Bench:
         goal: Goal | None = None,
         note: str = "",
     ) -> None:
-        """See Figure.of."""
+        """Adds a figure; see Figure.of."""
         figure = Figure.of(name, unit, values, floor=floor, goal=goal, note=note)
         say(f"  {name}: {figure.median:.4g} {unit}")
         self.record.figures.append(figure)
@@ -62,10 +62,10 @@ class Bench:
 
     @contextmanager
     def case(self, name: str) -> Iterator[None]:
-        """One case of several: if it breaks, that is its result, and the others go on."""
+        """Runs one of several cases: if it breaks, that is recorded as its result, and the others go on."""
         try:
             yield
-        except Exception as error:  # of a kernel, a library, a device: whatever it is, the next case may do
+        except Exception as error:  # of a kernel, library or device: the next case may still run
             traceback.print_exc()
             self._add_check(Check.broken(name, first_lines(error)))
 
@@ -73,12 +73,12 @@ class Bench:
         return self.ends_at_s - time.monotonic()
 
     def repeats(self, action: Callable[[], object], num_repeats: int | None = None) -> list[float]:
-        """Seconds of each repeat, after one that warms up."""
+        """Returns the seconds of each repeat, after one warm-up run."""
         action()
         return [seconds_of(self.device, action) for _ in range(num_repeats or self.sizes.num_repeats)]
 
     def repeats_of_kernels(self, action: Callable[[], object], num_calls: int) -> list[float]:
-        """Seconds of a call in each repeat, of which each has ``num_calls``: as a step's graph has them."""
+        """Returns seconds per call for each repeat of ``num_calls`` recorded calls, like a step's graph."""
         action()
         self.device.synchronize()
         calls = self.device.recorded(lambda: [action() for _ in range(num_calls)])
@@ -98,6 +98,6 @@ class Bench:
 
 
 def first_lines(error: BaseException) -> str:
-    """A kind of error and the first lines of what it says."""
+    """Returns an error's type and the first lines of its message."""
     lines = str(error).strip().splitlines()[:_SHOWN_LINES]
     return f"{type(error).__name__}: {' '.join(lines)}"

@@ -1,5 +1,5 @@
-"""The device that is checked. All that only CUDA has is here; the host stands in for it where the command
-itself is checked."""
+"""The device under test. All CUDA-only code is here; the host stands in for the GPU where the command itself
+is checked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmarks.gpu.timeline import DEVICE_WORK, HOST_WORK, Span, read_spans
 
 
 class Device(Protocol):
-    """Where tensors lie, and how to know when work on it is done."""
+    """A device for tensors, and how to know when its work is done."""
 
     where: torch.device
 
@@ -28,19 +28,19 @@ class Device(Protocol):
     def name(self) -> str: ...
 
     def synchronize(self) -> None:
-        """Wait for all that was begun."""
+        """Waits for all work that was begun."""
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
-        """[num_bytes] uint8 of host memory that the device copies from by itself."""
+        """Allocates [num_bytes] uint8 of pinned host memory, which the device copies from by itself."""
 
     def give_back(self) -> None:
-        """Free memory that is not in use."""
+        """Frees cached memory that is not in use."""
 
     def recorded(self, action: Callable[[], object]) -> Callable[[], object]:
-        """The launches of ``action``, which has run before, without the host's work for them."""
+        """Returns a replay of the launches of ``action``, which has run before, without host work."""
 
     def spans(self, action: Callable[[], object]) -> list[Span]:
-        """When the device worked while ``action`` ran."""
+        """Returns when the device worked while ``action`` ran."""
 
 
 class CudaDevice:
@@ -84,7 +84,7 @@ class HostDevice:
         return f"CPU ({platform.machine()})"
 
     def synchronize(self) -> None:
-        """Nothing goes on beside the host."""
+        """Does nothing: the host's work is synchronous."""
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8)
@@ -126,7 +126,7 @@ def _version_of(library: str) -> str:
 
 
 def seconds_of(device: Device, action: Callable[[], object]) -> float:
-    """From a device at rest to a device at rest."""
+    """Returns the seconds of ``action``, from an idle device to an idle device."""
     device.synchronize()
     began_s = time.perf_counter()
     action()

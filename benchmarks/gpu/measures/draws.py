@@ -1,4 +1,4 @@
-"""The sampler's kernels: tokens are drawn as the softmax says, and filters leave what they should."""
+"""Checks the sampler's kernels: tokens are drawn by the softmax, and filters keep what they should."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ _DEVIATIONS = 6.0
 """Largest deviation of a chi-squared statistic from its mean, in standard deviations: chance
 exceeds it about once in 10^8 runs."""
 _FILTER_LIMIT = 1e-4
-"""Largest probability kept that should not be, or the other way: a token at the border may fall
-on either side."""
+"""Largest probability that may be kept or dropped wrongly: a token at the border may fall on either side."""
 
 
 def check(bench: Bench) -> None:
@@ -48,7 +47,7 @@ def _full(bench: Bench, num_rows: int, value: float) -> torch.Tensor:
 
 
 def _check_distribution(bench: Bench, ops: SamplingOps) -> None:
-    """Many draws from one distribution: chi-squared over bins of tokens."""
+    """Checks many draws from one distribution, by chi-squared over bins of tokens."""
     temperature, rows = 0.8, min(_ROWS, bench.sizes.num_draws)
     logits = _logits(bench, 1, seed=1)
     probabilities = (logits[0].double() / temperature).softmax(dim=-1)
@@ -65,7 +64,7 @@ def _check_distribution(bench: Bench, ops: SamplingOps) -> None:
 
 
 def _chi_squared_deviation(counts: torch.Tensor, expected: torch.Tensor) -> float:
-    """Both [vocab_size]; tokens go into bins, the likeliest first, that are expected to hold enough."""
+    """Both are [vocab_size]. Bins tokens by falling probability; each bin is expected to hold enough."""
     order = expected.argsort(descending=True)
     bins = (expected[order].cumsum(0) / _EXPECTED_PER_BIN).long()
     _, bins = torch.unique(bins, return_inverse=True)
@@ -87,7 +86,7 @@ def _check_greedy(bench: Bench, ops: SamplingOps) -> None:
 
 
 def _check_filters(bench: Bench, ops: SamplingOps) -> None:
-    """What is not below the floors, beside what sorting says is to be kept."""
+    """Compares the tokens that pass the floors with those that sorting keeps."""
     rows = 2 if bench.sizes.toy else 64
     logits, where = _logits(bench, rows, seed=3), bench.device.where
     steps = torch.arange(rows, device=where)
@@ -106,7 +105,7 @@ def _check_filters(bench: Bench, ops: SamplingOps) -> None:
 def _kept_by_sorting(
     scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
 ) -> torch.Tensor:
-    """[num_rows, vocab_size]: first min-p, of those the k best, of those the best until top-p is reached."""
+    """Returns [num_rows, vocab_size]: applies min-p, then top-k, then top-p."""
     ordered, order = scaled.sort(dim=-1, descending=True)
     ranks = torch.arange(scaled.shape[1], device=scaled.device)
     kept = (ordered >= ordered[:, :1] + min_p.double().log()[:, None]) & (ranks < top_k[:, None])

@@ -1,7 +1,7 @@
-"""Section ``equality``: the engine's greedy tokens, and what transformers thinks of each.
+"""Section ``equality``: scores the engine's greedy tokens with transformers.
 
-Two ways of computing the same may choose different tokens where the best two are nearly equal, so tokens are
-scored by transformers' logits in fp32: how far below the best is the one that the engine chose?
+Two correct computations may choose different tokens where the best two are nearly equal, so tokens are scored
+by transformers' logits in fp32: how far below the best is the one that the engine chose?
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from engine.frontend.llm import LLM
 from engine.sampling_params import SamplingParams
 
 EXACT_GAP = 1e-3
-"""Largest gap of logits in fp32, whose spread over a vocabulary is about 1, that counts as a
-tie."""
+"""Largest gap of logits in fp32 that counts as a tie; their spread over a vocabulary is about 1."""
 NEAR_TIE_GAP = 0.05
 """Gap of logits that is always allowed in bf16: a logit of 4 is rounded by up to 0.016."""
 TIMES_THEIRS = 3.0
-"""Multiple that is allowed, too, of the largest gap of the tokens that transformers itself
+"""A bf16 gap is also allowed up to this multiple of the largest gap of the tokens that transformers itself
 chooses in bf16."""
 
 Tokens = list[int]
@@ -39,7 +38,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """Of tokens chosen, below the best: [num_tokens]"""
+    """Gaps of chosen tokens below the best: [num_tokens]"""
 
     values: torch.Tensor
 
@@ -53,8 +52,8 @@ class Gaps:
 
 
 def run(bench: Bench) -> None:
-    """The small model in fp32, which knows hardly any ties; then both in the type they are served in; then
-    the small model with drafts."""
+    """Checks the small model in fp32, which has hardly any ties; then both models in the type they are served
+    in; then the small model with drafts."""
     small, large = bench.sizes.small, bench.sizes.large
     half = own_dtype(bench)
     for shape, dtype, judge in (
@@ -73,7 +72,7 @@ def run(bench: Bench) -> None:
 
 
 def _check_drafts(bench: Bench) -> None:
-    """Of the small model in fp32."""
+    """Checks the small model in fp32 with drafts."""
     shape, dtype = bench.sizes.small, "float32"
     name = f"{shape.name}, {dtype}, with drafts"
     with bench.case(name):
@@ -93,7 +92,7 @@ def _check_exact(bench: Bench, model: Any, answers: list[Answer], name: str) -> 
 
 
 def _check_near(bench: Bench, model: Any, answers: list[Answer], name: str) -> None:
-    """``model`` is of the answers' type, and then of fp32."""
+    """Checks the answers; ``model`` has the answers' type and is then converted to fp32."""
     theirs = [_logits(model, answer).argmax(dim=-1).tolist() for answer in answers]
     model = model.float()
     own_gap = _gaps_of(model, answers, theirs).largest
@@ -103,8 +102,8 @@ def _check_near(bench: Bench, model: Any, answers: list[Answer], name: str) -> N
 
 
 def _generate(bench: Bench, shape: TimedModel, dtype: str) -> tuple[list[Answer], int]:
-    """Prompts of all lengths at once, then some that go on from where others parted; and how many of their
-    tokens were cached."""
+    """Generates from prompts of all lengths at once, then from some that branch off from them; also returns
+    how many of the latter's tokens were cached."""
     sizes = bench.sizes
     params = SamplingParams(
         temperature=0.0, max_tokens=sizes.equality_tokens, ignore_eos=True, detokenize=False
@@ -142,14 +141,14 @@ def _random_tokens(count: int, seed: int, shape: TimedModel) -> Tokens:
 
 @torch.inference_mode()
 def _logits(model: Any, answer: Answer) -> torch.Tensor:
-    """Before each token of the output: [num_tokens, vocab_size]"""
+    """Returns the logits before each token of the output: [num_tokens, vocab_size]"""
     tokens = torch.tensor([answer.prompt + answer.output[:-1]], device=model.device)
     logits: torch.Tensor = model(tokens, logits_to_keep=len(answer.output)).logits[0]
     return logits.float()
 
 
 def _gaps_of(model: Any, answers: list[Answer], chosen: list[Tokens]) -> Gaps:
-    """Of one choice of tokens, where the engine's are what came before each."""
+    """Returns the gaps of ``chosen`` tokens, each after the engine's own tokens before it."""
     gaps = []
     for answer, tokens in zip(answers, chosen, strict=True):
         logits = _logits(model, answer)

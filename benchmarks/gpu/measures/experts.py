@@ -1,4 +1,4 @@
-"""The grouped GEMM of experts, in the sizes of Qwen3-30B-A3B, against fp32 and its limits."""
+"""Checks the grouped GEMM of experts, in the sizes of Qwen3-30B-A3B, against fp32 and its limits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Mix = Callable[[], torch.Tensor]
 
 
 def check(bench: Bench) -> None:
-    """Rows of decodes and of a prompt: few experts, all with a row or two, and tiles that are full."""
+    """Checks decodes and a prompt: few experts, all experts with a row or two each, and full tiles."""
     from engine.worker.gpu.triton_ops import TritonOps
 
     toy = bench.sizes.toy
@@ -47,7 +47,7 @@ def check(bench: Bench) -> None:
 def _definition(
     experts: Experts, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """In fp32, expert by expert."""
+    """Computes the experts in fp32, one by one."""
     output = torch.zeros_like(x, dtype=torch.float32)
     for expert in range(len(experts.gate_up)):
         tokens, places = (chosen == expert).nonzero(as_tuple=True)
@@ -58,7 +58,7 @@ def _definition(
 
 
 def _time(bench: Bench, name: str, mix: Mix, experts: Experts, chosen: torch.Tensor) -> None:
-    """Beside reading the weights of the experts that are chosen, or multiplying by them."""
+    """Times it against reading the weights of the chosen experts, or multiplying by them."""
     numbers_each = experts.gate_up[0].numel() + experts.down[0].numel()
     num_chosen = int(torch.bincount(chosen.flatten()).count_nonzero())
     read_s = num_chosen * numbers_each * experts.gate_up.itemsize / bench.rates.copy_bytes_s

@@ -1,4 +1,4 @@
-"""The elementwise ops between a decoder's GEMMs, against their definitions in fp64."""
+"""Checks the elementwise ops between a decoder's GEMMs against their definitions in fp64."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _check_swiglu(bench: Bench, ops: FusedOps, shape: TimedModel, dtype: torch.d
 def _check_rope(
     bench: Bench, ops: FusedOps, shape: TimedModel, dtype: torch.dtype, stored: torch.dtype, kind: str
 ) -> None:
-    """With norms of queries and keys if the family has them; every third token has no slot."""
+    """Checks RoPE, with query and key norms if the family has them; every third token has no slot."""
     num_tokens, heads, kv_heads = bench.sizes.fused_tokens, shape.num_heads, shape.num_kv_heads
     where, block_size = bench.device.where, bench.sizes.block_size
     qkv = _noise(bench, dtype, num_tokens, (heads + 2 * kv_heads) * shape.head_dim)
@@ -102,7 +102,7 @@ def _check_rope(
 
 
 def _rope_table(bench: Bench, shape: TimedModel, dtype: torch.dtype) -> torch.Tensor:
-    """[max_positions, head_dim]: cosines, then sines."""
+    """Returns [max_positions, head_dim]: cosines, then sines."""
     half = shape.head_dim // 2
     frequencies = 500_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
     angles = torch.arange(1024, dtype=torch.float64)[:, None] * frequencies
@@ -110,7 +110,7 @@ def _rope_table(bench: Bench, shape: TimedModel, dtype: torch.dtype) -> torch.Te
 
 
 def _rotated(x: torch.Tensor, table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """x [num_tokens, num_heads, head_dim] in fp64; its first half is turned against its second."""
+    """Rotates x [num_tokens, num_heads, head_dim] in fp64, its first half against its second."""
     cos, sin = table.double()[positions][:, None].chunk(2, dim=-1)
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

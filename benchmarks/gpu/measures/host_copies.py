@@ -1,4 +1,4 @@
-"""Copies to host memory and back: what comes back is what went, though its blocks were given away by then."""
+"""Checks copies to host memory and back: the data survives even if its blocks were reallocated in between."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check(bench: Bench) -> None:
 
 
 def _check_round_trip(bench: Bench) -> None:
-    """Blocks are stored, given to another request and overwritten at once; then loaded into other blocks."""
+    """Stores blocks, reallocates and overwrites them at once; then loads them into other blocks."""
     count, blocks = bench.sizes.num_copied_blocks, _blocks(bench)
     original = blocks[1 : count + 1].clone()
     pool = DeviceHostPool(blocks, count, copy_streams_of(bench.device.where))
@@ -44,7 +44,7 @@ def _check_round_trip(bench: Bench) -> None:
 
 
 def _blocks(bench: Bench) -> torch.Tensor:
-    """A pool of the large model's blocks, full of noise: the null block, those that go, those that come."""
+    """Returns a noisy pool of the large model's blocks: the null block, those to store, those to load."""
     shape = bench.sizes.large
     size = (2, bench.sizes.block_size, shape.num_kv_heads, shape.head_dim)
     num_blocks = 2 * bench.sizes.num_copied_blocks + 1
@@ -62,7 +62,7 @@ def _step(pool: DeviceHostPool, plan: SchedulerOutput) -> None:
 
 
 def _await_load(pool: DeviceHostPool) -> None:
-    """As the engine waits: by steps without tokens."""
+    """Waits like the engine: by steps without tokens."""
     ends_at_s = time.monotonic() + _PATIENCE_S
     while not pool.take_reports().finished_loads:
         if time.monotonic() > ends_at_s:

@@ -1,4 +1,4 @@
-"""Section ``host-tier``: a long history whose KV went to host memory is loaded back, or recomputed."""
+"""Section ``host-tier``: compares loading a long history's KV from host memory with recomputing it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _FIRST_TOKEN = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, de
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A history comes, and gets a token."""
+    """One request with a history, which generates one token."""
 
     seconds: float
     num_found: int
-    """Tokens of the history that were found."""
+    """Tokens of the history that were cached."""
 
 
 def run(bench: Bench) -> None:
@@ -33,7 +33,7 @@ def run(bench: Bench) -> None:
 
 
 def _visits(bench: Bench) -> tuple[list[Visit], list[Visit]]:
-    """Of new histories, and of the one before each, whose KV has left a pool that holds one."""
+    """Returns visits of new histories and, after each, of the one before: the pool holds one only."""
     sizes, shape = bench.sizes, bench.sizes.large
     blocks_each = sizes.history // sizes.block_size + 2
     options = engine_options(
@@ -58,7 +58,7 @@ def _visits(bench: Bench) -> tuple[list[Visit], list[Visit]]:
 
 
 def _check_found(bench: Bench, new: list[Visit], returned: list[Visit]) -> None:
-    """The last token of a prompt is always computed, and with it its block."""
+    """Checks the shares found; the last token of a prompt is always computed, and with it its block."""
     history = bench.sizes.history
     missed = [1 - visit.num_found / (history - bench.sizes.block_size) for visit in returned]
     note = f"tokens found: {[visit.num_found for visit in returned]} of {history:,}"

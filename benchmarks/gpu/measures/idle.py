@@ -1,4 +1,5 @@
-"""Section ``idle``: how long the device waits for the host between decode steps of the large model."""
+"""Section ``idle``: measures how long the device waits for the host between the large model's decode
+steps."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from engine.sampling_params import SamplingParams
 
 
 def run(bench: Bench) -> None:
-    """The whole engine, scheduler and all, with requests that only decode."""
+    """Runs the whole engine, including the scheduler, with requests that only decode."""
     sizes, shape = bench.sizes, bench.sizes.large
     num_prompt_steps = -(-sizes.idle_sequences * sizes.idle_prompt // sizes.step_tokens)
     num_warm_up = num_prompt_steps + sizes.num_warm_up_steps
@@ -26,7 +27,7 @@ def run(bench: Bench) -> None:
     with LLM(**options, multiprocess=False) as llm:
         _begin_requests(bench, llm, max_tokens)
         _run_steps(llm, num_warm_up)
-        bench.device.spans(lambda: _run_steps(llm, sizes.num_warm_up_steps))  # a first trace begins slowly
+        bench.device.spans(lambda: _run_steps(llm, sizes.num_warm_up_steps))  # the first trace starts slowly
         spans = bench.device.spans(lambda: _run_steps(llm, sizes.idle_steps))
         seconds = bench.repeats(lambda: _run_steps(llm, sizes.idle_steps), num_repeats=1)
         llm.engine.abort_all()

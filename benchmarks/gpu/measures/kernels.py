@@ -1,4 +1,4 @@
-"""Section ``kernels``: each kernel against its definition in fp32 or fp64, in the shapes of real models."""
+"""Section ``kernels``: checks each kernel against its definition in fp32 or fp64, in real models' shapes."""
 
 from __future__ import annotations
 

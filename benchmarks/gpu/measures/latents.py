@@ -1,4 +1,4 @@
-"""Attention over DeepSeek-V3's latents, against its definition in fp64."""
+"""Checks attention over DeepSeek-V3's latents against its definition in fp64."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Sizes:
     model: str
     num_heads: int
     latent: int
-    """Numbers of a token's latent, of which the first ``value`` are its value."""
+    """Numbers of a token's latent; the first ``value`` of them are its value."""
     value: int
 
 
@@ -41,7 +41,7 @@ class _Step:
 
 
 def check(bench: Bench) -> None:
-    """Decodes, which a kernel of ours attends, and prompts beside them, which torch attends."""
+    """Checks decodes, which our kernel computes, and prompts in the same batch, which torch computes."""
     few, context = bench.sizes.decode_batches[1], bench.sizes.decode_context
     decodes = [(1, context * (index + 1) // few) for index in range(few)]
     new, cached = bench.sizes.prompt_lengths[1]
@@ -109,13 +109,13 @@ def _make_step(bench: Bench, sizes: _Sizes, lengths: Sequence[tuple[int, int]], 
 
 
 def _error(step: _Step, found: torch.Tensor, sizes: _Sizes) -> float:
-    """The largest of any row, by the latents that the pool holds now."""
+    """Returns the largest error of any row, by the latents that the pool holds now."""
     page, start, errors = step.pool.shape[3], 0, []
     for row, (new, length) in enumerate(zip(step.batch.query_lens, step.batch.seq_lens, strict=True)):
         blocks = torch.from_numpy(step.batch.block_tables[row, : -(-length // page)]).to(step.pool.device)
         latents = step.pool[blocks, _LAYER, 0].flatten(0, 2)[:length].double()
         places = torch.arange(length, device=latents.device)
-        for token in range(start, start + new, max(1, new // 32)):  # a prompt's scores would be gigabytes
+        for token in range(start, start + new, max(1, new // 32)):  # all scores would take gigabytes
             seen = places <= length - new + token - start
             scores = step.query[token].double() @ latents[seen].T * _SCALE
             expected = scores.softmax(dim=-1) @ latents[seen, : sizes.value]

@@ -1,4 +1,4 @@
-"""The models of a run: folders without weights, and the engine's options for them."""
+"""The models of a run: folders without weights, and the engine options for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.gpu.shapes import TimedModel
 
 
 def model_folder(bench: Bench, shape: TimedModel) -> Path:
-    """Its config and a tokenizer, made when they are first needed."""
+    """Returns a folder with config and tokenizer; makes it when first needed."""
     folder = bench.models / shape.name
     if not folder.exists():
         from engine.worker.loading.tiny_models import (
@@ -24,12 +24,12 @@ def model_folder(bench: Bench, shape: TimedModel) -> Path:
 
 
 def own_dtype(bench: Bench) -> str:
-    """bf16; where sizes are toys, what a host computes exactly."""
+    """Returns bf16, or fp32 for toy sizes, which a host computes exactly."""
     return "float32" if bench.sizes.toy else "bfloat16"
 
 
 def engine_options(bench: Bench, shape: TimedModel, dtype: str | None = None, **more: Any) -> dict[str, Any]:
-    """Of the engine with this model, random weights, and the GPU's path."""
+    """Returns engine options for this model with random weights on the GPU path."""
     return {
         "model": str(model_folder(bench, shape)),
         "device": bench.device.where.type,

@@ -1,4 +1,4 @@
-"""Paged attention and what it writes, against its definition in fp64, for batches as a step has them."""
+"""Checks paged attention and its writes against the definition in fp64, for batches as a step has them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.worker.gpu.triton_paged import TritonPagedAttention
 
 _NUM_LAYERS, LAYER = 2, 1
 _KV_SCALE = 0.04
-"""Scale of fp8 pages: 448 times that is more than any of the noise."""
+"""Scale of fp8 pages: 448 times it exceeds any of the noise."""
 _VERIFIED = 4
 """Tokens of a sequence whose drafts are verified."""
 
@@ -27,7 +27,7 @@ Lengths = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """What a layer computes with, and what it asks for beside plain attention."""
+    """A layer's data types and its extensions of plain attention."""
 
     name: str
     dtype: torch.dtype
@@ -36,7 +36,7 @@ class Variant:
     chunk: int | None = None
     soft_cap: float | None = None
     sinks: bool = False
-    """Whether each head has a logit that takes a share of the attention and gives nothing."""
+    """Whether each head has a logit that takes a share of the attention and adds no value."""
 
     @property
     def kv_scale(self) -> float:
@@ -45,7 +45,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A batch, the pool it is in, and what the model computed for it."""
+    """A batch, its pool, and the query, key and value that the model computed for it."""
 
     batch: StepBatch
     lengths: Lengths
@@ -56,7 +56,7 @@ class Step:
 
 
 def check(bench: Bench) -> None:
-    """Batches of each kind; the last two with other heads, too, and with all that a layer may ask for."""
+    """Checks batches of each kind; the last two also with other heads and with all variants of a layer."""
     sizes = bench.sizes
     batches = list(_batches(bench))
     plain, *others = variants_of(sizes)
@@ -69,8 +69,8 @@ def check(bench: Bench) -> None:
 
 
 def variants_of(sizes: Sizes) -> tuple[Variant, ...]:
-    """The plain one first."""
-    # Triton's interpreter multiplies no bf16.
+    """Returns all variants, the plain one first."""
+    # Triton's interpreter cannot multiply bf16.
     half, fp8, window = torch.float16 if sizes.toy else torch.bfloat16, torch.float8_e4m3fn, sizes.window
     name = str(half).removeprefix("torch.")
     return (
@@ -89,7 +89,7 @@ def variants_of(sizes: Sizes) -> tuple[Variant, ...]:
 
 
 def _batches(bench: Bench) -> Iterator[tuple[str, Lengths, int]]:
-    """Name, lengths, and how many sequences come first with equally many tokens."""
+    """Yields name, lengths, and how many of the first sequences have equally many new tokens."""
     sizes = bench.sizes
     longest = sizes.decode_context
     for batch in sizes.decode_batches:
@@ -105,7 +105,7 @@ def _batches(bench: Bench) -> Iterator[tuple[str, Lengths, int]]:
 
 
 def uniform_lengths(count: int, new: int, longest: int) -> Lengths:
-    """Of all lengths up to the longest, which comes first."""
+    """Returns ``count`` lengths spread evenly up to the longest, which comes first."""
     return [(new, max(0, longest * (count - index) // count - new)) for index in range(count)]
 
 
@@ -124,7 +124,7 @@ def _check_case(
 
 
 def _installed_kernels(step: Step, variant: Variant) -> Callable[[PromptAttention], PromptAttention]:
-    """What the engine would take for prompts, if they are long, instead of Triton's own kernel."""
+    """Selects the kernel that the engine would use for long prompts instead of Triton's own."""
     longest = max(sum(each) for each in step.lengths)
     return lambda floor: select_prompt_attention(
         step.pool, variant.dtype, longest, variant.kv_scale, floor, min_query_tokens=1
@@ -154,12 +154,12 @@ def check_attention(
 
 
 def _sinks(shape: TimedModel, query: torch.Tensor) -> torch.Tensor:
-    """A logit of each head: [num_heads], from next to nothing to most of the attention"""
+    """Returns a logit of each head: [num_heads], from next to nothing to most of the attention"""
     return torch.linspace(-2.0, 10.0, shape.num_heads, device=query.device)
 
 
 def make_step(bench: Bench, shape: TimedModel, lengths: Lengths, num_uniform: int, variant: Variant) -> Step:
-    """Contexts are random, in shuffled blocks; query, key and value are views of one GEMM's output."""
+    """Makes random contexts in shuffled blocks; query, key and value are views of one GEMM's output."""
     where, block_size = bench.device.where, bench.sizes.block_size
     generator = torch.Generator(where).manual_seed(len(lengths) + sum(lengths[0]))
     blocks_each = [-(-sum(each) // block_size) for each in lengths]
@@ -210,7 +210,7 @@ def _step_batch(tables: torch.Tensor, lengths: Lengths, num_uniform: int, block_
 def _check_write(
     bench: Bench, step: Step, attention: TritonPagedAttention, variant: Variant, name: str
 ) -> None:
-    """Each key and value is in its slot, as it was or, in 8 bits, rounded; the other layer is as it was."""
+    """Checks that keys and values are in their slots (rounded in 8 bits) and the other layer is unchanged."""
     untouched = step.pool[:, 0].clone()
     attention.begin_device_step(step.batch)
     attention.write(LAYER, step.key, step.value)
@@ -226,7 +226,7 @@ def _check_write(
 
 
 def _errors(step: Step, found: torch.Tensor, shape: TimedModel, variant: Variant) -> Iterator[float]:
-    """Of each sequence."""
+    """Yields the errors of each sequence."""
     starts = step.batch.query_starts.tolist()
     for seq, (new, cached) in enumerate(step.lengths):
         tokens = slice(starts[seq], starts[seq + 1])
@@ -235,7 +235,7 @@ def _errors(step: Step, found: torch.Tensor, shape: TimedModel, variant: Variant
 
 
 def _gathered(step: Step, seq: int, seq_len: int, which: int, variant: Variant) -> torch.Tensor:
-    """Keys (0) or values (1) of a sequence as the pool holds them: [seq_len, num_kv_heads, head_dim]"""
+    """Returns a sequence's keys (0) or values (1) in the pool: [seq_len, num_kv_heads, head_dim]"""
     block_size = step.pool.shape[3]
     blocks = step.batch.block_tables[seq, : -(-seq_len // block_size)].long()
     return picked(step.pool[:, LAYER, which], blocks).flatten(0, 1)[:seq_len] * variant.kv_scale
@@ -249,7 +249,7 @@ def _errors_by_head(
     shape: TimedModel,
     variant: Variant,
 ) -> Iterator[float]:
-    """One KV head at a time: the scores of all would be tens of gigabytes."""
+    """Yields errors one KV head at a time: the scores of all heads would take tens of gigabytes."""
     group = shape.num_heads // shape.num_kv_heads
     places = torch.arange(len(keys), device=keys.device)
     distance = places[len(keys) - len(query) :, None] - places

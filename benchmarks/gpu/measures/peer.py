@@ -1,4 +1,4 @@
-"""transformers' own continuous batching."""
+"""Runs transformers' own continuous batching."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def generate_by_transformers(
     limit_s: float,
     config: ContinuousBatchingConfig | None = None,
 ) -> PeerAnswer:
-    """Greedy, all requests at once to a model of transformers; what it warms up is not counted.
+    """Generates greedily with a model of transformers, all requests at once; does not count its warm-up.
 
-    ``config``: its defaults otherwise. TimeoutError after ``limit_s`` seconds, RuntimeError if it gives up.
+    ``config`` defaults to the library's. TimeoutError after ``limit_s`` seconds, RuntimeError if it gives up.
     """
     ends_at_s = time.monotonic() + limit_s
     greedy = GenerationConfig(  # type: ignore[no-untyped-call]
@@ -51,7 +51,7 @@ def generate_by_transformers(
             elif not manager.is_running():
                 raise RuntimeError("transformers' continuous batching gave up.")
             elif time.monotonic() > ends_at_s:
-                manager.stop(timeout=_STOP_S, hard_stop=True)  # or it ends all that it has begun
+                manager.stop(timeout=_STOP_S, hard_stop=True)  # otherwise it finishes all begun requests
                 raise TimeoutError(f"{len(counts)} of {len(prompts)} requests were done when time was over.")
         seconds = time.perf_counter() - began_s
     return PeerAnswer(seconds, [counts[str(number)] for number in range(len(prompts))])

@@ -1,6 +1,6 @@
-"""Step plans as a scheduler would make them, for steps that are timed without one.
+"""Makes step plans like a scheduler's, for steps that are timed without one.
 
-A sequence that begins in the middle reads whatever the pool holds: right for timing, and for nothing else.
+A sequence that begins in the middle reads whatever the pool holds: valid for timing only.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=10**6, ignore_eos=True)
 
 @dataclass(slots=True)
 class Planner:
-    """Hands out the blocks of a pool, whose sequences all end before it starts over."""
+    """Allocates the blocks of a pool; all sequences must end before it starts over."""
 
     num_blocks: int
-    """Blocks of the pool, null block included."""
+    """Blocks of the pool, including the null block."""
     block_size: int
     vocab_size: int
     _ids: itertools.count[int] = field(default_factory=itertools.count)
     _num_taken: int = 0
 
     def begin(self, lengths: Sequence[tuple[int, int]], room: int = 0) -> SchedulerOutput:
-        """Sequences of (new, cached) tokens, all their new tokens in this step, with ``room`` for more."""
+        """Plans sequences of (new, cached) tokens, all new ones in this step, with blocks for ``room``
+        more."""
         requests = [self._request(new, cached, room) for new, cached in lengths]
         scheduled = {request.req_id: new for request, (new, _) in zip(requests, lengths, strict=True)}
         return _plan(scheduled, new=requests)
 
     def again(self, begun: SchedulerOutput) -> SchedulerOutput:
-        """The same prompts in the same blocks, as sequences of their own; those of ``begun`` have ended."""
+        """Plans the same prompts in the same blocks as new sequences; those of ``begun`` must have ended."""
         requests = [
             replace(request, req_id=f"timed-{next(self._ids)}") for request in begun.scheduled_new_reqs
         ]
@@ -43,11 +44,11 @@ class Planner:
         )
 
     def rewind(self) -> None:
-        """From the pool's first block on again."""
+        """Starts again at the pool's first block."""
         self._num_taken = 0
 
     def longest(self, num_seqs: int) -> int:
-        """Tokens of each of ``num_seqs`` sequences that fit in the pool at once."""
+        """Returns the tokens of each of ``num_seqs`` sequences that fit in the pool at once."""
         return (self.num_blocks - 1) // num_seqs * self.block_size
 
     def _request(self, new: int, cached: int, room: int) -> NewRequestData:
@@ -67,7 +68,7 @@ class Planner:
 
 @dataclass(slots=True)
 class Decoding:
-    """Sequences that get one token in each step from now on, or as many as are verified."""
+    """Sequences that get one token in each following step, or as many as are verified."""
 
     num_computed: dict[str, int]
 
@@ -87,7 +88,7 @@ class Decoding:
         return plan
 
     def verification(self, drafts: Mapping[str, list[int]]) -> SchedulerOutput:
-        """A step with drafts; ``verified`` has to follow it."""
+        """Plans a step with drafts; call ``verified`` with its output."""
         ids = list(self.num_computed)
         cached = CachedRequestData(
             req_ids=ids,
@@ -98,7 +99,7 @@ class Decoding:
         return replace(_plan(scheduled, cached=cached), scheduled_spec_decode_tokens=drafts)
 
     def verified(self, output: ModelRunnerOutput) -> None:
-        """Take the output of a step with drafts."""
+        """Takes the output of a step with drafts."""
         for req_id, tokens in zip(output.req_ids, output.sampled_token_ids, strict=True):
             self.num_computed[req_id] += len(tokens)
 
@@ -107,7 +108,7 @@ class Decoding:
 
 
 def ending(req_ids: Iterable[str]) -> SchedulerOutput:
-    """No tokens; these requests are done."""
+    """Plans a step without tokens that ends these requests."""
     return _plan({}, finished=set(req_ids))
 
 

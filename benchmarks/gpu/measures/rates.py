@@ -1,4 +1,4 @@
-"""Section ``rates``: what the device itself can do, in this run."""
+"""Section ``rates``: measures what the device itself can do in this run."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from benchmarks.gpu.floors import Rates
 from benchmarks.gpu.measures.bench import Bench
 
 _CALLS = 8
-"""Calls of a copy or a GEMM in one repeat, so that beginning and ending it does not count."""
+"""Calls of a copy or a GEMM in one repeat, which make launch and synchronization negligible."""
 
 
 def run(bench: Bench) -> None:
-    """Copy and matmul rates; the best of each is what floors are made of."""
+    """Measures copy and matmul rates; floors use the best of each."""
     copy = _copy_rates(bench)
     matmul = _matmul_rates(bench)
     to_device, to_host = _host_rates(bench)
@@ -46,7 +46,7 @@ def _copy_rates(bench: Bench) -> list[float]:
 
 
 def _matmul_rates(bench: Bench) -> list[float]:
-    """Of random numbers: zeros are multiplied faster."""
+    """Multiplies random numbers: zeros are multiplied faster."""
     size = bench.sizes.matmul_size
     a, b = (torch.randn(size, size, device=bench.device.where, dtype=torch.bfloat16) for _ in range(2))
     out = torch.empty_like(a)

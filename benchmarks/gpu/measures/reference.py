@@ -1,4 +1,4 @@
-"""transformers' model with the random weights that the engine makes up."""
+"""Makes transformers' model with the engine's random weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.worker.models.decoder import Decoder
 
 
 def reference_model(bench: Bench, shape: TimedModel, dtype: str) -> Any:
-    """transformers' model over the same random weights: the loader makes them up from the same seed."""
+    """Returns transformers' model with the engine's random weights, loaded from the same seed."""
     folder, device = model_folder(bench, shape), bench.device.where
     options = ModelConfig(model=str(folder), device=device.type, dtype=dtype, load_format="dummy")
     ours = load_model(options).model

@@ -1,4 +1,4 @@
-"""Linears of one row, against fp32, and timed beside torch's own and beside reading their weights."""
+"""Checks linears of one row against fp32; times them against torch's and against reading the weights."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from benchmarks.gpu.measures.bench import Bench
 from benchmarks.gpu.measures.closeness import LIMITS, row_error
 
 _READ_BYTES = 2**30
-"""Bytes of weights of one shape: a cache holds a part of them only."""
+"""Bytes of weights of one shape: more than a cache holds."""
 
 
 def check(bench: Bench) -> None:
-    """The linears of the large model's layers, one after the other as in a decode of one sequence."""
+    """Checks the linears of the large model's layers, one after the other as in a decode of one sequence."""
     shape = bench.sizes.large
     heads, kv_heads = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     for name, outputs, inputs in (
@@ -48,6 +48,6 @@ def _check_linear(bench: Bench, name: str, outputs: int, inputs: int) -> None:
 def _time(
     bench: Bench, name: str, weights: torch.Tensor, call: Callable[[torch.Tensor], torch.Tensor], floor: float
 ) -> None:
-    """Of each weight in turn."""
+    """Times a call with each weight in turn."""
     seconds = bench.repeats_of_kernels(lambda: [call(weight) for weight in weights], 1)
     bench.figure(name, "us", [1e6 * each / len(weights) for each in seconds], floor=floor)

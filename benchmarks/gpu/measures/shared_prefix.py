@@ -1,4 +1,4 @@
-"""Decodes behind one prefix: with a pass for all of them, against the usual way and the definition."""
+"""Compares decodes that share a prefix in one pass with the usual way and with the definition."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from engine.worker.gpu.triton_paged import TritonPagedAttention
 
 _TIMED_CALLS = 10
 _LEAST = 256
-"""Tokens of the shortest prefix that the engine has a pass for."""
+"""Tokens of the shortest prefix for which the engine uses the shared pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Case:
     num_seqs: int
     num_shared: int
-    """Tokens that all begin with."""
+    """Tokens of the prefix that all sequences share."""
     num_own: int
-    """Tokens of each behind them."""
+    """Tokens of each sequence after the prefix."""
 
     @property
     def name(self) -> str:
@@ -31,7 +31,7 @@ class _Case:
 
 
 def check(bench: Bench) -> None:
-    """The attention of a layer, right and how fast."""
+    """Checks and times the attention of a layer."""
     for case in _cases(bench):
         with bench.case(f"shared prefix: {case.name}"):
             _check_case(bench, case)
@@ -69,7 +69,7 @@ def _check_case(bench: Bench, case: _Case) -> None:
 
 
 def _with_shared_blocks(step: Step, case: _Case) -> Step:
-    """All sequences begin with the blocks of the first."""
+    """Makes all sequences begin with the blocks of the first."""
     tables = step.batch.block_tables.clone()
     num_blocks = case.num_shared // step.pool.shape[3]
     tables[:, :num_blocks] = tables[0, :num_blocks].clone()

@@ -1,4 +1,4 @@
-"""Layers with states, against their definitions in torch and fp32 on the host."""
+"""Checks layers with states against their definitions in torch and fp32 on the host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TIMED_CALLS = 10
 
 
 def check(bench: Bench) -> None:
-    """In the sizes of Qwen3-Next and Granite 4: a decode, prompts, and two that share a source."""
+    """Checks the sizes of Qwen3-Next and Granite 4: a decode, prompts, and two that share a source state."""
     from engine.worker.gpu.triton_states import TritonStates
 
     ops, size = TritonStates(), 16 if bench.sizes.toy else 128
@@ -53,7 +53,7 @@ def _check(
 
 
 def _time(bench: Bench, ops: StateOps, size: int) -> None:
-    """A decode beside reading and writing each state once; a prompt, whose tokens follow one another."""
+    """Times a decode against reading and writing each state once; and a prompt, token after token."""
     decodes, tokens = bench.sizes.decode_batches[1], bench.sizes.fused_tokens
     slots = np.arange(1, decodes + 1)
     batches = {

@@ -1,5 +1,5 @@
-"""Section ``steps``: decode and prefill of the large model, and steps with drafts of the small one, step by
-step through the executor."""
+"""Section ``steps``: times decode and prefill of the large model, and steps with drafts of the small one,
+through the executor."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _time_large(bench: Bench) -> None:
 
 
 def _time_drafts(bench: Bench) -> None:
-    """Of the small model, for the smaller batches: under load there are no drafts."""
+    """Times the small model at the smaller batches: under load there are no drafts."""
     sizes, shape = bench.sizes, bench.sizes.small
     batches = sizes.decode_batches[:2]
     options = engine_options(
@@ -79,7 +79,7 @@ def _time_drafts(bench: Bench) -> None:
 
 
 def _run_plans(executor: Executor, plans: Iterable[SchedulerOutput]) -> None:
-    """As the engine does: as many in flight as the executor takes."""
+    """Runs plans like the engine: as many in flight as the executor takes."""
     in_flight: deque[PendingOutput] = deque()
     for plan in plans:
         in_flight.append(executor.submit(plan))
@@ -90,7 +90,7 @@ def _run_plans(executor: Executor, plans: Iterable[SchedulerOutput]) -> None:
 
 
 def _fill_pool(bench: Bench, executor: Executor, planner: Planner) -> None:
-    """With the KV of prompts, as far as anything will read it: zeros are attended faster."""
+    """Fills the blocks that will be read with the KV of prompts: zeros are attended faster."""
     sizes = bench.sizes
     num_tokens = min(
         max(sizes.decode_context * max(sizes.decode_batches), sum(sizes.turn)), planner.longest(num_seqs=1)
@@ -102,7 +102,7 @@ def _fill_pool(bench: Bench, executor: Executor, planner: Planner) -> None:
 
 
 def _time_decode(bench: Bench, executor: Executor, planner: Planner, batch: int) -> None:
-    """Seconds per step while contexts grow around the one that is named."""
+    """Measures seconds per step while contexts grow through the nominal one."""
     sizes, shape = bench.sizes, bench.sizes.large
     num_steps = sizes.num_warm_up_steps + (sizes.num_repeats + 1) * sizes.steps_per_repeat
     planner.rewind()
@@ -123,7 +123,7 @@ def _time_decode(bench: Bench, executor: Executor, planner: Planner, batch: int)
 
 
 def _time_verification(bench: Bench, executor: Executor, planner: Planner, batch: int) -> None:
-    """Seconds per step with as many drafts for each sequence, right or wrong: each is waited for."""
+    """Measures seconds per step with equally many drafts per sequence; waits for each step."""
     sizes, shape = bench.sizes, bench.sizes.small
     num_steps = sizes.num_warm_up_steps + (sizes.num_repeats + 1) * sizes.steps_per_repeat
     room = num_steps * (1 + _NUM_DRAFTS)
@@ -150,14 +150,14 @@ def _verify(executor: Executor, decoding: Decoding, count: int) -> None:
 
 
 def _steps(decoding: Decoding, count: int) -> Iterator[SchedulerOutput]:
-    """Made while the step before runs."""
+    """Yields plans; each is made while the step before runs."""
     return (decoding.step() for _ in range(count))
 
 
 def _time_prefill(
     bench: Bench, executor: Executor, planner: Planner, lengths: tuple[int, int], name: str, goal: Goal
 ) -> None:
-    """From the plan to the first token."""
+    """Measures from the plan to the first token."""
     plans = []
     for _ in range(bench.sizes.num_repeats + 1):
         planner.rewind()

@@ -1,4 +1,4 @@
-"""Section ``throughput``: many requests at once to the small model, and to transformers' continuous batching.
+"""Section ``throughput``: runs many requests at once here and in transformers' continuous batching.
 
 The requests are those of nano-vllm's benchmark: 256 prompts of 100 to 1,024 random tokens, as many out.
 """
@@ -24,14 +24,14 @@ _SEED = 0
 _TEMPERATURE = 0.6
 _LARGEST_TOKEN = 10_000
 _RESERVE_S = 8.0
-"""Time for transformers to end, if it has to be stopped."""
+"""Time that transformers needs to end if it has to be stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     prompts: list[list[int]]
     num_outputs: list[int]
-    """Tokens generated of each prompt."""
+    """Tokens generated for each prompt."""
 
     def first(self, count: int) -> Work:
         return Work(self.prompts[:count], self.num_outputs[:count])
@@ -42,7 +42,7 @@ class Work:
 
 
 def made_work(num_requests: int, shortest: int, longest: int, vocab_size: int) -> Work:
-    """The same on every machine."""
+    """Makes random requests, the same on every machine."""
     numbers = random.Random(_SEED)
     largest = min(_LARGEST_TOKEN, vocab_size - 1)
     prompts = [
@@ -61,12 +61,12 @@ def run(bench: Bench) -> None:
         ours_s = _time_ours(bench, work, part)
     try:
         _time_theirs(bench, part, ours_s)
-    except Exception as error:  # theirs, not ours: nothing of ours is wrong then
+    except Exception as error:  # an error of transformers, not of ours
         bench.skip("transformers' continuous batching", first_lines(error))
 
 
 def _time_ours(bench: Bench, work: Work, part: Work) -> list[float]:
-    """Seconds of the part, after those of all the work are recorded."""
+    """Returns the seconds of ``part``; records those of all the work first."""
     sizes, shape = bench.sizes, bench.sizes.small
     options = engine_options(
         bench,
@@ -93,7 +93,7 @@ def _time_ours(bench: Bench, work: Work, part: Work) -> list[float]:
 
 
 def _generate(llm: LLM, work: Work, temperature: float) -> float:
-    """Seconds; nothing is found in the prefix cache."""
+    """Returns the seconds of generating with an empty prefix cache."""
     llm.reset_prefix_cache()
     params = [
         SamplingParams(temperature=temperature, max_tokens=count, ignore_eos=True, detokenize=False)
@@ -109,7 +109,7 @@ def _generate(llm: LLM, work: Work, temperature: float) -> float:
 def _time_theirs(bench: Bench, part: Work, ours_s: Sequence[float]) -> None:
     bench.device.give_back()
     model = reference_model(bench, bench.sizes.small, own_dtype(bench))
-    # On a host it would take all memory for its cache.
+    # On a host its cache would take all memory.
     config = ContinuousBatchingConfig(num_blocks=8, max_batch_tokens=64) if bench.sizes.toy else None
     limit_s = bench.time_left_s() - _RESERVE_S
     answer = generate_by_transformers(model, part.prompts, part.num_outputs, limit_s, config)

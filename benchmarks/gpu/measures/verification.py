@@ -1,4 +1,4 @@
-"""Steps that verify drafts, by hand: right drafts and wrong ones, of all lengths, eager and in graphs."""
+"""Runs steps that verify drafts, by hand: right and wrong drafts of all lengths, eager and in graphs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from engine.frontend.llm import engine_config
 from engine.worker.executor import UniProcExecutor
 
 _MOST = 4
-"""Drafts of a sequence in a step."""
+"""The most drafts of a sequence in a step."""
 
 Tokens = list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedTokens:
-    """What sequences said with drafts."""
+    """Tokens of sequences that were generated with drafts."""
 
     prompts: list[Tokens]
     outputs: list[Tokens]
@@ -31,7 +31,7 @@ class VerifiedTokens:
 
 
 def verified_tokens(bench: Bench, shape: TimedModel, dtype: str) -> VerifiedTokens:
-    """Greedy tokens of some prompts, with drafts made of what is said without them."""
+    """Generates greedily from some prompts, with drafts made from the output without drafts."""
     sizes, num_tokens = bench.sizes, bench.sizes.verified_tokens
     lengths, room = sizes.equality_prompts, 2 * sizes.verified_tokens + _MOST + 1
     longest = max(lengths) + room
@@ -62,7 +62,7 @@ def verified_tokens(bench: Bench, shape: TimedModel, dtype: str) -> VerifiedToke
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """Sequences, and what they have said."""
+    """Sequences and their output."""
 
     decoding: Decoding
     tokens: dict[str, Tokens]
@@ -98,8 +98,8 @@ def _with_drafts(
 
 
 def _drafts(said: _Said, expected: Sequence[Tokens], step: int) -> Iterator[tuple[str, Tokens]]:
-    """Up to _MOST tokens that were said in this place without drafts; in every third step the last is wrong.
-    All sequences have the most in the first step."""
+    """Yields up to _MOST of the tokens generated at this place without drafts; in every third step the last
+    is wrong. In the first step all sequences have _MOST."""
     for i, (req_id, tokens) in enumerate(said.tokens.items()):
         length = _MOST if step == 0 else (i + step) % (_MOST + 1)
         drafts = expected[i][len(tokens) :][:length]

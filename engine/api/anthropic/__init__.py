@@ -1,1 +1,1 @@
-"""Anthropic's Messages API: its own format around the same turn of a conversation."""
+"""Anthropic's Messages API: another format for the same turn of a conversation."""

@@ -34,7 +34,7 @@ class OutputTokensDetails(msgspec.Struct):
 
 
 class CacheCreation(msgspec.Struct):
-    """The prompt tokens written to the cache, under the lifetime that the last breakpoint asks for."""
+    """The prompt tokens written to the cache, under the lifetime that the last breakpoint requests."""
 
     ephemeral_5m_input_tokens: int
     ephemeral_1h_input_tokens: int
@@ -70,7 +70,7 @@ class Usage(msgspec.Struct, kw_only=True):
     output_tokens: int
     output_tokens_details: OutputTokensDetails | UnsetType = UNSET
     receipt: Receipt | UnsetType = UNSET
-    """What was done with the KV of the turn's job."""
+    """The receipt of the turn: the cached, recomputed and pinned KV of its job."""
 
 
 class Message(msgspec.Struct, kw_only=True):
@@ -85,7 +85,7 @@ class Message(msgspec.Struct, kw_only=True):
     stop_sequence: str | None
     usage: Usage
     diagnostics: Diagnostics | UnsetType | None = UNSET
-    """None where nothing diverged; left out where it was not asked for."""
+    """None if nothing diverged; omitted if it was not requested."""
     prompt_token_ids: list[int] | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
 

@@ -24,11 +24,11 @@ _CHANGES: Mapping[Part, Change] = {
     "system": "system_changed",
     "messages": "messages_changed",
 }
-"""Whatever else changes the prompt, such as ``thinking``, has no name of its own."""
+"""Any other change of the prompt, such as ``thinking``, has no name in Anthropic's API."""
 
 
 class CacheInquiry:
-    """One request's question; it has no answer if the client did not ask."""
+    """One request's question about its earlier prompt; without an answer if the client did not ask."""
 
     def __init__(
         self, diagnostics: CacheDiagnostics, conversation: Conversation, body: MessagesRequest
@@ -43,7 +43,7 @@ class CacheInquiry:
     async def begin(
         cls, request: Request, model: Model, body: MessagesRequest, conversation: Conversation
     ) -> CacheInquiry:
-        """Looks the earlier prompt up, since a stream answers with its first event."""
+        """Looks up the earlier prompt now, since a stream answers with its first event."""
         inquiry = cls(CacheDiagnostics.of(request, model), conversation, body)
         if inquiry._previous is not None:
             inquiry._earlier = await inquiry._diagnostics.earlier(inquiry._previous)
@@ -51,13 +51,14 @@ class CacheInquiry:
 
     @property
     def pending(self) -> Diagnostics | UnsetType | None:
-        """The answer before it is known."""
+        """The answer until it is known."""
         if not self._asked:
             return UNSET
         return None if self._previous is None else Diagnostics(None)
 
     def answer(self, turn: TurnOutput) -> Diagnostics | UnsetType | None:
-        """None if the prompt was reused, or its blocks were evicted: the client changed nothing."""
+        """The reason; None if the prompt was reused, or its blocks were evicted although the client changed
+        nothing."""
         if not self._asked or self._previous is None:
             return self.pending
         found = self._diagnostics.diagnose(self._earlier, self._conversation, turn)
@@ -73,6 +74,6 @@ class CacheInquiry:
         return None
 
     async def keep(self, message_id: str, turn: TurnOutput) -> None:
-        """Keeps the prompt for the next request, if the client asks; nothing is kept otherwise."""
+        """Keeps the prompt for the next request if the client opted in."""
         if self._asked:
             await self._diagnostics.keep(message_id, self._conversation, turn)

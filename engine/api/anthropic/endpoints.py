@@ -28,7 +28,7 @@ from engine.sampling_params import SamplingParams
 router = APIRouter()
 
 _FIELD_NAMES = {"prompt": "messages", "stop": "stop_sequences"}
-"""The clients' names of the engine's fields."""
+"""The clients' names for the engine's fields."""
 
 
 @endpoint(router, "POST", "/v1/messages", body=MessagesRequest)
@@ -77,7 +77,7 @@ def _conversation(
     params: SamplingParams,
     context: RequestContext,
 ) -> Conversation:
-    """The request, independent of the API."""
+    """Builds the conversation, independent of the API."""
     left_out = model.server.left_out()
     history = read_history(body.system, body.messages, left_out)
     tools = function_tools(body.tools, left_out)

@@ -11,7 +11,7 @@ The rules and their purpose:
 * Each ``tool_result`` becomes a tool message; text besides results becomes a user message after
   them. One with ``is_error`` says so in its text.
 * A ``system`` message in the middle becomes a reminder in the user's (or tool's) message before
-  it: moving it to the front would change the whole prompt, and as a turn of its own after results
+  it: moving it to the front would change the whole prompt, and as a separate turn after results
   many templates would drop the reasoning before it.
 * What Anthropic's servers ran (server tools, MCP, code execution) is left out, calls and results.
 * A mark stands for a picture of a user or a tool if the model reads pictures.
@@ -48,7 +48,7 @@ class ChatHistory:
 
     messages: list[Message] = field(default_factory=list)
     _reminders: list[str] = field(default_factory=list)
-    """System messages between a call and its results, kept until the results have come."""
+    """System messages between a call and its results, kept until the results arrive."""
 
     @property
     def continues_reply(self) -> bool:
@@ -61,7 +61,7 @@ class ChatHistory:
         return bool(self.messages) and self.messages[-1]["role"] == "tool"
 
     def add_system(self, texts: Iterator[str]) -> None:
-        """Adds ``system``, or a system message before all others, which is part of it."""
+        """Adds ``system``, or a system message before all others, which becomes part of it."""
         text = "\n".join(filter(None, texts))
         if text and self.messages:
             self.messages[0]["content"] += "\n" + text
@@ -126,8 +126,8 @@ class ChatHistory:
 def read_history(
     system: str | list[Block] | None, messages: list[Block], left_out: LeftOut | None = None
 ) -> ChatHistory:
-    """The chat's messages; a RequestError names the invalid field. ``left_out`` notes what was
-    left out."""
+    """Returns the chat's messages; a RequestError names the invalid field. ``left_out`` notes what was left
+    out."""
     history = ChatHistory()
     reader = _TextReader(LeftOut() if left_out is None else left_out)
     new, told = replace(reader, is_new=True), replace(reader, shows=False)
@@ -185,10 +185,10 @@ class _TextReader:
     is_new: bool = False
     """Whether the message is new: content other than text is then refused."""
     shows: bool = True
-    """Whether pictures are shown, as where users and tools have them."""
+    """Whether pictures may be shown here, which is so for users and tools."""
 
     def texts(self, content: str | list[Block], where: str) -> Iterator[str]:
-        """The texts of blocks that must all be text."""
+        """Yields the texts of blocks that must all be text."""
         for kind, block, place in _typed(content, where):
             if kind == "text":
                 yield _string(block, "text", place)
@@ -196,7 +196,7 @@ class _TextReader:
                 yield self._other(kind, block, place, "text")
 
     def shown(self, content: str | list[Block], where: str) -> Iterator[str]:
-        """The texts of blocks of a user's message or a tool result."""
+        """Yields the texts of blocks of a user's message or a tool result."""
         for kind, block, place in _typed(content, where):
             if _LEFT_OUT.fullmatch(kind):
                 self.left_out.add(place, kind)
@@ -318,7 +318,7 @@ def _call_id(tool_use_id: str) -> str:
 
 
 def tool_use_id(call_id: str) -> str:
-    """The call's id for Anthropic's clients."""
+    """The call's id as Anthropic's clients see it."""
     return f"toolu_{call_id.removeprefix('call_')}"
 
 

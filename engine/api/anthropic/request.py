@@ -1,9 +1,9 @@
-"""Bodies of the Messages API: Anthropic's fields, with V1's and this project's as extras. Unknown
-fields are ignored.
+"""Bodies of the Messages API: Anthropic's fields, with V1's and this project's as extras. Unknown fields are
+ignored.
 
-Also ignored are ``service_tier``, ``container``, ``context_management``, ``inference_geo`` and
-``speed``, which concern Anthropic's servers. ``cache_control`` only affects how tokens are
-counted, and for how long at least a turn's KV is kept: every prefix is cached here.
+``service_tier``, ``container``, ``context_management``, ``inference_geo`` and ``speed`` are ignored too,
+since they concern Anthropic's servers. ``cache_control`` only affects how tokens are counted, and the minimum
+time for which a turn's KV is kept: every prefix is cached here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _OTHER_DIALECTS = {
     **dict.fromkeys(("n", "best_of", "logprobs", "top_logprobs", "logit_bias", "bad_words"), ""),
     **dict.fromkeys(("allowed_token_ids", "prompt_logprobs", "include_stop_str_in_output"), ""),
 }
-"""Other APIs' fields that change the result, with their names here."""
+"""Other APIs' fields that change the result, with their names in this API."""
 
 StopSequence = Annotated[str, Field(min_length=1)]
 
@@ -54,7 +54,7 @@ class Thinking(BaseModel):
 
 
 class ToolChoice(BaseModel):
-    """Which tool to call; ``any`` is at least one."""
+    """Which tool to call; ``any`` means at least one."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -113,8 +113,7 @@ class PromptRequest(BaseModel):
 
     @model_validator(mode="after")
     def _refuse_unsupported(self) -> Self:
-        """Refuses a thread: later turns would send only what is new, so the prompt would miss the
-        rest."""
+        """Refuses a thread: later turns would send only new messages, so the prompt would lack the rest."""
         if self.thread is not None:
             raise ThreadsUnsupportedError
         extra = self.model_extra or {}
@@ -125,8 +124,8 @@ class PromptRequest(BaseModel):
         return self
 
     def template_kwargs(self, default_thinking: DefaultThinking) -> dict[str, Any]:
-        """Reasoning and effort as template arguments; those in ``chat_template_kwargs`` take
-        precedence. ``default_thinking``: whether the model reasons if the request does not say."""
+        """Reasoning and effort as template arguments; those in ``chat_template_kwargs`` take precedence.
+        ``default_thinking``: whether the model reasons if the request does not specify it."""
         effort = self.output_config.effort if self.output_config is not None else None
         kwargs = effort_arguments(effort, "output_config.effort")
         if self.thinking is not None:
@@ -136,7 +135,7 @@ class PromptRequest(BaseModel):
         return {**kwargs, **(self.chat_template_kwargs or {})}
 
     def thinking_budget(self) -> int | None:
-        """Of a prompt that is only counted there is none."""
+        """Always None: a prompt that is only counted has no budget."""
         return None
 
     def parallel_tool_calls(self) -> bool:
@@ -156,8 +155,8 @@ class PromptRequest(BaseModel):
         return None
 
     def asked_lifetime_s(self) -> float | None:
-        """How long the client asks to cache the prompt; None if it does not say, or in no way that
-        is known: a client cannot take back what its history holds."""
+        """How long the client asks to cache the prompt; None if unspecified or unknown: a client cannot
+        remove what its history holds."""
         ttl = (self.last_breakpoint() or {}).get("ttl")
         return lifetime_s(ttl) if isinstance(ttl, str) else None
 
@@ -200,7 +199,7 @@ class MessagesRequest(PromptRequest):
         return self
 
     def thinking_budget(self) -> int | None:
-        """The most tokens of reasoning: as many as the request says, or a share by its effort."""
+        """The maximum number of reasoning tokens: the request's own budget, or a share by its effort."""
         thinking, output = self.thinking, self.output_config
         if thinking is not None and thinking.type == "enabled" and thinking.budget_tokens is not None:
             return max(0, thinking.budget_tokens)
@@ -222,7 +221,7 @@ class MessagesRequest(PromptRequest):
         )
 
     def sampling_params(self, defaults: SamplingParams) -> SamplingParams:
-        """The model's ``defaults`` with all that the request sets."""
+        """The model's ``defaults``, overridden by the request's values."""
         set_here = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
         changes = {name: value for name, value in set_here.items() if value is not None}
         return msgspec.structs.replace(

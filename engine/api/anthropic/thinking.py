@@ -1,8 +1,7 @@
-"""Signatures of thinking blocks: what a client sends back with them, and what is read from it.
+"""Signatures of thinking blocks: clients send them back, and the text may be read from them.
 
-A signature identifies the text that it belongs to. For a client that asked for thinking without
-its text (``display: omitted``), it also holds the text, so that the next turn's prompt includes
-it.
+A signature identifies its text. For a client that requested thinking without its text (``display: omitted``),
+it also holds the text, so that the next turn's prompt includes it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from hashlib import blake2b
 
 _PREFIX = "ctm1"
 MAX_THINKING_CHARS = 4 * 2**20
-"""The longest text that is read from a signature."""
+"""Maximum length of a text that is read from a signature."""
 
 
 def sign(thinking: str, *, with_text: bool) -> str:
@@ -25,7 +24,7 @@ def sign(thinking: str, *, with_text: bool) -> str:
 
 
 def text_of(thinking: str, signature: object) -> str:
-    """A block's text as generated: its own, or the one in its signature."""
+    """A block's text as generated: its own text, or the one in its signature."""
     if thinking or not isinstance(signature, str):
         return thinking
     prefix, _, rest = signature.partition(".")

@@ -46,26 +46,26 @@ from engine.tool_parsers import ContentDelta, ReasoningDelta, ReplyDelta, ToolCa
 from engine.tool_parsers.arguments import CallArguments
 
 SHORT_LIFETIME_S = 300.0
-"""Anthropic's shorter lifetime of a breakpoint, and the usual one."""
+"""Anthropic's shorter lifetime of a breakpoint, which is the default."""
 
 
 class OpenBlock(Protocol):
     """A content block that is still growing."""
 
     def start(self) -> ContentBlock:
-        """The empty block that announces it."""
+        """Returns the empty block that announces it."""
 
     def takes(self, delta: ReplyDelta) -> bool:
         """Whether the delta belongs to this block; otherwise the block has ended."""
 
     def add(self, delta: ReplyDelta) -> BlockDelta | None:
-        """The event of the delta; None if nothing is sent for it (yet)."""
+        """Returns the event of the delta; None if nothing is sent for it (yet)."""
 
     def nothing(self) -> BlockDelta:
-        """The event that adds nothing."""
+        """Returns an event that adds nothing."""
 
     def close(self) -> BlockDelta | None:
-        """The events that complete the block."""
+        """Returns the event that completes the block, if it needs one."""
 
     def block(self) -> ContentBlock:
         """The complete block, once it is closed."""
@@ -183,8 +183,8 @@ class ReplyBlocks:
                 yield ContentBlockDelta(len(self.content), added)
 
     def add_nothing(self) -> Iterator[BlockEvent]:
-        """An empty delta of the open block. With none open an empty text begins: other blocks have content
-        that clients must take back as it is."""
+        """Yields an empty delta of the open block. If none is open, an empty text begins: other blocks have
+        content that clients must send back unchanged."""
         if self._open is None:
             self._open = _Text()
             yield ContentBlockStart(len(self.content), self._open.start())
@@ -232,7 +232,7 @@ class MessageAnswer:
     """Builds one response of the Messages API from a turn's outputs, complete or as events."""
 
     def __init__(self, terms: MessageTerms, inquiry: CacheInquiry) -> None:
-        """``inquiry``: what the client asks of its earlier prompt."""
+        """``inquiry``: what the client asks about its earlier prompt."""
         self._terms = terms
         self._inquiry = inquiry
         self._blocks = ReplyBlocks(omits_thinking=terms.omits_thinking)
@@ -257,8 +257,8 @@ class MessageAnswer:
     ) -> AsyncGenerator[bytes, None]:
         """Yields the response as server-sent events.
 
-        ``num_prompt_tokens``: set if the message has to begin before the first output. It then
-        starts with this count, and the cached tokens are in the last event's usage.
+        ``num_prompt_tokens``: set if the message must begin before the first output. It then starts with this
+        count, and the last event's usage has the cached tokens.
         """
         is_first = num_prompt_tokens is None
         async with aclosing(turns):
@@ -280,9 +280,9 @@ class MessageAnswer:
                     yield _sent(MessageStop())
 
     def sign_of_life(self) -> bytes:
-        """Events that change nothing. Other than of a ping, a client's program is told of them.
+        """Events that change nothing. Unlike a ping, a client's program receives them.
 
-        Not a ``message_delta``: a second one ends the answer for some clients.
+        A ``message_delta`` is not possible: a second one ends the answer for some clients.
         """
         if not (self._has_begun and self._may_have_content):
             return sse.KEEP_ALIVE
@@ -365,7 +365,7 @@ class MessageAnswer:
 
 
 def _sent(event: Event) -> bytes:
-    """Encodes an event, whose name is sent both in its line and in its body."""
+    """Encodes an event; its name is sent both in its line and in its body."""
     name = event.__struct_config__.tag
     assert isinstance(name, str)
     return sse.event(event, name)

@@ -1,6 +1,6 @@
 """Viewers of the dashboard in one API server process: the core is polled once for all of them.
 
-A slow reader misses views; nothing waits for it. This module knows no HTTP.
+A slow reader misses views; nothing waits for it. This module does not know HTTP.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ PERIOD_S = 0.2
 VIEWS_PER_SCENE = 5
 """One in this many views holds the complete state."""
 MAX_VIEWERS = 64
-"""The most viewers of one API server process."""
+"""Maximum number of viewers of one API server process."""
 BACKLOG_VIEWS = 10
-"""A viewer that is this far behind misses views."""
+"""A viewer with this many unread views misses further ones."""
 
 
 class _Viewer:
-    """One reader, and the views that it has yet to be sent."""
+    """One reader, and the views that have not been sent to it yet."""
 
     def __init__(self) -> None:
         self.needs_scene = True
@@ -67,8 +67,8 @@ class Viewers:
         self._showing: asyncio.Task[None] | None = None
 
     async def views(self) -> AsyncGenerator[bytes, None]:
-        """Yields the core's views as long as they are read. OverloadedError beyond the most
-        viewers, ServerClosingError on shutdown, EngineDeadError if the core died."""
+        """Yields the core's views while they are read. OverloadedError beyond the maximum number of viewers,
+        ServerClosingError on shutdown, EngineDeadError if the core died."""
         if len(self._viewers) >= MAX_VIEWERS:
             raise OverloadedError(f"{MAX_VIEWERS} viewers are connected already; try again later.")
         viewer = _Viewer()

@@ -1,5 +1,4 @@
-"""``/dashboard`` and its data: private to the page, which may change with it, and not in the API
-description."""
+"""``/dashboard`` and its data: private to the page, may change with it, and not in the API description."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ class JobLife(msgspec.Struct, kw_only=True):
     job: JobStatus | None
     """The job; None if it has finished, was forgotten, or the policy tracks no jobs."""
     past_turns: list[PastTurn]
-    """Its past turns as far as remembered, also of a finished job."""
+    """Its remembered past turns, also of a finished job."""
 
 
 @endpoint(router, "GET", "/dashboard")

@@ -1,6 +1,6 @@
 """Builds the page as one file of markup, style and scripts, with a content security policy.
 
-It is served without a key and holds no data; it fetches that with the reader's own key.
+The page is served without a key and holds no data; it fetches that with the reader's own key.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def _asset(name: str) -> str:
 
 
 def _content_policy(style: str, script: str) -> str:
-    """The content security policy: only this script and style, and requests to this server only.
-    Text from clients is never code."""
+    """The content security policy: only this script and style, and requests to this server only. Text from
+    clients is never executed."""
     return "; ".join(
         (
             "default-src 'none'",

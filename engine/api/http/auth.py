@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from engine.api.http.middleware import refusal
 
 OPEN_PATHS = frozenset(("/", "/health", "/ping", "/version", "/metrics", "/dashboard"))
-"""Paths that probes, scrapers and browsers read without a key: they disclose no content of
-requests. (The page of /dashboard is static; it fetches its data with the reader's key.)"""
+"""Paths that probes, scrapers and browsers read without a key: they disclose no content of requests. (The
+page of /dashboard is static; it fetches its data with the reader's key.)"""
 OWNER_HEADER = "x-continuum-owner"
 """Internal header with the owner of the request's key: empty for a key without a name, absent
 where no key has one. A client's own value is always removed."""
@@ -39,7 +39,7 @@ class ApiKeys:
         """The owners of the keys; empty if no key has a name."""
 
     def find(self, presented: bytes) -> tuple[bool, str | None]:
-        """Whether the key is valid, and its owner. All keys are compared, whichever matches."""
+        """Returns whether the key is valid, and its owner. All keys are compared, whichever matches."""
         digest = _digest(presented)
         found, owner = False, None
         for known, name in self._owners:
@@ -61,8 +61,8 @@ class ApiKeys:
         return False, None
 
     def owner_shown(self, headers: Sequence[tuple[bytes, bytes]]) -> str:
-        """The owner of the key in a request's lower-case headers; empty for a key without a name,
-        and for none."""
+        """The owner of the key in a request's lower-case headers; empty for a key without a name, or without
+        a key."""
         return self.find_shown(Headers(raw=list(headers)))[1] or ""
 
 

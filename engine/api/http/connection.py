@@ -1,5 +1,4 @@
-"""A client's connection: work that is cancelled when the client leaves, and streams that close
-their source."""
+"""A client's connection: cancels work when the client leaves, and closes the source of a stream that ends."""
 
 from __future__ import annotations
 
@@ -18,12 +17,12 @@ from engine.api.http.head import IS_HEAD
 
 CLIENT_CLOSED_REQUEST = 499
 EVENT_S, KEEP_ALIVES = 120.0, 8
-"""An event that clients count comes after so many seconds or keep-alives without one, whatever is less."""
+"""A keep-alive that clients count as an event is sent after this many seconds or keep-alives without an
+event, whichever is first."""
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-    """Runs ``work``, which is cancelled if the client disconnects first. The body must have been
-    read."""
+    """Runs ``work``, which is cancelled if the client disconnects first. The body must have been read."""
     task = asyncio.current_task()
     assert task is not None
     leaving = asyncio.create_task(_cancel_at_disconnect(request, task))
@@ -45,12 +44,11 @@ async def _cancel_at_disconnect(request: Request, task: asyncio.Task[Any]) -> No
 
 
 class EventStream(StreamingResponse):
-    """A stream of server-sent events. However it ends, its source is closed; an error becomes an
-    event.
+    """A stream of server-sent events. However it ends, its source is closed; an error becomes an event.
 
-    A silent stream sends comments, or the API's own keep-alive event, so that no proxy closes it.
-    Claude Code and Codex count neither, and leave after 300 s: for them it sends, from time to time,
-    an event that changes nothing.
+    A silent stream sends comments, or the API's own keep-alive event, so that no proxy closes it. Claude Code
+    and Codex ignore both, and leave after 300 s: for them it occasionally sends an event that changes
+    nothing.
     """
 
     media_type = sse.MEDIA_TYPE
@@ -62,7 +60,7 @@ class EventStream(StreamingResponse):
         request_id: str | None = None,
         sign_of_life: Callable[[], bytes] | None = None,
     ) -> None:
-        """``sign_of_life`` makes an event that changes nothing; None where keep-alives are enough."""
+        """``sign_of_life`` returns an event that changes nothing; None if keep-alives are enough."""
         self._events = events
         self._sign_of_life = sign_of_life
         self._keep_alive = sse.PING if api_format is ApiFormat.ANTHROPIC else sse.KEEP_ALIVE
@@ -100,9 +98,9 @@ class _Wire:
         """Whether an event has been sent; before that only a comment is a valid keep-alive."""
         self._complete = False
         self._is_sending = False
-        """Whether an event waits for a client that does not read: no other may come between."""
+        """Whether an event waits for a client that does not read: nothing else may be sent in between."""
         self._sent_at = self._event_at = self._now()
-        """When something was sent, and when an event that clients count."""
+        """When anything was last sent, and when an event that clients count."""
 
     async def send(self, message: Message) -> None:
         self._complete = self._started and not message.get("more_body", False)
@@ -116,7 +114,7 @@ class _Wire:
         self._sent_at = self._event_at = self._now()
 
     async def keep_alive(self, interval_s: float) -> None:
-        """Sends keep-alives from a task of its own, so events cost no more."""
+        """Sends keep-alives from a separate task, so events cost no more."""
         while not self._complete:
             silence_s = self._now() - self._sent_at
             if silence_s < interval_s:
@@ -129,7 +127,7 @@ class _Wire:
                 await asyncio.sleep(interval_s)
 
     def _sign(self, interval_s: float) -> bytes:
-        """A keep-alive, or an event where there was none for a while."""
+        """A keep-alive, or an event if there was none for a while."""
         silence_s = self._now() - self._event_at
         if self._sign_of_life is not None and silence_s >= min(EVENT_S, KEEP_ALIVES * interval_s):
             self._event_at = self._now()
@@ -143,7 +141,7 @@ async def _guarded(
     try:
         async for event in events:
             yield event
-    except Exception as error:  # the status was sent long ago: the stream itself must report it
+    except Exception as error:  # the status was sent already: the stream itself must report it
         described = describe(error, api_format, request_id)
         yield sse.event(described, "error" if api_format is ApiFormat.ANTHROPIC else None)
     if api_format is ApiFormat.OPENAI:

@@ -1,6 +1,6 @@
 """Limits per connection: time and size of a request's head, and a slot among all connections.
 
-It sees what no application can: a request that is never complete. It knows no endpoint.
+It handles requests that never become complete, which no application sees. It does not know endpoints.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from engine.api.http.half_close import HalfClosed
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 256
 LINGER_S = 5.0
-"""How long the rest of a refused upload is read and discarded: a client that is cut off while it
+"""Seconds for which the rest of a refused upload is read and discarded: a client that is cut off while it
 sends may never read the error."""
 NO_ROOM = "The server has its maximum number of connections, and none is idle."
 WRITE_STALL_S = 300.0
@@ -39,7 +39,7 @@ class ConnectionGuard:
     max_connections: int
     head_timeout_s: float
     owner_of: Callable[[Sequence[tuple[bytes, bytes]]], str] | None = None
-    """The owner of the key in the headers; None where keys have no owners."""
+    """Returns the owner of the key in the headers; None if keys have no owners."""
     shares: ConnectionShares[GuardedProtocol] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -56,8 +56,8 @@ class ConnectionGuard:
         return GuardedProtocol(self, config, server_state, app_state, _loop)
 
     def has_room(self, num_connections: int) -> bool:
-        """Whether one more connection may stay. If needed, the longest idle one of the owner with
-        most is closed."""
+        """Whether one more connection may stay. If necessary, closes the longest idle connection of the owner
+        with the most."""
         if num_connections > self.max_connections:
             longest = self.shares.longest_idle()
             if longest is None:
@@ -66,8 +66,8 @@ class ConnectionGuard:
         return True
 
     def may_say_whose(self, num_connections: int) -> bool:
-        """Whether a connection beyond the limit may send its key: an owner with less than an equal
-        share is still let in. So there are never more than twice as many."""
+        """Whether a connection beyond the limit may send its key: an owner with less than an equal share is
+        still admitted. So there are never more than twice as many."""
         return self.owner_of is not None and num_connections <= 2 * self.max_connections
 
 
@@ -87,13 +87,13 @@ class GuardedProtocol(HttpToolsProtocol):
         self._guard = guard
         self._refused = False
         self._unparsed_bytes = 0
-        """Bytes received since the last request's end, while the next head is incomplete."""
+        """Bytes received since the end of the last request, while the next head is incomplete."""
         self._head_bytes = 0
         self._reads_body = False
         self._skips_head = False
         """Whether the head being parsed has been parsed before."""
         self._is_on_top = False
-        """Whether it is beyond the limit: it stays only for an owner with less than its share."""
+        """Whether the connection is beyond the limit: it stays only for an owner with less than its share."""
         self._timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
@@ -119,12 +119,12 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """The client has closed its sending side. One whose request is complete may still wait for
-        the response; any other has left: uvloop closes its connection some turns later, its
-        request is cancelled now."""
+        """Handles that the client closed its sending side. If its request is complete, it may still wait for
+        the response; otherwise it has left: uvloop closes its connection some turns later, and its request is
+        cancelled now."""
         if self.cycle is None or self.cycle.response_complete:
             return None
-        if self._reads_body or self.scheme == "https":  # which cannot be closed by halves
+        if self._reads_body or self.scheme == "https":  # TLS cannot be half-closed
             self.cycle.disconnected = True
             self.cycle.message_event.set()
             return None
@@ -148,16 +148,16 @@ class GuardedProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except HttpParserUpgrade as upgrade:
-            # The parser stops after the head: what follows would be of a protocol that is unsupported here.
-            # The client continues as if without its upgrade (RFC 9110, 7.8), and so does the server.
+            # The parser stops after the head, since data of an unsupported protocol would follow. The client
+            # continues as if it had not offered the upgrade (RFC 9110, 7.8), and so does the server.
             self._read_on_without_upgrade()
             self._parse(data[upgrade.args[0] :])
         except HttpParserError:
             self.send_400_response("Invalid HTTP request received.")
 
     def _read_on_without_upgrade(self) -> None:
-        """A parser that has parsed this request's head without the upgrade: it knows where the
-        body ends."""
+        """Replaces the parser by one that has parsed this request's head without the upgrade, so that it
+        knows where the body ends."""
         self.parser = HttpRequestParser(self)
         lines = [name + b": " + value for name, value in self.headers if name in _FRAMING]
         self._skips_head = True
@@ -190,8 +190,8 @@ class GuardedProtocol(HttpToolsProtocol):
             self._skips_head = False
             return
         if self.cycle is not None and not self.cycle.response_complete:
-            # A pipelined request is refused: until it were served, a disconnect would go unnoticed. The
-            # client may retry on another connection; this one ends with the response that it waits for.
+            # A pipelined request is refused: before it is served, a disconnect would go unnoticed. The client
+            # may retry on another connection; this one ends with the response that it waits for.
             self.cycle.keep_alive = False
             self._refused = True
             raise _Refused
@@ -215,7 +215,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
-            return  # so says the parser of every head with an offer
+            return  # the parser returns this for every head with an offer
         super().on_message_complete()
         self._reads_body = False
         self._unparsed_bytes = 0
@@ -238,20 +238,20 @@ class GuardedProtocol(HttpToolsProtocol):
             self._start_timer(LINGER_S, self.transport.close)
 
     def send_400_response(self, msg: str) -> None:
-        """Answers what is not HTTP; called by uvicorn."""
+        """Answers a request that is not HTTP; called by uvicorn."""
         self._refuse(400, msg)
 
     def _head_timed_out(self) -> None:
         if self._unparsed_bytes:
             self._refuse(408, f"The request's head took longer than {self._guard.head_timeout_s:g} s.")
         else:
-            self.transport.close()  # a 408 could be taken for the response to a request that is on its way
+            self.transport.close()  # a 408 could be taken for the response to a request in flight
 
     def _refuse_head(self) -> None:
         self._refuse(431, f"The request's head exceeds {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} headers.")
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answers and closes; anything still received is discarded."""
+        """Answers and closes; any further input is discarded."""
         if self._refused or self.transport.is_closing():
             return
         self._refused = True

@@ -1,7 +1,6 @@
-"""Connections by owner: the owner with most gives way first.
+"""Connections by owner: the owner with the most connections gives way first.
 
-A connection's owner is known from its first request; until then it has none. This module knows no
-HTTP.
+A connection's owner is known from its first request; until then it has none. This module does not know HTTP.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ UNKNOWN = None
 
 
 class ConnectionShares(Generic[Connection]):
-    """Counts connections by owner, and which of them are idle. Without owners all belong to one."""
+    """Counts connections by owner, and records which are idle. Without owners, all belong to one."""
 
     def __init__(self, max_connections: int) -> None:
         self._max = max_connections
@@ -47,7 +46,7 @@ class ConnectionShares(Generic[Connection]):
             del self._count[owner]
 
     def rests(self, connection: Connection) -> None:
-        """The connection is idle."""
+        """Records that the connection is idle."""
         owner = self._owners.get(connection)
         self._idle.setdefault(owner, {})[connection] = None
 
@@ -58,8 +57,8 @@ class ConnectionShares(Generic[Connection]):
             del self._idle[owner]
 
     def longest_idle(self) -> Connection | None:
-        """Removes and returns the longest idle connection, of the owner with most among those that
-        have an idle one."""
+        """Removes and returns the longest idle connection, of the owner with the most connections among those
+        with an idle one."""
         owner = max(self._idle, key=self._count.__getitem__, default=UNKNOWN)
         idle = self._idle.get(owner)
         if idle is None:

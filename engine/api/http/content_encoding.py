@@ -29,7 +29,7 @@ ENCODINGS = ("gzip", "deflate", "zstd")
 _MAX_WINDOW_LOG = 23
 """The largest zstd window: 8 MiB, which every decoder must support (RFC 8878, 3.1.1.1.2)."""
 _GZIP, _ZLIB, _PLAIN = 31, 15, -15
-"""The codes that zlib has for the container formats."""
+"""Codes of zlib for the container formats."""
 
 
 class _Unpacker(Protocol):
@@ -40,7 +40,7 @@ class _Unpacker(Protocol):
     @property
     def unused_data(self) -> bytes: ...
     def unpack(self, data: bytes) -> bytes:
-        """Returns at most PIECE_BYTES of output; unread input is kept."""
+        """Returns at most PIECE_BYTES of output; keeps unread input."""
 
     @property
     def has_more(self) -> bool:
@@ -120,8 +120,7 @@ class _Body:
 
 
 class ContentEncodingMiddleware:
-    """Decompresses bodies; 415 for an unknown encoding, 413 for more than ``max_bytes`` of
-    content."""
+    """Decompresses bodies; 415 for an unknown encoding, 413 for more than ``max_bytes`` of content."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
@@ -142,8 +141,7 @@ class ContentEncodingMiddleware:
             await self._app(scope, self._unpacked(encoding, receive), send)
 
     def _unpacked(self, encoding: str, receive: Receive) -> Receive:
-        """Wraps ``receive``; errors are raised where the body is read, so that the endpoint
-        formats them."""
+        """Wraps ``receive``; errors are raised where the body is read, so that the endpoint formats them."""
         body = _Body(encoding)
         num_bytes = 0
         is_done = False

@@ -1,5 +1,5 @@
-"""Looks up paths without placeholders in a dict: the framework's routing is a good part of the
-cost of a short request."""
+"""Looks up paths without placeholders in a dict: the framework's routing is a large part of the cost of a
+short request."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 Endpoint = Callable[[Request], Awaitable[Response]]
-"""An endpoint, which turns its errors into responses too."""
+"""An endpoint, which also converts its errors to responses."""
 
 
 class ExactPaths:
-    """An application before another one, which gets all requests for paths that are not in these
+    """An application in front of another one, which gets all requests for paths that are not in these
     routers."""
 
     def __init__(self, app: FastAPI, routers: Iterable[APIRouter]) -> None:
-        """The routers must hold endpoints only, and be among those of ``app``."""
+        """The routers must contain only endpoints, and be among those of ``app``."""
         self._app = app
         self._endpoints: dict[tuple[str, str], Endpoint] = {
             (method, route.path): route.endpoint

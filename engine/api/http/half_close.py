@@ -1,7 +1,7 @@
-"""Half-closed connections: does the client still wait for its response, or has it left?
+"""Half-closed connections: finds out whether the client still waits for its response, or has left.
 
-Both look the same, since its sending side is closed. Only a client that has left refuses data. So
-the first bytes of the response, which are always the same, are sent early as a probe.
+Both look the same, since its sending side is closed. Only a client that has left refuses data. So the first
+bytes of the response, which are always the same, are sent early as a probe.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""HEAD is answered as GET without the content (RFC 9110, 9.3.2); probes use it."""
+"""Answers HEAD like GET without the content (RFC 9110, 9.3.2); probes use it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Protection against DNS rebinding: requests to a foreign host name are refused.
 
-A browser takes a page whose name was rebound to this machine for a page of this server, and lets
-it send and read. Its ``Host`` is still that name, which cannot be meant for a server that only
-this machine reaches.
+A browser takes a page whose name was rebound to this machine for a page of this server, and lets it send and
+read. Its ``Host`` is still that name, which is never intended for a server that only this machine reaches.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ LOCAL_DOMAINS = (".localhost", ".internal")
 
 
 def is_loopback(host: str | None) -> bool:
-    """Whether the address is reached from its own machine only."""
+    """Whether the address can be reached only from its own machine."""
     if host is None:
         return False
     try:
@@ -34,8 +33,8 @@ def is_loopback(host: str | None) -> bool:
 
 
 class HostMiddleware:
-    """Answers 403 to a foreign host name. Addresses, single-label names and this machine's own
-    always pass: no foreign page can have them."""
+    """Answers 403 to a foreign host name. Addresses, single-label names and this machine's own names always
+    pass: no foreign page can have them."""
 
     def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
         """``allowed``: additional names; ``*.example.org`` matches all of its subdomains."""

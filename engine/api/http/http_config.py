@@ -1,7 +1,7 @@
 """Configuration of uvicorn: the parser, limits of connections, TLS.
 
-httptools parses requests in half the time of h11; the limits that h11 would set on a request's
-head are those of ``connection_guard``.
+httptools parses requests in half the time of h11; ``connection_guard`` sets the limits of a request's head
+that h11 would set.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def http_config(
 
 
 def allow_open_files(num_connections: int) -> None:
-    """Raises this process's limit of open files as far as allowed towards what its connections
-    need."""
+    """Raises this process's limit of open files towards what its connections need, within the allowed
+    maximum."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = num_connections + SPARE_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from engine.errors import RequestError
 
 MAX_JSON_VALUES = 1_000_000
-"""Enough for a prompt of a million tokens. A parsed value takes many times its bytes: 32 MiB of
-``[],`` would be eleven million objects."""
+"""Enough for a prompt of a million tokens. A parsed value takes many times its bytes: 32 MiB of ``[],`` would
+be eleven million objects."""
 
 _COMMA_OR_STRING = re.compile(rb',|"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 _ALL_DIGITS_0 = bytes.maketrans(b"123456789", b"0" * 9)
@@ -25,12 +25,12 @@ def check_json(text: bytes) -> None:
 
 
 def _may_hold_long_integer(text: bytes) -> bool:
-    """A check that takes a tenth of the time of the pattern."""
+    """Whether a cheap test finds a possible long integer: it takes a tenth of the time of the pattern."""
     return b"0" * 19 in text.translate(_ALL_DIGITS_0)
 
 
 def _check_num_values(text: bytes) -> None:
-    # Most texts; this counts the commas inside strings too.
+    # The usual case; the count includes commas inside strings.
     if len(text) < MAX_JSON_VALUES or text.count(b",") < MAX_JSON_VALUES:
         return
     num_commas = num_strings = 0
@@ -65,7 +65,7 @@ def _as_integer(digits: str) -> int:
 
 
 def _too_large(value: object, path: str) -> Iterator[str]:
-    """The places of integers beyond 64 bits."""
+    """Yields the paths of integers beyond 64 bits."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _too_large(item, f"{path}.{key[:100]}" if path else key[:100])

@@ -1,4 +1,4 @@
-"""Middleware of every request: its id, the limit of its body, its origin."""
+"""Middleware for every request: its id, the limit of its body, its origin."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ID_CHARS = frozenset(string.ascii_letters + string.digits + "-_.:/=+@")
 
 
 def refusal(error: Exception, scope: Scope) -> ASGIApp:
-    """The error response of middleware, in the format of the path's API."""
+    """Returns middleware's error response, in the format of the path's API."""
     request_id = scope.get("state", {}).get("request_id")
     return error_response(error, ApiFormat.of_path(scope["path"]), request_id)
 
@@ -48,7 +48,7 @@ class RequestIdMiddleware:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 name = request_id.encode()
-                # The second is what Anthropic's clients read.
+                # Anthropic's clients read the second one.
                 message["headers"] = [
                     *message.get("headers", ()),
                     (b"x-request-id", name),
@@ -64,7 +64,7 @@ class RequestIdMiddleware:
 
 
 def _request_id(value: str) -> str:
-    """The id reduced to plain characters, since it goes into headers, response ids and logs."""
+    """The id reduced to plain characters, since it appears in headers, response ids and logs."""
     return "".join(char for char in value[:MAX_ID_CHARS] if char in _ID_CHARS) or token_hex(16)
 
 
@@ -96,8 +96,7 @@ class OriginMiddleware:
 
 
 class BodyLimitMiddleware:
-    """Answers 413 to a body that is too large, as soon as that is known, and 408 to one that is
-    too slow."""
+    """Answers 413 to a body that is too large, as soon as that is known, and 408 to one that is too slow."""
 
     def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float) -> None:
         self._app = app
@@ -113,15 +112,14 @@ class BodyLimitMiddleware:
             await self._app(scope, self._limited(receive), send)
 
     def _limited(self, receive: Receive) -> Receive:
-        """Wraps ``receive``; errors are raised where the body is read, so that the endpoint
-        formats them."""
+        """Wraps ``receive``; errors are raised where the body is read, so that the endpoint formats them."""
         num_bytes = 0
         deadline: float | None = asyncio.get_running_loop().time() + self._timeout_s
 
         async def receive_limited() -> Message:
             nonlocal num_bytes, deadline
             if deadline is None:
-                return await receive()  # the body is complete: only a disconnect can still come
+                return await receive()  # the body is complete: only a disconnect can follow
             try:
                 async with asyncio.timeout_at(deadline):
                     message = await receive()

@@ -13,13 +13,13 @@ _encoder = msgspec.json.Encoder()
 
 
 def event(payload: msgspec.Struct, name: str | None = None) -> bytes:
-    """One event; OpenAI's chat streams have no names, Anthropic's and the Responses API's do."""
+    """Encodes one event; OpenAI's chat streams have no names, Anthropic's and the Responses API's do."""
     data = b"data: " + _encoder.encode(payload) + b"\n\n"
     return data if name is None else b"event: " + name.encode() + b"\n" + data
 
 
 class Frame:
-    """Events that differ only in the one item of their last field, a list: the rest is encoded
+    """Encodes events that differ only in the one item of their last field, a list: the rest is encoded
     once."""
 
     def __init__(self, empty: msgspec.Struct) -> None:
@@ -29,5 +29,5 @@ class Frame:
         self._head, self._tail = data[:end], data[end:]
 
     def event(self, item: msgspec.Struct) -> bytes:
-        """The event with this item."""
+        """Returns the event with this item."""
         return self._head + _encoder.encode(item) + self._tail

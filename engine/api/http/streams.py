@@ -10,14 +10,13 @@ from typing import Any, TypeVar, cast
 Item = TypeVar("Item")
 
 PATIENCE_S = 5.0
-"""The most time while a request is still read, rendered and checked."""
+"""Maximum wait while a request is read, rendered and checked."""
 PATIENCE_ONCE_ACCEPTED_S = 1.0
-"""The most time once the engine has accepted it: clients and proxies close a silent connection."""
+"""Maximum wait after the engine has accepted it: clients and proxies close a silent connection."""
 
 
 async def merge(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[tuple[int, Item], None]:
-    """Yields items as they come, each with the number of its stream. The first error ends all
-    streams."""
+    """Yields items as they arrive, each with the number of its stream. The first error ends all streams."""
     if len(streams) == 1:  # the usual case; a task per item would cost more than the item
         async with aclosing(streams[0]) as only:
             async for item in only:
@@ -51,7 +50,7 @@ class Patience:
     """
 
     def __init__(self, most_s: float | None) -> None:
-        """``most_s``: the longest wait; None is the default."""
+        """``most_s``: the maximum wait; None means the default."""
         most_s = PATIENCE_S if most_s is None else most_s
         self._most_s = min(PATIENCE_S, most_s)
         self._once_accepted_s = min(PATIENCE_ONCE_ACCEPTED_S, most_s)
@@ -60,7 +59,7 @@ class Patience:
         """Whether the wait ended without output: the response then begins empty."""
 
     def accepted(self) -> None:
-        """The engine has accepted the request."""
+        """Shortens the wait, since the engine has accepted the request."""
         if not self._accepted.done():
             self._accepted.set_result(None)
 
@@ -76,14 +75,14 @@ class Patience:
 async def begun(
     stream: AsyncGenerator[Item, None], patience: Patience | None = None
 ) -> AsyncGenerator[Item, None]:
-    """Returns the stream once its first item is there; an earlier error is raised here.
+    """Returns the stream once its first item has arrived; an earlier error is raised here.
 
-    When ``patience`` is over the stream is returned without its first item; an error is then
-    raised by the stream.
+    If ``patience`` ends first, the stream is returned without its first item; an error is then raised by the
+    stream.
     """
     first = asyncio.ensure_future(anext(stream))
     whole = _behind(first, stream)
-    await anext(whole)  # started: from now on closing it, or dropping it, closes the source
+    await anext(whole)  # started: from now on closing or dropping it closes the source
     try:
         await (asyncio.wait({first}) if patience is None else patience.wait(first))
         if first.done():

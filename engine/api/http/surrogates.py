@@ -1,5 +1,5 @@
-"""Lone surrogates in a JSON text: a client that cuts a text inside a character leaves one, and
-resends it with every later turn. It encodes no character, so it is read as U+FFFD."""
+"""Lone surrogates in a JSON text. A client that cuts a text inside a character leaves one, and resends it
+with every later turn. It encodes no character, so it is read as U+FFFD."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 _ESCAPE = re.compile(
     rb"(?<!\\)(\\++)u(?:[dD][89abAB][0-9a-fA-F]{2}(\\u[dD][c-fC-F][0-9a-fA-F]{2})?|[dD][c-fC-F][0-9a-fA-F]{2})"
 )
-"""A pair or a lone surrogate, after all backslashes before it: an even number does not escape it."""
+"""Matches a pair or a lone surrogate with all backslashes before it: an even number does not escape it."""
 _REPLACEMENT = rb"\ufffd"
 _ENCODED = re.compile(rb"\xed[\xa0-\xbf]")
 """The start of a surrogate that was encoded in UTF-8 like a character."""
@@ -32,7 +32,7 @@ def _mended(found: re.Match[bytes]) -> bytes:
 
 
 def _decoded(text: bytes) -> bytes:
-    """Surrogates that were encoded one by one, decoded as pairs; a lone one as U+FFFD."""
+    """Decodes surrogates that were encoded one by one as pairs; a lone one becomes U+FFFD."""
     try:
         halves = text.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:  # not UTF-8: the parser reports it

@@ -20,7 +20,7 @@ _NOT_HERE = {
 
 
 def unknown_path_message(scope: Scope, routes: Iterable[APIRoute]) -> str:
-    """The message for a path without an endpoint."""
+    """Returns the message for a path without an endpoint."""
     path, routes = scope["path"], list(routes)
     message = f"There is no {_method(scope)} {_shown(path)} here."
     for part, why in _NOT_HERE.items():
@@ -31,7 +31,7 @@ def unknown_path_message(scope: Scope, routes: Iterable[APIRoute]) -> str:
 
 
 def allowed_methods(scope: Scope, routes: Iterable[APIRoute]) -> list[str]:
-    """The methods that the path supports; HEAD wherever GET is."""
+    """The methods that the path supports; HEAD if GET is one of them."""
     methods = {
         method
         for route in routes
@@ -42,7 +42,7 @@ def allowed_methods(scope: Scope, routes: Iterable[APIRoute]) -> list[str]:
 
 
 def wrong_method_message(scope: Scope, allowed: Iterable[str]) -> str:
-    """The message for a method that the path does not support."""
+    """Returns the message for a method that the path does not support."""
     return f"{_shown(scope['path'])} does not take {_method(scope)}; it takes {', '.join(allowed)}."
 
 

@@ -1,1 +1,1 @@
-"""Adapters over HTTP: their names, and the routes by which operators load and unload them."""
+"""Adapters over HTTP: their names, and the routes with which operators load and unload them."""

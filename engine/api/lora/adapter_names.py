@@ -1,4 +1,4 @@
-"""Adapters by the names under which requests choose them."""
+"""Adapters by the names with which requests select them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _decoder = msgspec.json.Decoder(dict[str, Adapter])
 
 
 class AdapterNames:
-    """The adapters of one server; if it has several API server processes, in a file that they share."""
+    """The adapters of one server; in a file that all its API server processes share, if there are several."""
 
     def __init__(self, modules: Mapping[str, Adapter], folder: Path | None) -> None:
         self._file = None if folder is None else folder / "adapters.json"
@@ -27,7 +27,7 @@ class AdapterNames:
         if self._file is not None:
             try:
                 modified = self._file.stat().st_mtime_ns
-            except FileNotFoundError:  # nothing has been changed yet
+            except FileNotFoundError:  # nothing was changed yet
                 return self._known
             if modified != self._modified:
                 self._known, self._modified = _decoder.decode(self._file.read_bytes()), modified

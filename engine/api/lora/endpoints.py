@@ -1,4 +1,4 @@
-"""The routes by which operators load and unload adapters."""
+"""The routes with which operators load and unload adapters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LoadAdapterRequest(BaseModel):
     lora_name: Name
     lora_path: Annotated[str, Field(min_length=1, max_length=4096)]
     load_inplace: bool = False
-    """Whether another adapter of this name gives way."""
+    """Whether it replaces another adapter of this name."""
 
 
 class UnloadAdapterRequest(BaseModel):
@@ -41,7 +41,7 @@ class UnloadAdapterRequest(BaseModel):
 
 @endpoint(router, "POST", "/v1/load_lora_adapter", body=LoadAdapterRequest, operators_only=True)
 async def load_adapter(request: Request) -> Response:
-    """Loads an adapter from a folder of this server; requests choose it as their model."""
+    """Loads an adapter from a folder of this server; requests select it as their model."""
     body = await read_body(request, LoadAdapterRequest)
     server = server_of(request)
     if server.engine.config.lora is None:
@@ -67,7 +67,7 @@ async def load_adapter(request: Request) -> Response:
 
 @endpoint(router, "POST", "/v1/unload_lora_adapter", body=UnloadAdapterRequest, operators_only=True)
 async def unload_adapter(request: Request) -> Response:
-    """No request can choose the adapter any more; those that run go on."""
+    """Unloads an adapter: no new request can select it; running ones continue."""
     body = await read_body(request, UnloadAdapterRequest)
     server = server_of(request)
     known = server.adapters.find(body.lora_name)

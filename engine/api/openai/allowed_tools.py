@@ -46,14 +46,14 @@ def _check_object(choice: Mapping[str, Any], names: Sequence[str]) -> None:
 
 
 def allowed_names(choice: ToolChoice) -> frozenset[str] | None:
-    """The tools that a valid choice allows; None if it allows all."""
+    """Names of the tools that a valid choice allows; None if it allows all."""
     if not isinstance(choice, Mapping) or choice.get("type") != "allowed_tools":
         return None
     return frozenset(filter(None, map(_name_of, choice["allowed_tools"]["tools"])))
 
 
 def read_tool_choice(choice: ToolChoice) -> ConversationToolChoice:
-    """A valid choice, independent of the API."""
+    """Converts a valid choice, independent of the API."""
     if isinstance(choice, Mapping):
         if choice.get("type") != "allowed_tools":
             return NamedTool(choice["function"]["name"])

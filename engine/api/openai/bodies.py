@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from engine.messages import TurnReceipt
 
 Receipt = dict[str, str | int | float | list[str] | None]
-"""A TurnReceipt with all fields, defaults too, and what the model was not shown."""
+"""A TurnReceipt with all fields, including defaults, and notes of what the model was not shown."""
 
 
 def receipt_fields(receipt: TurnReceipt | None, left_out: list[str]) -> Receipt | UnsetType:
@@ -38,7 +38,7 @@ class Usage(msgspec.Struct, kw_only=True):
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
     receipt: Receipt | UnsetType = UNSET
-    """What was done with the KV of the turn's job."""
+    """The receipt of the turn: the cached, recomputed and pinned KV of its job."""
 
 
 class FunctionCall(msgspec.Struct):
@@ -66,7 +66,7 @@ class ChatTokenLogprob(msgspec.Struct):
 
 
 class PromptLogprob(msgspec.Struct):
-    """How likely a token of the prompt was, or one in its place."""
+    """Log-probability of a prompt token, or of an alternative."""
 
     logprob: float
     rank: int
@@ -74,7 +74,7 @@ class PromptLogprob(msgspec.Struct):
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
-"""The log-probabilities of a prompt by position and token id, as vLLM tells them; None for the first."""
+"""The log-probabilities of a prompt by position and token id, in vLLM's format; None for the first."""
 
 
 class ChatLogprobs(msgspec.Struct):
@@ -87,7 +87,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     refusal: None = None
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
-    """The same under its older name, since clients read one or the other."""
+    """The reasoning under its older name, since clients read one or the other."""
     tool_calls: list[ToolCallItem] | UnsetType = UNSET
 
 

@@ -77,7 +77,7 @@ class ChatAnswer:
         self._frame = sse.Frame(self._chunk([], None))
 
     def conversation(self, context: RequestContext) -> Conversation:
-        """The request, independent of the API."""
+        """Builds the conversation, independent of the API."""
         body = self._body
         return Conversation(
             request_id=self._id,
@@ -98,7 +98,7 @@ class ChatAnswer:
         )
 
     def whole(self, turn: TurnOutput) -> ChatCompletion:
-        """The response body of a turn that is complete."""
+        """Returns the response body of a turn that is complete."""
         told = turn.output.prompt_logprobs
         return ChatCompletion(
             id=self._id,
@@ -134,7 +134,7 @@ class ChatAnswer:
         )
 
     async def events(self, turns: AsyncGenerator[TurnOutput, None]) -> AsyncGenerator[bytes, None]:
-        """The response as server-sent events."""
+        """Yields the response as server-sent events."""
         last: TurnOutput | None = None
         async with aclosing(turns):
             async for turn in turns:
@@ -161,7 +161,7 @@ class ChatAnswer:
             yield sse.event(chunk)
 
     def _chunk_choices(self, answer: AnswerOutput) -> Iterator[ChatChunkChoice]:
-        """Chunks for the new part of an answer and for its end: none, one or both."""
+        """Yields chunks for the new part of an answer and for its end: none, one or both."""
         raw = answer.raw
         delta = chat_delta(answer.deltas)
         logprobs = chat_logprobs(raw.logprobs, self._body.return_tokens_as_token_ids)

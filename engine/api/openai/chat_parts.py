@@ -9,11 +9,11 @@ _SHOWING_ROLES = ("user", "tool", "function")
 
 
 def texts_only(messages: list[Message], left_out: LeftOut) -> list[Message]:
-    """The messages with a mark in place of each picture that the model is shown, and a line of text in place
-    of each part of another kind. Pictures are shown where users and tools have them.
+    """Returns the messages with a mark for each picture that the model is shown, and a line of text for each
+    part of another kind. Pictures are shown in messages of users and tools.
 
-    RequestError for such a part in the user's last message, unless it follows tool results: agents
-    put what a tool has returned into a message of its own.
+    RequestError for such a part in the user's last message, unless it follows tool results: agents put the
+    output of a tool into a separate message.
     """
     new = len(messages) - 1 if _ends_with_own(messages) else None
     return [

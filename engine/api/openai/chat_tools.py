@@ -11,8 +11,8 @@ Tool = Mapping[str, Any]
 
 
 def check_tools(tools: Sequence[Tool]) -> None:
-    """Raises RequestError for the first invalid tool, which the model would otherwise read as it
-    is."""
+    """Raises RequestError for the first invalid tool, which would otherwise be shown to the model
+    unchanged."""
     for index, tool in enumerate(tools):
         where = f"tools[{index}]"
         kind = tool.get("type", "function")  # some clients omit the constant type

@@ -64,7 +64,7 @@ async def create_completion(request: Request) -> Response:
 
 
 MAX_TOLD_LOGPROBS = 2_000_000
-"""Log-probabilities of prompts in one answer: some 100 MB."""
+"""Maximum number of prompt log-probabilities in one answer: about 100 MB."""
 
 
 class CompletionTurn:
@@ -133,7 +133,8 @@ class CompletionTurn:
         ]
 
     def _check_told(self, num_tokens: int) -> None:
-        """RequestError if the log-probabilities of prompts are too many for one answer; a context's fit."""
+        """Raises RequestError if there are too many prompt log-probabilities for one answer; one full context
+        is always allowed."""
         if self._params.prompt_logprobs is None:
             return
         told = num_tokens * (self._params.prompt_logprobs + 1) * self._n
@@ -170,7 +171,7 @@ class CompletionTurn:
         return max(1, min(DEFAULT_MAX_TOKENS, self._server.max_model_len - num_prompt_tokens))
 
     async def complete(self) -> Completion:
-        """The complete response."""
+        """Generates and returns the complete response."""
         choices: list[CompletionChoice] = []
         async for prompt_index, output in self.outputs(RequestOutputKind.FINAL_ONLY):
             choices.extend(self._choice(prompt_index, answer) for answer in output.outputs)
@@ -182,7 +183,7 @@ class CompletionTurn:
         return completion
 
     async def stream(self, outputs: AsyncGenerator[PromptOutput, None]) -> AsyncGenerator[bytes, None]:
-        """Yields the response's events. Only the finish of a job's turn waits for its receipt."""
+        """Yields the response's events. Only the end of a job's turn waits for its receipt."""
         async with aclosing(outputs):
             async for prompt_index, output in outputs:
                 choices = [self._choice(prompt_index, answer) for answer in output.outputs]
@@ -230,7 +231,7 @@ class CompletionTurn:
         return UNSET if told is None or self._body.prompt_logprobs is None else prompt_logprobs(told)
 
     def _logprobs(self, prompt_index: int, index: int, answer: CompletionOutput) -> CompletionLogprobs | None:
-        """Those of the answer's new tokens; behind those of the prompt, if it is repeated."""
+        """The logprobs of the answer's new tokens, after those of the prompt if it is repeated."""
         if self._body.logprobs is None:
             return None
         as_ids, prompt = self._body.return_tokens_as_token_ids, self._latest[prompt_index].prompt_token_ids

@@ -14,7 +14,7 @@ from engine.frontend.detokenizer import TokenDecoder
 from engine.frontend.request_output import PositionLogprobs, TokenLogprob
 
 LOWEST = -9999.0
-"""Stands for minus infinity, which JSON cannot hold."""
+"""Replaces minus infinity, which JSON cannot hold."""
 
 
 def chat_logprobs(positions: list[PositionLogprobs] | None, as_token_ids: bool | None) -> ChatLogprobs | None:
@@ -35,7 +35,7 @@ def _chat_position(position: PositionLogprobs, as_token_ids: bool) -> ChatTokenL
 def completion_logprobs(
     positions: list[PositionLogprobs] | None, as_token_ids: bool | None, offsets: TextOffsets | None
 ) -> CompletionLogprobs | None:
-    """``offsets`` locate these tokens in the text so far."""
+    """Converts the logprobs of new tokens; ``offsets`` locate these tokens in the text."""
     if positions is None or offsets is None:
         return None
     result = CompletionLogprobs([], [], [], [])
@@ -49,7 +49,7 @@ def echoed_logprobs(
     as_token_ids: bool | None,
     offsets: TextOffsets,
 ) -> CompletionLogprobs:
-    """Those of a prompt that is repeated before its answer. ``first``: its first token."""
+    """The logprobs of a prompt that is repeated before its answer. ``first``: its first token."""
     label_of_first = label(first, bool(as_token_ids))
     result = CompletionLogprobs([offsets.next(first.token_id)], [None], [label_of_first], [None])
     _append(result, positions, as_token_ids, offsets)
@@ -57,7 +57,7 @@ def echoed_logprobs(
 
 
 def joined(first: CompletionLogprobs, then: CompletionLogprobs | None) -> CompletionLogprobs:
-    """One behind the other."""
+    """Concatenates two lists of logprobs."""
     if then is None:
         return first
     return CompletionLogprobs(
@@ -69,7 +69,7 @@ def joined(first: CompletionLogprobs, then: CompletionLogprobs | None) -> Comple
 
 
 def prompt_logprobs(positions: list[PositionLogprobs | None]) -> PromptLogprobs:
-    """As vLLM tells them."""
+    """Converts a prompt's logprobs to vLLM's format."""
     return [None if position is None else _by_token(position) for position in positions]
 
 
@@ -101,12 +101,12 @@ class TextOffsets:
     offset; a hidden token adds no length."""
 
     def __init__(self, decoder: TokenDecoder, start: int = 0) -> None:
-        """``decoder``: decodes the tokens in the same way as the text's own, which begins at ``start``."""
+        """``decoder`` decodes the tokens like the text itself, which begins at ``start``."""
         self._decoder = decoder
         self._num_chars = start
 
     def next(self, token_id: int) -> int:
-        """The offset of the next token."""
+        """Returns the offset of the next token."""
         offset = self._num_chars
         self._num_chars += len(self._decoder.step(token_id))
         return offset

@@ -22,8 +22,7 @@ class JsonSchemaFormat(BaseModel):
 
 
 FORM_WORDS = ("schema", "json_schema", "grammar", "regex", "pattern", "definition")
-"""Fields that describe a format. One that its type does not take would be ignored, so it is
-refused."""
+"""Fields that describe a format. One that its type does not use would be ignored, so it is refused."""
 
 
 class ResponseFormat(BaseModel):
@@ -60,8 +59,8 @@ class ResponseFormat(BaseModel):
 
 
 def refuse_other_forms(field: str, kind: str, given: Mapping[str, object], taken: Sequence[str]) -> None:
-    """Raises RequestError for a field that the format's type does not take; "json_schema" takes
-    some."""
+    """Raises RequestError for a field that the format's type does not use; type "json_schema" may use those
+    in ``taken``."""
     for word in FORM_WORDS:
         if given.get(word) is not None and not (kind == "json_schema" and word in taken):
             raise RequestError(
@@ -99,7 +98,7 @@ class StructuredOutputs(BaseModel):
 def wanted_output(
     response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None
 ) -> StructuredOutputsParams | None:
-    """The output format of both fields; RequestError if both are set."""
+    """The output format set by either field; RequestError if both are set."""
     by_format = None if response_format is None else response_format.params()
     if structured_outputs is None:
         return by_format

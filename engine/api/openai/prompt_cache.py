@@ -26,7 +26,7 @@ class PromptCacheOptions(BaseModel):
 
 
 def asked_ttl_s(options: PromptCacheOptions | None, retention: PromptCacheRetention | None) -> float | None:
-    """How long the client asks to keep the prompt; None if it does not say."""
+    """How long the client asks to keep the prompt; None if unspecified."""
     if options is not None and options.ttl is not None:
         return checked_lifetime_s(options.ttl, "prompt_cache_options.ttl")
-    return lifetime_s(retention or "")  # in memory is none
+    return lifetime_s(retention or "")  # "in_memory" is no lifetime

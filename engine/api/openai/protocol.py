@@ -32,7 +32,7 @@ ListOf = Annotated[list[Item], Field(fail_fast=True)]
 gigabytes."""
 MAX_BIASED_TOKENS = 16384
 MAX_SEQUENCES = 4096
-"""The most sequences of one request: prompts times ``n``."""
+"""Maximum number of sequences of one request: prompts times ``n``."""
 
 
 def _one_or_many(value: object) -> object:
@@ -81,7 +81,7 @@ _UNSUPPORTED = {
 
 
 class StreamOptions(BaseModel):
-    """What a stream holds besides text."""
+    """What a stream contains besides text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -184,7 +184,7 @@ class GenerationRequest(BaseModel):
         )
 
     def sampling_params(self, defaults: SamplingParams, num_logprobs: int | None) -> SamplingParams:
-        """The model's ``defaults`` with all that the request sets."""
+        """The model's ``defaults``, overridden by the request's values."""
         set_here = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
         changes = {name: value for name, value in set_here.items() if value is not None}
         detection = self.repetition_detection
@@ -198,7 +198,7 @@ class GenerationRequest(BaseModel):
         )
 
     def output_limit(self) -> int | None:
-        """The most tokens to generate; None is the rest of the context."""
+        """Maximum number of tokens to generate; None means the rest of the context."""
         return self.max_tokens
 
 
@@ -218,7 +218,7 @@ def refuse_other_constraints(fields: Mapping[str, object]) -> None:
 
 
 def _changes_nothing(name: str, value: object) -> bool:
-    """Whether the value is neutral: ``best_of: 1`` is what happens anyway."""
+    """Whether the value is neutral, such as ``best_of: 1``, which is the default behavior."""
     return name == "best_of" and value == 1
 
 
@@ -303,7 +303,7 @@ class ChatCompletionRequest(GenerationRequest):
         return {**kwargs, **(self.chat_template_kwargs or {})} or None
 
     def thinking_budget(self) -> int | None:
-        """The most tokens of reasoning at the effort that is asked for."""
+        """The maximum number of reasoning tokens at the requested effort."""
         effort = self.reasoning_effort or (self.reasoning.effort if self.reasoning else None)
         return budget_of_effort(effort, self.output_limit())
 

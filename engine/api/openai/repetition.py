@@ -1,4 +1,4 @@
-"""The field of a body that ends outputs that go round in circles."""
+"""The field of a body that ends repetitive outputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RepetitionDetectionFields(BaseModel):
     min_count: _Count = 0
 
     def params(self) -> RepetitionDetection | None:
-        """None if it is off: V1 sends zeros."""
+        """The parameters; None if it is off, for which V1 sends zeros."""
         if not (self.max_pattern_size or self.min_count):
             return None
         return RepetitionDetection(**self.model_dump())

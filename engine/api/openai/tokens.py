@@ -24,7 +24,7 @@ router = APIRouter()
 
 @endpoint(router, "POST", "/tokenize", body=TokenizeRequest)
 async def tokenize(request: Request) -> Response:
-    """Token ids of a prompt or of a conversation."""
+    """Tokenizes a prompt or a conversation."""
     body = await read_body(request, TokenizeRequest)
     model = model_of(request, body.model)
     return await while_connected(request, _tokenized(model, body, owner_of(request.headers)))
@@ -61,7 +61,7 @@ async def _tokenized(model: Model, body: TokenizeRequest, owner: str | None) -> 
 
 @endpoint(router, "POST", "/detokenize", body=DetokenizeRequest)
 async def detokenize(request: Request) -> Response:
-    """The text of token ids."""
+    """Detokenizes token ids."""
     body = await read_body(request, DetokenizeRequest)
     model = model_of(request, body.model)
     vocab_size = model.server.engine.ready.vocab_size

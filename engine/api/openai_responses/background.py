@@ -19,11 +19,11 @@ from engine.api.openai_responses.turn import ResponseTurn
 from engine.errors import RequestError
 
 MAX_LOG_BYTES = 64 * 2**20
-"""The most bytes of events of ended runs, over all of them; the least recently used are dropped."""
+"""Maximum total bytes of events of ended runs; the least recently used are dropped."""
 
 
 class EventLog:
-    """The events of a response, for readers that come late or wait for more."""
+    """The events of a response, for readers that start late or wait for more."""
 
     def __init__(self) -> None:
         self._events: list[bytes] = []
@@ -66,7 +66,7 @@ class _Run:
         self._store = store
         self.log = log
         self.stored = asyncio.Event()
-        """Event that is set once the response is stored, or never will be."""
+        """Set once the response is stored, or never will be."""
         self.task = asyncio.create_task(self._make())
 
     async def _make(self) -> None:
@@ -87,7 +87,7 @@ class _Run:
     async def _read(self) -> None:
         async with aclosing(self._turn.to_the_end(self._turn.events())) as events:
             async for event in events:
-                self.stored.set()  # that comes before the first of them
+                self.stored.set()  # the response is stored before its first event
                 self._log([event])
 
     def _log(self, events: list[Event]) -> None:
@@ -97,7 +97,7 @@ class _Run:
 
 
 _RunKey = tuple[str | None, str]
-"""The owner and the response's id."""
+"""The owner, and the id of the response."""
 
 
 class BackgroundRuns:
@@ -117,8 +117,8 @@ class BackgroundRuns:
         return view
 
     def _may_start(self) -> bool:
-        """Whether the owner may start one more run. At the limit only an owner with less than an
-        equal share may."""
+        """Whether the owner may start one more run. At the limit, only an owner with less than an equal share
+        may."""
         owners = [owner for owner, _ in self._running]
         if len(owners) < self._max_running:
             return True
@@ -138,8 +138,7 @@ class BackgroundRuns:
         await run.stored.wait()
 
     def follow(self, response_id: str, first: int = 0) -> AsyncGenerator[bytes, None]:
-        """Yields encoded events from number ``first``; RequestError if this process does not have
-        them."""
+        """Yields encoded events from number ``first``; RequestError if this process does not have them."""
         key = (self._owner, response_id)
         run = self._running.get(key)
         log = self._logs.get(key) if run is None else run.log
@@ -152,8 +151,8 @@ class BackgroundRuns:
         return log.follow(first)
 
     async def cancel(self, response_id: str) -> None:
-        """Ends a run of this process at once. Runs of other processes are asked through the store,
-        and end within seconds."""
+        """Ends a run of this process at once. A run of another process is cancelled through the store, and
+        ends within seconds."""
         run = self._running.get((self._owner, response_id))
         if run is None:
             await self._store.cancel(response_id)

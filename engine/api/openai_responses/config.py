@@ -12,11 +12,11 @@ class ResponsesConfig:
     """Limits on stored and on background responses."""
 
     max_stored_responses: int = 10_000
-    """The most stored responses that have ended, over all API server processes; the least recently
+    """Maximum number of stored responses that have ended, over all API server processes; the least recently
     used are dropped."""
     max_stored_response_bytes: int = 256 * 2**20
     max_background_responses: int = 64
-    """The most background responses that run in one API server process; more are answered with
+    """Maximum number of background responses that run in one API server process; more are answered with
     503."""
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """/v1/conversations/{id}/items: lists, adds and deletes the items of a conversation.
 
-A conversation is a chain of stored responses. Items that a client adds are a link of their own, a
-response without output; an item is deleted from the link that holds it.
+A conversation is a chain of stored responses. Items that a client adds form a separate link, a response
+without output; an item is deleted from the link that holds it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from engine.api.prompt.left_out import LeftOut
 router = APIRouter()
 
 MAX_ADDED_ITEMS = 1000
-"""The most items added at once; OpenAI's limit is 20."""
+"""Maximum number of items added at once; OpenAI's limit is 20."""
 
 
 class ItemsRequest(BaseModel):
@@ -92,7 +92,7 @@ def _items(chain: list[PastTurn]) -> list[Item]:
 
 
 def _find(chain: list[PastTurn], item_id: str) -> tuple[PastTurn, Item]:
-    """The item and the link that holds it; the newest, if several have the id."""
+    """Returns the item and the link that holds it; the newest, if several have the id."""
     for link in reversed(chain):
         for item in (*reversed(output_items(link)), *reversed(link.input)):
             if item.get("id") == item_id:
@@ -109,7 +109,7 @@ def _without(stored: StoredResponse, item_id: str) -> StoredResponse:
 
 
 def _shown(item: Item) -> Item:
-    """An item as clients read it: with its type, and a message's text as a part."""
+    """An item as clients read it: with its type, and with a message's text as a part."""
     if kind_of(item) != "message":
         return item
     content = item.get("content")

@@ -1,4 +1,4 @@
-"""Allows one turn of a conversation at a time: two at once would build on the same one, and one
+"""Allows one turn of a conversation at a time: two concurrent ones would build on the same turn, and one
 would be lost.
 
 The lock is in the store, where other API server processes see it.
@@ -14,8 +14,8 @@ from engine.api.errors import ConversationLockedError
 from engine.api.openai_responses.store import ResponseStore
 
 RENEW_S = 1.0
-"""How often a running turn renews its lock. It then also learns whether another process was asked
-to cancel it."""
+"""Seconds after which a running turn renews its lock. It then also learns whether another process cancelled
+it."""
 
 
 class ConversationLock:

@@ -1,7 +1,7 @@
-"""Reads the free text of a custom tool out of the JSON arguments that the model writes.
+"""Reads the free text of a custom tool from the JSON arguments that the model writes.
 
-The model is shown a custom tool as a function with one string parameter ``input``. Its arguments
-come in arbitrary pieces; text is returned as soon as it is certain.
+The model is shown a custom tool as a function with one string parameter ``input``. Its arguments arrive in
+arbitrary pieces; text is returned as soon as it is certain.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CustomInputReader:
 
     def __init__(self) -> None:
         self._text = ""
-        """Text that has been read and not yet returned."""
+        """Text that has been read but not yet returned."""
         self._step: Callable[[list[str]], bool] = self._read_head
         self._high_surrogate: int | None = None
 
@@ -45,7 +45,7 @@ class CustomInputReader:
         return "".join(pieces)
 
     def finish(self) -> str:
-        """The arguments have ended: returns the text held back."""
+        """Ends the arguments; returns the text held back."""
         if self._step == self._read_head:
             return _text_of(self._text)
         return _UNREADABLE if self._step == self._read_string and self._high_surrogate is not None else ""
@@ -93,7 +93,7 @@ class CustomInputReader:
         return True
 
     def _give(self, pieces: list[str], text: str) -> None:
-        """Returns text after a lone surrogate, which is dropped."""
+        """Adds text to ``pieces``; a lone surrogate before it becomes U+FFFD."""
         if self._high_surrogate is not None:
             pieces.append(_UNREADABLE)
             self._high_surrogate = None

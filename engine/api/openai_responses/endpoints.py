@@ -32,7 +32,7 @@ from engine.errors import RequestError
 router = APIRouter()
 
 CANCEL_TIMEOUT_S = 10 * RENEW_S
-"""How long a cancellation waits for the process that runs the response."""
+"""Seconds for which a cancellation waits for the process that runs the response."""
 
 
 class DeletedResponse(msgspec.Struct, kw_only=True):
@@ -142,8 +142,8 @@ async def cancel_response(request: Request) -> HttpResponse:
 
 
 async def _ended(keeper: ResponseKeeper, response_id: str) -> StoredResponse:
-    """Waits for the end of a response, in whichever process it runs; returns its state if that
-    takes long."""
+    """Waits for a response to end, in whichever process it runs; returns its current state if that takes too
+    long."""
     deadline = monotonic() + CANCEL_TIMEOUT_S
     while True:
         stored = await keeper.find(response_id)
@@ -154,7 +154,7 @@ async def _ended(keeper: ResponseKeeper, response_id: str) -> StoredResponse:
 
 @endpoint(router, "DELETE", "/v1/responses/{response_id}")
 async def delete_response(request: Request) -> HttpResponse:
-    """Deletes a response. A running background response is ended."""
+    """Deletes a response. A running background response is cancelled."""
     keeper, response_id = keeper_of(request), request.path_params["response_id"]
     await keeper.find(response_id)
     await keeper.store.delete(response_id)
@@ -165,8 +165,7 @@ async def delete_response(request: Request) -> HttpResponse:
 
 @endpoint(router, "GET", "/v1/responses/{response_id}/input_items")
 async def list_input_items(request: Request) -> HttpResponse:
-    """Lists the input items of a response, those of earlier turns included; by default newest
-    first."""
+    """Lists the input items of a response, including those of earlier turns; by default newest first."""
     keeper, response_id = keeper_of(request), request.path_params["response_id"]
     items = stored_items(await keeper.store.chain(response_id, "response_id"))
     return json_response(page_of(request, items))

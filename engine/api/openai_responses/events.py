@@ -1,4 +1,4 @@
-"""The events of a streamed response, in their format on the wire. Their order is not decided here."""
+"""The events of a streamed response, in their format on the wire. This module does not decide their order."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ResponseIncomplete(_OfResponse, kw_only=True, tag="response.incomplete"):
 
 class ResponseFailed(_OfResponse, kw_only=True, tag="response.failed"):
     """The last event of a response that failed or was cancelled, as its status says. OpenAI has no event for
-    the latter, and clients wait for one that they know."""
+    cancellation, and clients wait for one that they know."""
 
 
 class ErrorEvent(Event, kw_only=True, tag="error"):

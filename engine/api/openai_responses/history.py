@@ -1,4 +1,4 @@
-"""What a request builds on: earlier responses, referenced items, and its own items."""
+"""The inputs of a request: earlier responses, referenced items, and its own items."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from engine.api.prompt.left_out import LeftOut
 from engine.errors import RequestError
 
 MAX_ITEMS = 20_000
-"""The most items of one request; a job of a thousand turns has a fifth of that."""
+"""Maximum number of items of one request; a job of a thousand turns has a fifth of that."""
 
 _OWN_ITEMS = 0x8000
-"""A request's own items are numbered from here, those of the model's reply from 0."""
+"""The first number of a request's own items; those of the model's reply are numbered from 0."""
 _ID_KINDS = {
     "message": "msg",
     "reasoning": "rs",
@@ -37,15 +37,15 @@ class History:
     before: list[PastTurn] = field(default_factory=list)
     own: list[Item] = field(default_factory=list)
     known: KnownTurn | None = None
-    """Set if the last turn is known, so that those before it were not loaded."""
+    """The last turn if it is known; earlier turns were not loaded then."""
 
     @property
     def previous(self) -> PastTurn | None:
         return self.before[-1] if self.before else None
 
     def messages(self, instructions: str | None, left_out: LeftOut) -> MessageList:
-        """The chat for the model; behind a known turn only its reply and what follows. Instructions of
-        earlier turns are not carried over."""
+        """Returns the chat for the model; for a known turn only its reply and what follows. Instructions of
+        earlier turns are not included."""
         known = self.known
         messages = MessageList(
             instructions if known is None else None, left_out, known.call_ids if known else ()
@@ -59,13 +59,13 @@ class History:
 
 
 def output_items(stored: StoredResponse | PastTurn) -> list[Item]:
-    """The reply in the form in which clients send it back."""
+    """The reply as items, in the form in which clients send it back."""
     items: list[Item] = [msgspec.to_builtins(item) for item in stored.response.output]
     return items
 
 
 def stored_items(chain: list[PastTurn]) -> list[Item]:
-    """All items that the last response of a chain answers, oldest first."""
+    """Returns all items that the last response of a chain answers, oldest first."""
     items: list[Item] = []
     for stored in chain:
         items += stored.input
@@ -76,8 +76,8 @@ def stored_items(chain: list[PastTurn]) -> list[Item]:
 async def load_history(
     store: ResponseStore, body: ResponsesRequest, response_id: str, turns: KnownTurns | None = None
 ) -> History:
-    """Loads the history, if need be of ``turns`` only the last turn. RequestError if a response is not
-    stored, or an item is invalid."""
+    """Loads the history; only the last turn if ``turns`` knows it. RequestError if a response is not stored,
+    or an item is invalid."""
     items = easy_items(body.input) if body.input else []
     if len(items) > MAX_ITEMS:
         raise RequestError(f"input has {len(items)} items; at most {MAX_ITEMS} are taken.", "input")
@@ -108,9 +108,9 @@ async def _chain(store: ResponseStore, previous: str, field_at_fault: str) -> li
 
 
 async def _resolved(store: ResponseStore, item: Item, where: str) -> Item:
-    """The item itself in place of a reference to it."""
+    """Returns the item that a reference names; other items unchanged."""
     kind = kind_of(item)
-    if kind is None:  # before it is given an id, with which it would look like a reference
+    if kind is None:  # checked before it gets an id, with which it would look like a reference
         raise RequestError(f"{where}.type is missing.", f"{where}.type")
     if kind != "item_reference":
         return item
@@ -125,7 +125,7 @@ async def _resolved(store: ResponseStore, item: Item, where: str) -> Item:
 
 
 def with_ids(items: Iterable[Item], response_id: str) -> Iterable[Item]:
-    """The items, each with the client's id or a new one."""
+    """Returns the items, each with the client's id or a new one."""
     for index, item in enumerate(items):
         kind = kind_of(item)
         prefix = _ID_KINDS.get(kind, "item") if isinstance(kind, str) else "item"

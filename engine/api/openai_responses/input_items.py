@@ -1,6 +1,6 @@
-"""Converts the items of a request, the client's and earlier responses', to chat messages.
+"""Converts the items of a request and of earlier responses to chat messages.
 
-One reply of the model becomes one message, as the model wrote it: only then does the next prompt
+One reply of the model becomes one message, exactly as the model wrote it: only then does the next prompt
 begin with the tokens of this one.
 """
 
@@ -44,17 +44,17 @@ LEFT_OUT = frozenset(
         "configuration_update",
     )
 )
-"""Records of what other servers ran: this model took no part in it, and the messages that follow
-hold the results."""
+"""Records of work by other servers: this model took no part in it, and the messages that follow contain the
+results."""
 
 
 _OF_A_CALL = re.compile(r"\w+_(call|call_output)")
-"""Items of newer servers: calls of their own tools, and the results."""
+"""Matches items of newer servers: calls of their own tools, and the results."""
 
 
 def seal_reasoning(text: str) -> str:
-    """The opaque form in which a client without stored reasoning carries it to the next turn. It
-    is not secret: the client gets the text as well."""
+    """Encodes reasoning for a client that carries it to the next turn because it is not stored. It is not
+    secret: the client gets the text as well."""
     return _SEALED + b64encode(text.encode()).decode()
 
 
@@ -76,7 +76,7 @@ def kind_of(item: Mapping[str, Any]) -> object:
 
 
 class MessageList:
-    """Messages, built item by item. ``where`` names the item in errors."""
+    """Builds messages item by item. ``where`` names the item in errors."""
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class MessageList:
         left_out: LeftOut | None = None,
         call_ids: Iterable[str] = (),
     ) -> None:
-        """``left_out`` collects notes of what the model is not shown. ``call_ids``: calls of messages that
-        stand before these."""
+        """``left_out`` collects notes of what the model is not shown. ``call_ids``: calls of messages before
+        these."""
         self.left_out = LeftOut() if left_out is None else left_out
         self._messages: list[Message] = []
         self._reply: Message | None = None
@@ -94,9 +94,9 @@ class MessageList:
         """Whether the last item of the reply was a message: the next message then starts another
         reply."""
         self.call_ids: set[str] = set(call_ids)
-        """Ids of the calls so far, which outputs refer to."""
+        """Ids of the calls until now, which outputs refer to."""
         self.tools: list[tuple[list[Tool], str]] = []
-        """Tools that items hold, and where."""
+        """Tools that items contain, and the path of each item."""
         if instructions is not None:
             self._tell("system", instructions)
 
@@ -105,11 +105,10 @@ class MessageList:
         return self._messages
 
     def extend(self, items: Sequence[Mapping[str, Any]], where: str, *, ends_with_new: bool = False) -> None:
-        """Adds the items of one request or one reply, which are never merged with those of
-        another.
+        """Adds the items of one request or one reply, which are never merged with those of another.
 
-        ``ends_with_new``: the user's last message is new, so content other than text is refused in
-        it, unless it follows tool results. Elsewhere a line of text stands for such content.
+        ``ends_with_new``: the user's last message is new, so it is an error if it has content other than
+        text, unless it follows tool results. Elsewhere a line of text replaces such content.
         """
         self._end_reply()
         last = len(items) - 1 if ends_with_new else None
@@ -138,7 +137,7 @@ class MessageList:
                 self._leave_out(item, kind, where)
 
     def _text(self, content: object, where: str, *, is_new: bool = False, shows: bool = True) -> str:
-        """``shows``: pictures are shown, as where users and tools have them."""
+        """``shows``: whether pictures may be shown, which is so for users and tools."""
         if isinstance(content, str):
             return content
         if not isinstance(content, list):
@@ -208,7 +207,7 @@ class MessageList:
 
     def _add_output(self, item: Mapping[str, Any], text: str, where: str) -> None:
         self._end_reply()
-        # OpenAI's shell tool has no call id: the item's id stands for it.
+        # OpenAI's shell tool has no call id: the item's id is used.
         is_shells = item.get("type") == "local_shell_call_output" and item.get("call_id") is None
         named = "id" if is_shells else "call_id"
         call_id = _string(item, named, where)
@@ -230,7 +229,7 @@ class MessageList:
         if isinstance(kind, str) and (kind in LEFT_OUT or _OF_A_CALL.fullmatch(kind)):
             self.left_out.add(where, kind)
             return
-        if kind in ("compaction", "compaction_summary"):  # only its maker can read it
+        if kind in ("compaction", "compaction_summary"):  # only the server that made it can read it
             self._tell("user", self.left_out.part(item, where))
             return
         if kind in ("compaction_trigger", "context_compaction"):
@@ -252,7 +251,7 @@ class MessageList:
 
 
 def _called(item: Mapping[str, Any], where: str) -> str:
-    """The name by which the model called the tool."""
+    """The name with which the model called the tool."""
     namespace = item.get("namespace")
     if namespace is not None and not isinstance(namespace, str):
         raise RequestError(f"{where}.namespace must be a string.", f"{where}.namespace")
@@ -260,8 +259,8 @@ def _called(item: Mapping[str, Any], where: str) -> str:
 
 
 def _reasoning_of(item: Mapping[str, Any], where: str) -> str:
-    """The model's reasoning, from its text or from this server's sealed form; other servers' is
-    unreadable."""
+    """The model's reasoning, from its text or from this server's sealed form; other servers' forms cannot be
+    read."""
     content = item.get("content")
     if content:
         if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
@@ -287,7 +286,7 @@ def _string(item: Mapping[str, Any], name: str, where: str) -> str:
 
 
 def _json_of(item: Mapping[str, Any], name: str, kind: type, where: str) -> str:
-    """A part of an item as the model would write it."""
+    """Encodes a part of an item as JSON, as the model would write it."""
     value = item.get(name)
     if not isinstance(value, kind):
         what = "an object" if kind is dict else "a list"

@@ -173,21 +173,21 @@ class Response(msgspec.Struct, kw_only=True, frozen=True):
     warnings: list[str] | UnsetType = UNSET
     """Notes on parts of the request that have no effect; not a field of OpenAI's."""
     kv_transfer_params: dict[str, Any] | UnsetType = UNSET
-    """What a proxy passes on to the server that goes on; vLLM's field."""
+    """Parameters that a proxy passes to the server that continues; vLLM's field."""
 
 
 def new_response_id() -> str:
-    """A random id: knowing it allows reading the response."""
+    """Returns a random id: who knows it can read the response."""
     return f"resp_{uuid4().hex}"
 
 
 def item_id(kind: str, response_id: str, number: int) -> str:
-    """The id of item ``number``. It holds the response's id, so that references to the item can be
-    resolved. ``kind`` is OpenAI's prefix of that item type."""
+    """The id of item ``number``. It contains the response's id, so that references to the item can be
+    resolved. ``kind`` is OpenAI's prefix for that item type."""
     return f"{kind}_{response_id.removeprefix('resp_')}{number:04x}"
 
 
 def response_of_item(referenced: str) -> str | None:
-    """The response of the item; None if the id is not from this server."""
+    """The id of the response that an item belongs to; None if the item's id is not from this server."""
     _, _, rest = referenced.rpartition("_")
     return f"resp_{rest[:32]}" if len(rest) >= 36 else None

@@ -21,8 +21,8 @@ from engine.api.service.identity import owner_of
 
 
 class ResponseKeeper:
-    """One process's state, as one owner sees it. Several processes share a file in their folder; a
-    single one needs none."""
+    """One process's state, as one owner sees it. Several processes share a file in their folder; a single
+    process needs none."""
 
     def __init__(
         self, store: ResponseStore, runs: BackgroundRuns, turns: KnownTurns, owner: str | None = None
@@ -44,7 +44,7 @@ class ResponseKeeper:
         return self if owner is None else ResponseKeeper(self.store, self.runs, self.turns, owner)
 
     async def find(self, response_id: str) -> StoredResponse:
-        """Finds a response; ResponseNotStoredError if it is not stored, or no longer."""
+        """Finds a response; ResponseNotStoredError if it was never stored, or is no longer stored."""
         check_id(response_id, "resp_", "response")
         stored = await self.store.get(response_id)
         if stored is None:
@@ -53,7 +53,7 @@ class ResponseKeeper:
 
 
 def keeper_of(request: Request) -> ResponseKeeper:
-    """The state of the owner of the request's key. No id leads to data of other owners."""
+    """Returns the state for the owner of the request's key. No id leads to data of other owners."""
     keeper: ResponseKeeper = request.app.state.response_keeper
     return keeper.of(owner_of(request.headers))
 

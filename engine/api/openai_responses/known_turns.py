@@ -1,7 +1,7 @@
-"""Turns whose tokens this process still has: the next one appends to them, without reading the history.
+"""Turns whose tokens this process still has: the next turn appends to them, without reading the history.
 
-Only that is kept of a turn which a later one needs. What the client sees never depends on it: a turn that is
-not known here is read from the store.
+Only the data that a later turn needs is kept. The client's results never depend on it: an unknown turn is
+read from the store.
 """
 
 from __future__ import annotations
@@ -22,30 +22,31 @@ from engine.api.turn.conversation_turn import TurnOutput
 from engine.tokenization.prompt_encoder import extreme_tokens
 
 MOST_TOKENS = 1 << 22
-"""The most tokens that are kept, at 8 bytes each: the token ids themselves are shared."""
+"""Maximum number of tokens that are kept, at 8 bytes each: the token ids themselves are shared."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownTurn:
-    """A turn that ended, and what its prompt was made of."""
+    """A turn that ended, and the inputs of its prompt."""
 
     prompt: PromptSoFar
     asked: bytes
     """See ``asked_of``."""
     earlier: tuple[str, ...]
-    """The responses before it, the oldest first."""
+    """The responses before it, oldest first."""
     call_ids: frozenset[str]
-    """Calls that outputs may refer to, but for those of its own reply."""
+    """Ids of the calls that outputs may refer to, except those in its reply."""
     num_replies: int
     num_results: int
-    """Replies and results of tools in its prompt."""
+    """Numbers of replies and of tool results in its prompt."""
     left_out: tuple[str, ...]
-    """What of its history the model was not shown."""
+    """Notes on the parts of its history that the model was not shown."""
     fingerprint: PromptPrint | None
 
 
 def asked_of(conversation: Conversation, instructions: str | None, model_name: str) -> bytes:
-    """A hash of what a prompt is made of besides its messages: only with the same may a turn append."""
+    """A hash of the inputs of a prompt except its messages: a turn may append only if the hash is the
+    same."""
     adapter = conversation.context.adapter
     adapter_key = None if adapter is None else adapter.key
     return hash_of(
@@ -59,7 +60,7 @@ class _Size:
 
 
 class KnownTurns:
-    """One owner's view of the known turns. Bounded: the longest unused are forgotten first."""
+    """One owner's view of the known turns. Bounded: the least recently used are forgotten first."""
 
     def __init__(self, max_tokens: int = MOST_TOKENS) -> None:
         self._max_tokens = max_tokens
@@ -76,7 +77,7 @@ class KnownTurns:
         return self._turns.get((self._owner, response_id))
 
     def put(self, response_id: str, turn: KnownTurn) -> None:
-        """Keep a turn that has just ended. The one before it is the next to be forgotten: few turns are
+        """Keeps a turn that has just ended. The turn before it is the next to be forgotten: few turns are
         continued twice."""
         self.forget(response_id)
         self._turns[self._owner, response_id] = turn
@@ -88,12 +89,12 @@ class KnownTurns:
             self._remove(next(iter(self._turns)))
 
     def forget(self, response_id: str) -> None:
-        """The response was deleted."""
+        """Forgets a response that was deleted."""
         if (self._owner, response_id) in self._turns:
             self._remove((self._owner, response_id))
 
     def forget_all(self) -> None:
-        """Forget what all owners have: each turn is then read from the store."""
+        """Forgets the turns of all owners: each is then read from the store."""
         self._turns.clear()
         self._size.num_tokens = 0
 
@@ -111,11 +112,11 @@ def known_turn(
     reply_ids: list[int],
     fingerprint: PromptPrint,
 ) -> KnownTurn | None:
-    """What to keep of a turn that has ended with ``last``, of whose reply these are the tokens. ``before``:
-    the responses that were loaded for it, behind the ``known`` ones.
+    """Returns what to keep of a turn that ended with ``last`` and replied with these tokens. ``before``: the
+    responses that were loaded for it, after the ``known`` ones.
 
-    None if its prompt is not just what is kept: it has pictures, or tools among its items. None, too, if the
-    model has not ended the reply itself: what follows is then not what a template would write.
+    None if its prompt has more than can be kept: pictures, or tools among its items. None, too, if the model
+    has not ended the reply itself: the text after it would differ from what a template writes.
     """
     [answer] = last.answers
     is_whole = answer.raw.finish_reason == "stop" and not isinstance(answer.raw.stop_reason, str)

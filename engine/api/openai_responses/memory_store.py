@@ -47,10 +47,10 @@ class _Part:
         self.entries: OrderedDict[str, _Entry] = OrderedDict()
         """Entries, the least recently used first."""
         self.in_progress: dict[str, _Entry] = {}
-        """Those entries whose responses have not ended."""
+        """Entries whose responses have not ended."""
         self.newest: dict[str, str] = {}
         self.locks: dict[str, _Lock] = {}
-        """Locks, by the response whose turn it is."""
+        """Locks, by the response that holds them."""
 
     def add(self, response_id: str, entry: _Entry) -> None:
         self.entries[response_id] = entry
@@ -96,12 +96,12 @@ class MemoryStore:
         return view
 
     def __len__(self) -> int:
-        """The total over all owners."""
+        """The number of responses of all owners."""
         return sum(len(part.entries) for part in self._parts.values())
 
     @property
     def num_bytes(self) -> int:
-        """The total over all owners."""
+        """The bytes of the responses of all owners."""
         return sum(part.num_bytes for part in self._parts.values())
 
     async def put(self, stored: StoredResponse) -> None:
@@ -121,7 +121,7 @@ class MemoryStore:
         self._make_room()
 
     def _make_room(self) -> None:
-        """Evicts responses, those of the owner with most first."""
+        """Evicts responses, those of the owner with the most first."""
         now = self._clock()
         parts = list(self._parts.values())
         alive = [e for part in parts for e in part.in_progress.values() if e.alive_until >= now]

@@ -25,7 +25,8 @@ class ItemList(msgspec.Struct, kw_only=True):
 
 
 def page_of(request: Request, items: list[Item]) -> ItemList:
-    """The page of these items, given oldest first, that a query asks for; by default newest first."""
+    """Returns the page of these items, given oldest first, that the query requests; by default newest
+    first."""
     order = request.query_params.get("order", "desc")
     if order not in ("asc", "desc"):
         raise RequestError("order must be 'asc' or 'desc'.", "order")
@@ -34,7 +35,7 @@ def page_of(request: Request, items: list[Item]) -> ItemList:
 
 
 def list_of(items: list[Item], *, has_more: bool = False) -> ItemList:
-    """These items as a list."""
+    """Returns these items as a list."""
     ids = [str(item["id"]) for item in items]
     return ItemList(
         data=items,

@@ -1,4 +1,4 @@
-"""``prompt_cache_diagnostics``: what became of the prompt of the response named for comparison."""
+"""``prompt_cache_diagnostics``: whether the prompt of the response named for comparison was reused."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _REASONS: Mapping[Part, Reason] = {
     "system": "input_changed",
     "messages": "input_changed",
 }
-"""OpenAI's other reasons never apply: keys, formats, verbosity and tiers are in no prompt here."""
+"""OpenAI's other reasons never apply: prompts here do not depend on keys, formats, verbosity or tiers."""
 
 
 class PromptCacheDiagnostics(msgspec.Struct, frozen=True, kw_only=True):
-    """OpenAI's field. ``unavailable``: it was not reused, but not for anything the client changed."""
+    """OpenAI's field. ``unavailable``: the prompt was not reused, although the client changed nothing."""
 
     type: Literal["cache_hit", "cache_miss", "comparison_response_not_found", "unavailable"]
     reason: Reason | UnsetType = UNSET
@@ -35,7 +35,8 @@ class PromptCacheDiagnostics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def told_diagnosis(diagnosis: Diagnosis, *, is_compacted: bool) -> PromptCacheDiagnostics:
-    """In OpenAI's words. ``is_compacted``: the oldest messages were left out to fit the context."""
+    """Converts a diagnosis to OpenAI's terms. ``is_compacted``: the oldest messages were left out to fit the
+    context."""
     match diagnosis.outcome:
         case "hit":
             return PromptCacheDiagnostics(type="cache_hit")

@@ -1,7 +1,6 @@
-"""Converts a model's reply to output items: parsed deltas go in, events and complete items come
-out.
+"""Converts a model's reply to output items: takes parsed deltas, returns events and complete items.
 
-It knows no engine. The result does not depend on how the reply was split.
+It does not know the engine. The result does not depend on how the reply was split.
 """
 
 from __future__ import annotations
@@ -50,13 +49,13 @@ class _OpenItem(Protocol):
     """An item that is still growing."""
 
     def begin(self) -> list[Event]:
-        """Events of the empty item."""
+        """Returns the events of the empty item."""
 
     def add(self, text: str, logprobs: list[ChatTokenLogprob]) -> list[Event]:
-        """Events of a delta."""
+        """Returns the events of a delta."""
 
     def end(self, status: ItemStatus) -> list[Event]:
-        """Events of the end; the last one holds the item, complete or cut off."""
+        """Returns the events of the end; the last one holds the item, complete or cut off."""
 
 
 class Reply:
@@ -68,15 +67,15 @@ class Reply:
         self._seals_reasoning = seals_reasoning
         self._open: _OpenItem | None = None
         self._kind: object = None
-        """What the open item takes: a type of delta, or the index of a call."""
+        """The kind of the open item: a type of delta, or the index of a call."""
         self._logprobs: list[ChatTokenLogprob] = []
         """Logprobs of tokens whose text the parser still holds back."""
         self.items: list[OutputItem] = []
         """Completed items."""
 
     def add(self, deltas: Iterable[ReplyDelta], logprobs: list[ChatTokenLogprob]) -> list[Event]:
-        """Adds deltas. Their ``logprobs`` go to message text as far as they belong to it: a parser
-        does not report which tokens it took for a call."""
+        """Adds deltas. Their ``logprobs`` go to message text where possible: a parser does not report which
+        tokens belong to a call."""
         self._logprobs += logprobs
         events: list[Event] = []
         for delta in deltas:

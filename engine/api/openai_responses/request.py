@@ -1,5 +1,4 @@
-"""Body of POST /v1/responses: OpenAI's fields, and the sampling and job fields that all APIs
-share."""
+"""Body of POST /v1/responses: OpenAI's fields, and the sampling and job fields that all APIs share."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 def _text_or_items(given: object) -> object:
-    """Validated by hand: the errors of a union would mention text only."""
+    """Validates by hand, since the errors of a union would mention text only."""
     if given is None or isinstance(given, str):
         return given
     if not isinstance(given, list):
@@ -45,7 +44,7 @@ def _text_or_items(given: object) -> object:
 
 
 class ReasoningParam(BaseModel):
-    """Reasoning effort. There are no summaries, as the reasoning itself is returned."""
+    """Reasoning effort. There are no summaries, because the reasoning itself is returned."""
 
     effort: str | None = None
     summary: str | None = None
@@ -118,7 +117,7 @@ class ResponsesRequest(GenerationRequest):
 
     @property
     def keeps(self) -> bool:
-        """Whether the response is stored, to be read and continued."""
+        """Whether the response is stored, so that it can be read and continued."""
         return self.store is not False
 
     @property
@@ -128,7 +127,7 @@ class ResponsesRequest(GenerationRequest):
 
     @property
     def prewarms(self) -> bool:
-        """Whether the prompt is only cached: nothing is generated."""
+        """Whether the prompt is only cached and nothing is generated."""
         return self.prompt_cache_options is not None and bool(self.prompt_cache_options.prewarm)
 
     @property
@@ -155,8 +154,7 @@ class ResponsesRequest(GenerationRequest):
         return params if wanted is None else msgspec.structs.replace(params, structured_outputs=wanted)
 
     def _structured_output(self) -> StructuredOutputsParams | None:
-        """The output format of ``text.format``. A schema that is not strict is enforced as far as
-        possible."""
+        """The output format of ``text.format``. A schema that is not strict is enforced where possible."""
         form = (self.text or TextParam()).format or {}
         refuse_other_forms("text.format", str(form.get("type", "text")), form, taken=("schema",))
         match form.get("type", "text"):
@@ -188,7 +186,7 @@ class ResponsesRequest(GenerationRequest):
         )
 
     def named(self, error: ContextLengthError) -> ContextLengthError:
-        """The error with the output limit under the client's name for it."""
+        """Returns the error with the client's name for the output limit."""
         if error.field == "max_tokens" and self.max_output_tokens is not None:
             return ContextLengthError(str(error), "max_output_tokens")
         return error
@@ -199,7 +197,7 @@ class ResponsesRequest(GenerationRequest):
         return {**kwargs, **(self.chat_template_kwargs or {})} or None
 
     def thinking_budget(self) -> int | None:
-        """The most tokens of reasoning at the effort that is asked for."""
+        """The maximum number of reasoning tokens at the requested effort."""
         return budget_of_effort(self.reasoning.effort if self.reasoning else None, self.output_limit())
 
     def echoed_text(self) -> TextConfig:

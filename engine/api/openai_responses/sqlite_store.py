@@ -83,8 +83,8 @@ SELECT depth, id, previous, data FROM chain JOIN bodies USING (id)
 
 
 def _begin_log(db: sqlite3.Connection) -> None:
-    """Turns on the write-ahead log. SQLite does not wait here: of concurrent processes all but one
-    are refused, so they retry."""
+    """Turns on the write-ahead log. SQLite does not wait here but refuses all concurrent processes but one,
+    so they retry."""
     deadline_s = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         try:
@@ -98,8 +98,7 @@ def _begin_log(db: sqlite3.Connection) -> None:
 
 
 class SqliteStore:
-    """Stores responses in a file that processes of this machine share. It need not survive a
-    crash."""
+    """Stores responses in a file that processes of this machine share. It need not survive a crash."""
 
     def __init__(
         self, folder: Path, limits: StoreLimits, clock: Callable[[], float] = time.monotonic
@@ -197,7 +196,7 @@ class SqliteStore:
         return True
 
     def _make_room(self) -> None:
-        """Evicts responses, those of the owner with most first."""
+        """Evicts responses, those of the owner with the most first."""
         now = self._clock()
         num_alive, size_alive = self._db.execute(_ALIVE, (now,)).fetchone()
         max_responses = self.limits.max_responses + num_alive
@@ -241,7 +240,7 @@ class SqliteStore:
         return turn_decoder.decode(data)
 
     def _use(self, keys: list[str]) -> int:
-        """Marks them as used; returns how many there are. The bodies, which are large, are not touched."""
+        """Marks responses as used; returns how many exist. The bodies, which are large, are not read."""
         now = time.monotonic_ns()
         used = self._db.executemany(
             "UPDATE responses SET used = ? WHERE id = ?", [(now, key) for key in keys]

@@ -1,7 +1,7 @@
 """Stores responses between turns, within limits: the least recently used are evicted.
 
-The limits are for responses that have ended. A running one is never evicted; their number is
-bounded by ``max_background_responses`` of each process.
+The limits apply to responses that have ended. A running one is never evicted; ``max_background_responses`` of
+each process bounds their number.
 
 ``MemoryStore`` is for a server of one process; ``SqliteStore`` is one file for several.
 """
@@ -38,9 +38,9 @@ class StoredResponse(msgspec.Struct, kw_only=True, frozen=True):
     input: list[Item]
     """The input items of this turn only, each with an id."""
     previous_id: str | None = None
-    """The previous response, also if a conversation was named instead."""
+    """The previous response, even if the request named a conversation instead."""
     job_id: str | None = None
-    """The job's id, given by the client or inferred: the next turn belongs to it too."""
+    """The job's id, from the client or inferred: the next turn belongs to it too."""
 
 
 class PastResponse(msgspec.Struct, kw_only=True, frozen=True):
@@ -72,7 +72,7 @@ class StoreLimits:
 
 
 class ResponseNotStoredError(NotFoundError):
-    """The named response or conversation is not stored, or no longer."""
+    """The named response or conversation was never stored, or is no longer stored."""
 
     def __init__(self, what: str, limits: StoreLimits, field: str | None = None) -> None:
         super().__init__(
@@ -85,14 +85,13 @@ class ResponseNotStoredError(NotFoundError):
 class ResponseStore(Protocol):
     """A store of responses. Each use of a response makes it the most recently used.
 
-    A store is one owner's view: ids are looked up, and conversations locked, among that owner's
-    only.
+    A store is one owner's view: only that owner's ids are found and conversations locked.
     """
 
     limits: StoreLimits
 
     def of(self, owner: str | None) -> ResponseStore:
-        """The store as another owner sees it."""
+        """Returns the store as another owner sees it."""
 
     async def put(self, stored: StoredResponse) -> None:
         """Stores the response, replacing an earlier state. One that has ended becomes its
@@ -102,14 +101,14 @@ class ResponseStore(Protocol):
         """Stores a later state; False, without effect, if the response was deleted or evicted."""
 
     async def get(self, response_id: str) -> StoredResponse | None:
-        """The response; None if it is not stored, or no longer."""
+        """The response; None if it was never stored, or is no longer stored."""
 
     async def chain(self, response_id: str, field: str) -> list[PastTurn]:
-        """The response and all before it, oldest first; ResponseNotStoredError for ``field`` if
-        one is missing."""
+        """Returns the response and all before it, oldest first; ResponseNotStoredError for ``field`` if one
+        is missing."""
 
     async def tip(self, response_id: str, earlier: Sequence[str]) -> PastTurn | None:
-        """The response alone, whose ``chain`` has these before it; None unless all are stored."""
+        """Returns only the response, if its ``chain`` has these before it; None unless all are stored."""
 
     async def delete(self, response_id: str) -> bool:
         """Deletes the response; False if it is not stored."""
@@ -118,7 +117,7 @@ class ResponseStore(Protocol):
         """The newest response of a conversation; None if there is no such conversation."""
 
     async def cancel(self, response_id: str) -> None:
-        """Asks the process that runs the response to end it."""
+        """Requests the process that runs the response to end it."""
 
     async def renew(self, response_id: str) -> bool:
         """Renews a running response. False if it was cancelled or was never stored."""
@@ -137,7 +136,7 @@ turn_decoder = msgspec.msgpack.Decoder(PastTurn)
 
 
 def encoded(stored: StoredResponse) -> bytes:
-    """The encoded response. Integers of any size in schemas become floats."""
+    """Encodes a response. Integers beyond 64 bits in schemas become floats."""
     try:
         return _encoder.encode(stored)
     except OverflowError:
@@ -155,8 +154,8 @@ def _in_64_bits(value: object) -> object:
 
 
 def owned_key(owner: str | None, name: str) -> str:
-    """The key of a response or conversation. Owners' names hold no slash, so no name leads to
-    another owner's data."""
+    """The key of a response or conversation. Owners' names contain no slash, so no name leads to another
+    owner's data."""
     return f"{owner or ''}/{name}"
 
 
@@ -166,7 +165,7 @@ def conversation_of(stored: StoredResponse) -> str | None:
 
 
 def alive_until_of(stored: StoredResponse, now: float) -> float:
-    """When a response is lost unless renewed; 0 if it has ended."""
+    """The time at which a response is lost unless renewed; 0 if it has ended."""
     return 0.0 if stored.response.status in ENDED else now + RENEWED_FOR_S
 
 
@@ -176,7 +175,7 @@ def goes_on_from(stored: StoredResponse) -> bool:
 
 
 def broken_chain(link: str, response_id: str, limits: StoreLimits, field: str) -> ResponseNotStoredError:
-    """The error for the chain of ``response_id``, in which ``link`` is missing."""
+    """Returns the error for the chain of ``response_id``, in which ``link`` is missing."""
     what = f"Response {response_id[:100]!r}"
     if link != response_id:
         what = f"Response {link!r}, which {response_id!r} goes back to,"
@@ -184,7 +183,7 @@ def broken_chain(link: str, response_id: str, limits: StoreLimits, field: str) -
 
 
 def as_it_stands(stored: StoredResponse, alive_until: float, now: float) -> StoredResponse:
-    """The response, marked failed if the process that ran it is gone."""
+    """Returns the response, marked as failed if the process that ran it is gone."""
     if stored.response.status in ENDED or alive_until >= now:
         return stored
     error = ResponseError(code="server_error", message="The server process that ran this response has ended.")

@@ -1,7 +1,7 @@
-"""The tools of a request: what the model is shown of them, and which item a call becomes.
+"""The tools of a request: how the model is shown each tool, and which item a call becomes.
 
-The model knows functions only. A custom tool is shown as a function with one string, a tool in a
-namespace under a joined name.
+The model knows only functions. A custom tool is shown as a function with one string, a tool in a namespace
+with a joined name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from engine.api.turn.conversation import FreeInput, NamedTool, ToolChoice
 from engine.errors import RequestError
 
 Tool = dict[str, Any]
-"""A tool keeps all fields of the client's JSON: it is echoed, and schemas may hold anything."""
+"""A tool keeps all fields of the client's JSON, since it is returned, and schemas may contain anything."""
 
 NAME_SEPARATOR = "__"
 """Joins a namespace and a name; valid in every format in which models write calls."""
@@ -42,8 +42,8 @@ NOT_RUN_HERE = frozenset(
         "apply_patch",
     )
 )
-"""Tools that OpenAI's servers run, or that only its models can call. They are left out with a
-warning, since clients send them by default."""
+"""Tools that OpenAI's servers run, or that only its models can call. They are left out with a warning, since
+clients send them by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,10 @@ class Tools:
     _free_inputs: dict[str, FreeInput] = field(default_factory=dict)
     """Custom tools whose text follows a Lark grammar, by the shown name."""
     _patterns: dict[str, FreeInput] = field(default_factory=dict)
-    """Custom tools whose text follows an expression, which JSON can be kept to, too."""
+    """Custom tools whose text follows a regular expression, which a JSON schema can enforce, too."""
 
     def find(self, shown: str) -> ToolName:
-        """The tool of a call; an unknown name is treated as a function's."""
+        """Returns the tool of a call; an unknown name is treated as a function's."""
         return self.names.get(shown) or ToolName(shown)
 
     def add(self, tools: list[Tool], where: str) -> None:
@@ -109,7 +109,7 @@ class Tools:
             inside = f"{where}.tools[{index}]"
             if not isinstance(inner, dict) or inner.get("type") not in ("function", "custom"):
                 raise RequestError(f"{inside}.type must be 'function' or 'custom'.", f"{inside}.type")
-            # The namespace's description is given once, with its first tool.
+            # Only the namespace's first tool gets its description.
             self._add_function(inner, inside, namespace, about if index == 0 else "")
 
     def _add_function(self, tool: Tool, where: str, namespace: str | None, about: str) -> None:
@@ -171,9 +171,9 @@ class Tools:
             ]
 
     def choose(self, choice: str | Mapping[str, Any] | None, *, enforces_texts: bool = False) -> ToolChoice:
-        """The ``tool_choice`` of the request; ``allowed_tools`` removes the others from ``functions``.
+        """Reads the ``tool_choice`` of the request; ``allowed_tools`` removes the others from ``functions``.
 
-        ``enforces_texts``: whether Lark grammars are kept where the model may choose.
+        ``enforces_texts``: whether Lark grammars are enforced when the model may choose.
         """
         chosen = self._choose(choice)
         self._tell_of_formats(chosen, enforces_texts)
@@ -233,7 +233,7 @@ _CUSTOM_PARAMETERS: Tool = {
 
 
 def _in_lark(pattern: str) -> str:
-    """An expression as a grammar."""
+    """Converts a regular expression to a grammar."""
     escapes = {"/": r"\/", "\n": r"\n", "\r": r"\r"}
     text = re.sub(r"\\.|[/\n\r]", lambda found: escapes.get(found.group(), found.group()), pattern)
     return f"start: TEXT\nTEXT: /{text}/\n"
@@ -266,7 +266,7 @@ def _parameters_of(tool: Tool, where: str) -> Tool:
 
 
 def _format_note(form: object, where: str) -> str:
-    """The note for the model on the format of a custom tool's input."""
+    """A note for the model on the format of a custom tool's input."""
     if form is None:
         return ""
     kind = form.get("type") if isinstance(form, dict) else None

@@ -1,15 +1,15 @@
-"""``truncation: auto``: which part of a too long conversation is left out."""
+"""``truncation: auto``: leaves out a part of a conversation that is too long."""
 
 from __future__ import annotations
 
 from engine.api.prompt.chat_messages import Message
 
 SHARE = 4
-"""Each attempt removes one in this many of the removable messages, since it renders a prompt."""
+"""Each attempt removes one in this many of the removable messages, because it renders a prompt."""
 
 
 def without_oldest(messages: list[Message]) -> list[Message] | None:
-    """The conversation without its oldest part; None if nothing can be removed.
+    """Returns the conversation without its oldest part; None if nothing can be removed.
 
     Leading system messages and the last message stay. No tool result is left without its call.
     """

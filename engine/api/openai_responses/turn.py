@@ -1,5 +1,5 @@
-"""One request of the Responses API, from its body to a conversation, and from the engine's outputs
-to events and the stored response."""
+"""One request of the Responses API: from its body to a conversation, and from the engine's outputs to events
+and the stored response."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _LAST_EVENTS = {"completed": ResponseCompleted, "incomplete": ResponseIncomplete
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Who sends a request, and to which model: what its turn needs beside the body."""
+    """The sender of a request and its model: the inputs of a turn besides the body."""
 
     model: Model
     store: ResponseStore
@@ -94,9 +94,9 @@ class ResponseTurn:
         self._reply_ids: list[int] = []
         self._reply = self._new_reply(response_id)
         self.patience = model.server.patience()
-        """How long its stream waits for the first output."""
+        """The maximum wait of its stream for the first output."""
         self._is_compacted = False
-        """Whether the oldest of the conversation was left out."""
+        """Whether the oldest part of the conversation was left out."""
         self._number = 0
         self._is_kept = False
         self._has_told_its_end = False
@@ -107,7 +107,7 @@ class ResponseTurn:
     async def begin(cls, asker: Asker, body: ResponsesRequest) -> ResponseTurn:
         """Starts the next turn, which locks its conversation until it ends or is given up.
 
-        RequestError for errors that show before the engine has it.
+        RequestError for errors found before the engine receives it.
         """
         named, response_id = body.conversation_name, new_response_id()
         lock = None if named is None else await ConversationLock.take(asker.store, named, response_id)
@@ -124,20 +124,20 @@ class ResponseTurn:
 
     @classmethod
     async def sketch(cls, asker: Asker, body: ResponsesRequest) -> ResponseTurn:
-        """The next turn for counting only; it is not run."""
+        """Returns the next turn for counting only; it is not run."""
         response_id = new_response_id()
         history = await load_history(asker.store, body, response_id)
         return cls(asker, body, history, response_id, lock=None)
 
     async def give_up(self) -> None:
-        """Gives the turn up."""
+        """Gives the turn up and unlocks its conversation."""
         if self._lock is not None:
             await self._lock.release()
 
     # ---- the request ----
 
     def _read(self, headers: Mapping[str, str], response_id: str) -> Conversation:
-        """The request, independent of the API."""
+        """Builds the conversation, independent of the API."""
         body, previous, known = self._body, self._history.previous, self._history.known
         left_out = self._model.server.left_out()
         messages = self._history.messages(body.instructions, left_out)
@@ -177,7 +177,7 @@ class ResponseTurn:
         return Reply(response_id, self._tools, seals_reasoning=self._body.includes(REASONING_SEALED))
 
     async def _continue(self, known: KnownTurn) -> bool:
-        """Let the prompt append to the turn before; False if it is to be rendered as a whole."""
+        """Makes the prompt append to the previous turn; False if it must be rendered as a whole."""
         conversation, tokens = self._conversation, None
         is_text = not (self._messages.tools or conversation.has_pictures)
         if is_text and known.asked == self._asked():
@@ -233,7 +233,7 @@ class ResponseTurn:
         return await ConversationTurn(self._model, self._conversation).count()
 
     async def whole(self) -> Response:
-        """The complete response. Errors are raised."""
+        """Runs the turn and returns the complete response; raises errors."""
         async for _ in self.events():
             pass
         return self.response
@@ -249,8 +249,8 @@ class ResponseTurn:
                 yield event
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """Yields the events up to the end. The first come with the engine's first output, unless
-        the response runs in the background."""
+        """Yields the events up to the end. The first ones come with the engine's first output, unless the
+        response runs in the background."""
         held = nullcontext() if self._lock is None else self._lock.renewed()
         async with held, aclosing(self._made()) as made:
             async for event in made:
@@ -278,8 +278,7 @@ class ResponseTurn:
             yield event
 
     async def _outputs(self) -> AsyncGenerator[TurnOutput, None]:
-        """Yields the engine's outputs. A too long conversation is truncated if the client allows
-        it."""
+        """Yields the engine's outputs. Truncates a conversation that is too long if the client allows it."""
         # A background response reports when it starts to run.
         body = self._body
         by_step = body.stream or body.background or self._conversation.params.logprobs is not None
@@ -304,7 +303,7 @@ class ResponseTurn:
                 yield output
 
     async def _load_all(self) -> None:
-        """Read the whole history: the prompt is not to append to the turn before."""
+        """Reads the whole history, because the prompt cannot append to the previous turn."""
         self._history = await load_history(self._store, self._body, self.response.id)
         self._tools = Tools()
         self._conversation = self._read(self._asker.headers, self.response.id)
@@ -323,11 +322,11 @@ class ResponseTurn:
         return [*self._created(), self._numbered(in_progress)]
 
     def _created(self) -> list[Event]:
-        """A response's first event, if there was none."""
+        """The response's first event, if none was sent yet."""
         return [] if self._number else [self._numbered(ResponseCreated(response=self.response))]
 
     def sign_of_life(self) -> bytes:
-        """Events that change nothing, in their place among the others."""
+        """Returns an event that changes nothing, numbered like the others."""
         kind = ResponseInProgress if self._number else ResponseCreated
         return self._numbered(kind(response=self.response)).encode()
 
@@ -352,7 +351,8 @@ class ResponseTurn:
             yield event
 
     async def _diagnose(self, last: TurnOutput) -> PromptCacheDiagnostics | UnsetType:
-        """Why the prompt named for comparison was not reused, if one is. Keeps this one for later."""
+        """Diagnoses why the prompt named for comparison was not reused, if one is named. Keeps this prompt
+        for later."""
         conversation, compared = self._conversation, self._body.compared_with
         told: PromptCacheDiagnostics | UnsetType = UNSET
         if compared is not None:
@@ -365,7 +365,7 @@ class ResponseTurn:
         return told
 
     def _let_append(self, last: TurnOutput, kept: PromptPrint) -> None:
-        """Let the next turn's prompt append to this one's."""
+        """Lets the next turn's prompt append to this one's."""
         if self._body.keeps and not self._body.prewarms and not self._is_compacted:
             turn = known_turn(
                 self._conversation,
@@ -396,7 +396,7 @@ class ResponseTurn:
         return [*created, self._numbered(event), *self._last_events()]
 
     def _last_events(self) -> list[Event]:
-        """Yields the event of the response's end, once."""
+        """Returns the event of the response's end, only once."""
         if self._has_told_its_end:
             return []
         self._has_told_its_end = True
@@ -404,8 +404,8 @@ class ResponseTurn:
         return [self._numbered(kind(response=self.response))]
 
     async def cancelled(self) -> list[Event]:
-        """Yields the last events of a cancelled run. Its response is stored unless it was deleted;
-        one that had just completed stays completed."""
+        """Returns the last events of a cancelled run. Stores its response unless it was deleted; a response
+        that had just completed stays completed."""
         if self.response.status not in ENDED:
             self.response = changed(self.response, status="cancelled", output=self._reply.items)
         await self._keep()
@@ -435,7 +435,7 @@ class ResponseTurn:
 
 
 def _error_code(error: Exception, status: int) -> str:
-    """OpenAI's error code, by which clients decide whether to retry."""
+    """OpenAI's error code, from which clients decide whether to retry."""
     if isinstance(error, ContextLengthError):
         return CONTEXT_LENGTH_EXCEEDED
     return "invalid_prompt" if status < 500 else "server_error"

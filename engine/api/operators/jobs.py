@@ -21,7 +21,7 @@ from engine.messages import JobStatus, ToolSignal, ToolState
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1000
 MAX_SECONDS = 1e7
-"""The longest time that a signal may name, about four months."""
+"""Maximum seconds that a signal may state, about four months."""
 
 router = APIRouter()
 
@@ -30,14 +30,13 @@ Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
 
 
 class SignalBody(BaseModel):
-    """Body of POST /v1/jobs/{id}/signals: the new state of one tool call, or of all that a turn
-    made."""
+    """Body of POST /v1/jobs/{id}/signals: the new state of one tool call, or of all calls of a turn."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
     state: ToolState
     request_id: Name | None = None
-    """The id of the turn's response; None is the job's latest turn."""
+    """The id of the turn's response; None means the job's latest turn."""
     call_id: Name | None = None
     tool: Name | None = None
     expected_s: Seconds | None = None
@@ -82,8 +81,8 @@ class FinishedJob(msgspec.Struct, kw_only=True):
 
 @endpoint(router, "GET", "/v1/jobs")
 async def list_jobs(request: Request) -> Response:
-    """Lists ``limit`` jobs, the most recently active first. An API key with a name sees its
-    owner's only."""
+    """Lists ``limit`` jobs, the most recently active first. An API key with a name sees only its owner's
+    jobs."""
     limit = whole_number(request, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
     jobs = await _engine_with_jobs(request).jobs(limit, owner_of(request.headers))
     return json_response(JobList(data=jobs))
@@ -91,7 +90,7 @@ async def list_jobs(request: Request) -> Response:
 
 @endpoint(router, "GET", "/v1/jobs/{job_id:path}")
 async def show_job(request: Request) -> Response:
-    """One job: its turns, its retained KV and for how long, and when its next turn is expected."""
+    """Shows one job: its turns, its retained KV and for how long, and when its next turn is expected."""
     return json_response(await _job(request))
 
 
@@ -125,7 +124,7 @@ def _engine_with_jobs(request: Request) -> AsyncLLM:
 
 
 async def _job(request: Request) -> JobStatus:
-    """The job that the path names: of the key's owner, or of anyone with a key without a name."""
+    """Returns the job that the path names: of the key's owner, or of any owner for a key without a name."""
     engine, job_id = _engine_with_jobs(request), request.path_params["job_id"]
     own_id = owned_id(request.headers, job_id)
     job = await engine.job(own_id)

@@ -41,7 +41,7 @@ async def health(request: Request) -> Response:
 
 @endpoint(router, "POST", "/ping")
 async def ping(request: Request) -> Response:
-    """The same for load balancers that send POST."""
+    """The same, for load balancers that send POST."""
     return await health(request)
 
 
@@ -96,8 +96,8 @@ async def metrics(request: Request) -> Response:
 
 @endpoint(router, "GET", "/load", operators_only=True)
 async def load(request: Request) -> Response:
-    """The number of running requests, over all API server processes, and the id of the process
-    that answers."""
+    """The number of running requests, over all API server processes, and the id of the process that
+    answers."""
     return JSONResponse({"server_load": server_of(request).num_live, "process_id": os.getpid()})
 
 
@@ -109,8 +109,8 @@ async def reset_prefix_cache(request: Request) -> Response:
 
 @endpoint(router, "POST", "/reset_mm_cache", operators_only=True)
 async def reset_mm_cache(request: Request) -> Response:
-    """Forgets pictures: what the encoder has made of them, and the pixels in this API server process that
-    no request holds."""
+    """Drops cached pictures: the encoder's outputs, and the pixels in this API server process that no request
+    uses."""
     server = server_of(request)
     if server.pictures is not None:
         server.pictures.store.clear()
@@ -138,8 +138,8 @@ async def resume(request: Request) -> Response:
 
 @endpoint(router, "POST", "/sleep", operators_only=True)
 async def sleep(request: Request) -> Response:
-    """Gives memory back once what runs has ended: ``level=1`` that of the KV pool, ``level=2`` that
-    of the weights, too. New requests are accepted and wait for ``/wake_up``."""
+    """Frees memory once running requests have ended: ``level=1`` that of the KV pool, ``level=2`` that of the
+    weights, too. New requests are accepted and wait for ``/wake_up``."""
     level, mode = request.query_params.get("level", "1"), request.query_params.get("mode", "wait")
     if level not in ("1", "2"):
         raise RequestError(f"level must be 1 or 2, got {level[:40]!r}.", "level")
@@ -151,14 +151,14 @@ async def sleep(request: Request) -> Response:
 
 @endpoint(router, "POST", "/wake_up", operators_only=True)
 async def wake_up(request: Request) -> Response:
-    """Ends the sleep: weights that were dropped are loaded again, and what waits runs."""
+    """Ends the sleep: loads dropped weights again, and runs waiting requests."""
     await _resting(server_of(request).engine.wake_up(), "level")
     return JSONResponse({"status": "awake"})
 
 
 @endpoint(router, "GET", "/is_sleeping", operators_only=True)
 async def is_sleeping(request: Request) -> Response:
-    """Whether the engine sleeps, and at which level."""
+    """Reports whether the engine sleeps, and at which level."""
     level = await server_of(request).engine.sleep_level()
     return JSONResponse({"is_sleeping": level > 0, "level": level})
 
@@ -172,15 +172,15 @@ class UpdateWeightsRequest(BaseModel):
 
 @endpoint(router, "POST", "/update_weights", body=UpdateWeightsRequest, operators_only=True)
 async def update_weights(request: Request) -> Response:
-    """Serves the weights of another folder of the same architecture once what runs has ended; all
-    cached prefixes are evicted. If it cannot be served, the weights stay as they were."""
+    """Serves the weights of another folder of the same architecture once running requests have ended; all
+    cached prefixes are evicted. On failure the weights stay unchanged."""
     body = await read_body(request, UpdateWeightsRequest)
     await _resting(server_of(request).engine.update_weights(body.path), "path")
     return JSONResponse({"status": "updated"})
 
 
 async def _resting(work: Awaitable[None], field: str) -> None:
-    """Waits for the work; what the engine refuses is the client's error."""
+    """Waits for the work; an error of the engine becomes the client's error."""
     try:
         await work
     except EngineGenerateError as error:
@@ -189,15 +189,15 @@ async def _resting(work: Awaitable[None], field: str) -> None:
 
 @endpoint(router, "GET", "/engines", operators_only=True)
 async def engines(request: Request) -> Response:
-    """The engine cores of this server: which are up, and what each has to do."""
+    """Lists the engine cores of this server: which are up, and how much work each has."""
     states = await server_of(request).engine.engine_states()
     return json_response(EngineList(data=states))
 
 
 @endpoint(router, "POST", "/drain", operators_only=True)
 async def drain(request: Request) -> Response:
-    """The core ``engine`` takes no new requests, those that it has go on, and its jobs get another
-    home; ``off=true`` ends that. It is idle when ``/engines`` tells no open requests of it."""
+    """Drains the core ``engine``: it takes no new requests, finishes its own, and its jobs move to other
+    cores; ``off=true`` ends that. It is idle when ``/engines`` reports no open requests for it."""
     number, off = request.query_params.get("engine", ""), request.query_params.get("off", "false")
     if not number.isdecimal() or len(number) > MAX_DIGITS:
         raise RequestError(f"engine must be the number of an engine core, got {number[:40]!r}.", "engine")
@@ -211,7 +211,7 @@ async def drain(request: Request) -> Response:
 
 @endpoint(router, "GET", "/is_paused", operators_only=True)
 async def is_paused(request: Request) -> Response:
-    """Whether the engine is paused, why, and how many requests run and wait."""
+    """Reports whether the engine is paused, why, and how many requests run and wait."""
     state = await server_of(request).engine.statistics()
     reasons = await server_of(request).engine.why_paused()
     return JSONResponse(

@@ -24,7 +24,7 @@ class TraceBody(BaseModel):
 
 @endpoint(router, "GET", "/trace", operators_only=True)
 async def show_trace(request: Request) -> Response:
-    """Whether a trace is being written, to which file, and how much of it."""
+    """Reports whether a trace is being written, to which file, and how much of it."""
     return json_response(await server_of(request).engine.trace_state())
 
 

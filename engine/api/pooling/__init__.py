@@ -1,1 +1,1 @@
-"""The endpoints of models that pool: embeddings, classes, scores and ranks."""
+"""The endpoints of pooling models: embeddings, classes, scores and ranks."""

@@ -1,4 +1,4 @@
-"""Bodies and responses of the endpoints of models that pool: OpenAI's for embeddings, Cohere's and Jina's for
+"""Bodies and responses of the endpoints of pooling models: OpenAI's for embeddings, Cohere's and Jina's for
 ranks, V1's for the others."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engine.pooling.params import PoolingParams, PoolingTask
 Item = TypeVar("Item")
 
 MAX_INPUTS = 4096
-"""The most texts, or pairs of texts, of one request."""
+"""Maximum number of texts, or pairs of texts, of one request."""
 _Texts = Annotated[str | ListOf[str], one_of("this field", "a string or a list of strings")]
 _Input = Annotated[
     str | ListOf[TokenId] | ListOf[str] | ListOf[ListOf[TokenId]],
@@ -28,7 +28,7 @@ _Input = Annotated[
 
 
 class PoolingBody(BaseModel):
-    """What all of these bodies may have; unknown fields are ignored."""
+    """Fields that all of these bodies may have; unknown fields are ignored."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
@@ -41,12 +41,12 @@ class PoolingBody(BaseModel):
     normalize: bool | None = None
     """An older name of ``use_activation``."""
     activation: bool | None = None
-    """Another one."""
+    """Another older name of ``use_activation``."""
 
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, body: Any) -> Any:
-        """A field that is null is not given: clients send those that they leave alone so."""
+        """Removes fields that are null: clients send null for fields that they do not set."""
         if not isinstance(body, dict):
             return body
         return {name: value for name, value in body.items() if value is not None}
@@ -70,9 +70,9 @@ class InputBody(PoolingBody):
     add_generation_prompt: bool = False
     continue_final_message: bool = False
     add_special_tokens: bool = True
-    """For texts in ``input``; a chat has the special tokens of its template."""
+    """Applies to texts in ``input``; a chat has the special tokens of its template."""
     prompt_name: str | None = None
-    """The text of the model's folder that goes before each input."""
+    """Name of a text in the model's folder that is put before each input."""
 
     @model_validator(mode="after")
     def _check_inputs(self) -> Self:
@@ -87,7 +87,7 @@ class InputBody(PoolingBody):
         return self
 
     def inputs(self) -> list[str | list[int]]:
-        """The inputs as a list; empty where there is a chat."""
+        """The inputs as a list; empty if there is a chat."""
         if isinstance(self.input, str):
             return [self.input]
         given: list[int] | list[str] | list[list[int]] = [] if self.input is None else self.input
@@ -150,9 +150,9 @@ class RerankRequest(PoolingBody):
     query: str
     documents: ListOf[str | RankedText]
     top_n: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    """How many results there are; none or 0: all."""
+    """Maximum number of results; none or 0: all."""
     max_tokens_per_doc: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    """How many tokens of each document are read; none or 0: all."""
+    """Maximum number of tokens of each document that are read; none or 0: all."""
     return_documents: bool = True
 
     @model_validator(mode="after")
@@ -165,7 +165,7 @@ class RerankRequest(PoolingBody):
 
 
 def _texts(by_name: Mapping[str, str | list[str] | None]) -> list[str]:
-    """The texts of the one field that is given."""
+    """The texts of the one field that is set."""
     given = {name: value for name, value in by_name.items() if value is not None}
     names = " or ".join(by_name)
     first = next(iter(by_name))
@@ -236,7 +236,7 @@ class RankedDocument(msgspec.Struct, kw_only=True):
 
 class Ranked(msgspec.Struct, kw_only=True):
     index: int
-    """The document's place in the request."""
+    """The document's index in the request."""
     document: RankedDocument | UnsetType = UNSET
     relevance_score: float
 
@@ -246,4 +246,4 @@ class Ranking(msgspec.Struct, kw_only=True):
     model: str
     usage: PoolingUsage
     results: list[Ranked]
-    """The best first."""
+    """Results, the best first."""

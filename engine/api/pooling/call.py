@@ -1,4 +1,4 @@
-"""One request to a model that pools: its inputs are tokenized, run together, and answered in order."""
+"""Runs one request to a pooling model: tokenizes its inputs, runs them together, and answers in order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from engine.pooling.params import PoolingParams
 
 Array = npt.NDArray[np.float32]
 Asked = tuple[list[int], PoolingParams]
-"""The tokens of a prompt, and what is asked of it."""
+"""The tokens of a prompt, and its parameters."""
 
 
 class PoolingCall:
@@ -33,7 +33,7 @@ class PoolingCall:
     def __init__(
         self, model: Model, body: PoolingBody, headers: Mapping[str, str], request_id: str, prefix: str
     ) -> None:
-        """``prefix``: how the id of its response begins. RequestError if the model generates."""
+        """``prefix``: the beginning of the response's id. RequestError if the model generates."""
         self.about = model_that_pools(model.server.engine.ready.pooling)
         self.id = f"{prefix}-{request_id}"
         self.created = int(time())
@@ -44,11 +44,11 @@ class PoolingCall:
 
     @property
     def usage(self) -> PoolingUsage:
-        """Of all that was run for this request."""
+        """The token usage of everything that was run for this request."""
         return PoolingUsage(prompt_tokens=self._num_tokens, total_tokens=self._num_tokens)
 
     async def of_inputs(self, body: InputBody, params: PoolingParams) -> list[Array]:
-        """The answers to the inputs of a body."""
+        """Returns the answers to the inputs of a body."""
         params.checked(self.about)
         if body.messages is not None:
             chat = await self._chat(body, body.messages)
@@ -70,7 +70,8 @@ class PoolingCall:
         return await self._run(asked)
 
     async def _chat(self, body: InputBody, messages: list[Message]) -> list[int]:
-        """The tokens of a chat, by the model's template. It is not cut: what is pooled may be its end."""
+        """Tokenizes a chat with the model's template. It is not truncated, since the pooled token may be its
+        last."""
         limit, left_out = self._inputs().limit(body.truncate_prompt_tokens), self.model.server.left_out()
         chat = ChatPrompt(
             messages=texts_only(messages, left_out),
@@ -93,7 +94,7 @@ class PoolingCall:
         return prompt.token_ids
 
     async def scores(self, firsts: list[str], seconds: list[str], names: tuple[str, str]) -> list[float]:
-        """How well each of the second texts fits to the first one, or to that at the same place."""
+        """Scores how well each of the second texts fits the first one, or the first one at the same index."""
         firsts, seconds = paired(firsts, seconds, *names)
         if "embed" in self.about.tasks:
             return await self._cosines(firsts, seconds, names[1])
@@ -111,12 +112,12 @@ class PoolingCall:
         return [float(answer[0]) for answer in await self._run(asked)]
 
     async def shortened(self, texts: list[str], max_tokens: int) -> list[str]:
-        """Each text up to so many of its tokens."""
+        """Truncates each text to at most ``max_tokens`` tokens."""
         inputs = self._inputs()
         return await asyncio.to_thread(lambda: [inputs.first_tokens(text, max_tokens) for text in texts])
 
     async def _cosines(self, firsts: list[str], seconds: list[str], field: str) -> list[float]:
-        """Of the embeddings, each text's once."""
+        """The cosines of the embeddings; each text is embedded once."""
         texts = list(dict.fromkeys([*firsts, *seconds]))
         params, inputs = self._body.params("embed").checked(self.about), self._inputs()
         limit, prefix = inputs.limit(self._body.truncate_prompt_tokens), inputs.prefix(None)
@@ -133,7 +134,7 @@ class PoolingCall:
         return inputs
 
     async def _run(self, asked: Callable[[], Sequence[Asked]]) -> list[Array]:
-        """The answers in the order of the prompts, which are tokenized on another thread."""
+        """Returns the answers in the order of the prompts, which are tokenized on another thread."""
         prompts = await asyncio.to_thread(asked)
         self._num_tokens += sum(len(token_ids) for token_ids, _ in prompts)
         answers: list[Array | None] = [None] * len(prompts)

@@ -53,7 +53,7 @@ async def embeddings(request: Request) -> Response:
 
 @endpoint(router, "POST", "/pooling", body=PoolingRequest)
 async def pooling(request: Request) -> Response:
-    """What the model has for each input, by task: a vector, classes, or either for each token."""
+    """The model's output for each input, by task: a vector, classes, or either for each token."""
     body = await read_body(request, PoolingRequest)
     call = _call(request, body, "pool")
 
@@ -107,7 +107,7 @@ async def score(request: Request) -> Response:
 
 @endpoint(router, "POST", "/rerank", "/v1/rerank", "/v2/rerank", body=RerankRequest)
 async def rerank(request: Request) -> Response:
-    """Documents by how well they fit to a query, the best first."""
+    """Ranks documents by how well they fit a query, the best first."""
     body = await read_body(request, RerankRequest)
     call = _call(request, body, "rerank")
 
@@ -137,7 +137,7 @@ def _listed(call: PoolingCall, data: list[Item]) -> Response:
 
 
 def _numbers(array: npt.NDArray[np.float32], encoding: str) -> list[float] | str:
-    """As JSON holds them, or fp32, little-endian, in base64."""
+    """The numbers as JSON, or as little-endian fp32 in base64."""
     if encoding == "base64":
         return base64.b64encode(array.astype("<f4").tobytes()).decode()
     numbers: list[float] = array.tolist()

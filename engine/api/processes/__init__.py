@@ -1,1 +1,1 @@
-"""The server's processes: one, or several API server processes before one engine core."""
+"""The server's processes: one, or several API server processes for one engine core."""

@@ -23,14 +23,14 @@ from engine.frontend.async_llm import AsyncLLM
 from engine.process.trim import finish_startup
 
 DEATH_LINGER_S = 2.0
-"""How long the server still answers 503 after the core died, so that streams end and probes see
+"""Seconds for which the server still answers 503 after the core died, so that streams end and probes notice
 it."""
 FORCED_END_S = 2.0
-"""How long errors may take to reach clients after the grace period."""
+"""Seconds for which errors may take to reach clients after the grace period."""
 ACCEPTED_S = 0.2
-"""How long a newly accepted connection may take to send its request."""
+"""Seconds for which a newly accepted connection may take to send its request."""
 BACKLOG = 2048
-"""Connections that may wait to be accepted."""
+"""Number of connections that may wait to be accepted."""
 
 
 class _Uvicorn(uvicorn.Server):
@@ -57,7 +57,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 def event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's, if installed: it sends a response in one write, and has less overhead per turn."""
+    """uvloop's event loop, if installed: it sends a response in one write, and has less overhead per turn."""
     try:
         import uvloop
     except ImportError:
@@ -78,7 +78,7 @@ class HttpServer:
         on_ready: Callable[[], object],
         on_death: Callable[[], object] = lambda: None,
     ) -> None:
-        """``on_ready``: connections are accepted. ``on_death``: the core has died."""
+        """``on_ready``: called when connections are accepted. ``on_death``: called when the core has died."""
         self._config = config
         self._engine = engine
         self._sock = sock
@@ -129,11 +129,11 @@ class HttpServer:
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
-            self._http.force_exit = True  # asked twice: stop at once
+            self._http.force_exit = True  # the second signal: stop at once
         self._stop.set()
 
     async def _leave_to_others(self) -> None:
-        """Accepts no more connections, as the other processes do. Those just accepted are still
+        """Accepts no more connections, so that other processes get them. Those just accepted are still
         served."""
         for server in self._http.servers:
             server.close()
@@ -143,9 +143,9 @@ class HttpServer:
         await asyncio.sleep(ACCEPTED_S)
 
     async def _end(self, serving: asyncio.Task[None]) -> None:
-        """Lets running requests finish within the grace period, then ends them. New ones meanwhile
-        get 503, unless there are siblings: they get the new connections, and what still comes over
-        one that was accepted here is served."""
+        """Lets running requests finish within the grace period, then ends them. Meanwhile new requests get
+        503, unless there are siblings: these get the new connections, and requests over connections accepted
+        here are still served."""
         if self._siblings.others_go_on and not serving.done():
             await self._leave_to_others()
         else:

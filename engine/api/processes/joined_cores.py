@@ -1,4 +1,4 @@
-"""The cores that an API server process has joined, and what its parent tells of them."""
+"""The cores that an API server process has joined, and their parent's messages about them."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 
 class JoinedCores:
-    """One per API server process. The parent's news come on a thread of their own."""
+    """One per API server process. The parent's messages arrive on a separate thread."""
 
     def __init__(self, handles: Handles, ready: EngineReady) -> None:
-        """``handles``: None for a core that is being started again. ``ready``: what they can, should none be
-        up."""
+        """``handles``: None for a core that is being restarted. ``ready``: the cores' capabilities, used if
+        none is up."""
         self._lock = threading.Lock()
         self._ready = ready
         self._cores = [None if handle is None else JoinedCore(handle) for handle in handles]
         self._group: CoreGroupClient | None = None
         self._early: list[Callable[[CoreGroupClient], None]] = []
-        """What came before there was an event loop."""
+        """Messages that arrived before there was an event loop."""
 
     def client(self, make_router: RouterFactory, siblings: ServerGroup) -> AsyncCoreClient:
-        """The one client of all cores."""
+        """Makes the one client of all cores."""
         with self._lock:
             cores = list(self._cores)
             if len(cores) == 1:
@@ -62,14 +62,14 @@ class JoinedCores:
         return self._group
 
     def died(self, index: int) -> None:
-        """The core has ended."""
+        """Handles that the core has ended."""
         with self._lock:
             core = self._cores[index]
         if core is not None:
             core.stop()
 
     def joined(self, index: int, handle: ClientHandle) -> None:
-        """A new core is ready in place of one that died."""
+        """Handles that a new core is ready and replaces one that died."""
         core = JoinedCore(handle)
         with self._lock:
             self._cores[index] = core
@@ -78,16 +78,16 @@ class JoinedCores:
         client = AsyncMPClient(core)
         try:
             client.await_ready()
-        except EngineDeadError:  # it has ended since, of which the parent tells next
+        except EngineDeadError:  # it has ended since; the parent's next message reports that
             return
         self._tell(lambda group: group.replace(index, client))
 
     def given_up(self, index: int) -> None:
-        """No core will come in place of one that died."""
+        """Handles that no core will replace one that died."""
         self._tell(lambda group: group.give_up(index))
 
     def all_died(self) -> None:
-        """The parent has ended the cores, or has ended itself."""
+        """Handles that the parent has ended the cores, or has ended itself."""
         for index in range(len(self._cores)):
             self.died(index)
         for index in range(len(self._cores)):

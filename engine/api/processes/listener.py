@@ -11,11 +11,12 @@ from engine.errors import EngineError
 
 
 def bound_socket(config: ServerConfig) -> socket.socket:
-    """Binds the socket before the model is loaded, which may take minutes, so that a port in use
-    is reported at once. It does not listen yet: probes are refused until the server is ready.
+    """Binds the socket before the model is loaded, which may take minutes, so that a port in use is reported
+    at once. It does not listen yet: probes are refused until the server is ready.
 
-    Nobody else can bind the port meanwhile."""
-    # asyncio sends at once only on sockets that say they are TCP: else a first token waits 40 ms for the
+    No other process can bind the port in the meantime.
+    """
+    # asyncio sends at once only on sockets that report TCP: else a first token waits 40 ms for the
     # acknowledgement of the headers.
     protocol = 0 if config.uds is not None else socket.IPPROTO_TCP
     sock = socket.socket(_family(config), socket.SOCK_STREAM, protocol)
@@ -37,7 +38,7 @@ def bound_socket(config: ServerConfig) -> socket.socket:
 def begin_listening(config: ServerConfig, sock: socket.socket, backlog: int) -> None:
     """Lets up to ``backlog`` connections wait to be accepted. May be called again."""
     try:
-        # Connections inherit it: while the last ones end, the next server can have the port.
+        # Connections inherit this: while the last ones end, the next server can bind the port.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.listen(backlog)
     except OSError as error:
@@ -46,13 +47,13 @@ def begin_listening(config: ServerConfig, sock: socket.socket, backlog: int) -> 
 
 
 def inherited_socket(config: ServerConfig, fileno: int) -> socket.socket:
-    """The socket in a process that inherited it."""
+    """Returns the socket in a process that inherited it."""
     protocol = 0 if config.uds is not None else socket.IPPROTO_TCP
     return socket.socket(_family(config), socket.SOCK_STREAM, protocol, fileno)
 
 
 def address_of(config: ServerConfig, sock: socket.socket) -> str:
-    """The server's address for clients."""
+    """The server's address, as clients use it."""
     if config.uds is not None:
         return f"unix:{config.uds}"
     host = config.host or "0.0.0.0"
@@ -73,6 +74,6 @@ def _family(config: ServerConfig) -> socket.AddressFamily:
 
 
 def _remove_stale_socket(path: str) -> None:
-    """Removes the socket of a killed server; anything else is left alone, and bind fails."""
+    """Removes the socket of a killed server; anything else is kept, and bind fails."""
     if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
         os.unlink(path)

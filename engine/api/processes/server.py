@@ -1,4 +1,4 @@
-"""Runs a server: one process, or several API server processes before one core."""
+"""Runs a server: one process, or several API server processes for one core."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 
 def serve(config: ServerConfig, spec: CoreSpec) -> int:
-    """Serves until stopped; the exit code is 1 if the engine core died. Start-up errors are
-    raised."""
+    """Serves until stopped; the exit code is 1 if the engine core died. Raises start-up errors."""
     plain_log()
     with bound_socket(config) as sock:
         if config.api_server_count > 1:

@@ -18,8 +18,8 @@ class ServerGroup:
     index: int = 0
     count: int = 1
     folder: Path | None = None
-    """The folder that the processes share, private to this server and removed with it; None for
-    one process."""
+    """The folder that the processes share, private to this server and removed with it; None for one
+    process."""
 
     def say_all_end(self) -> None:
         """Reports that the whole server is stopping, not only this process."""

@@ -1,6 +1,6 @@
 """The load of each API server process in shared memory: one row of counters per process.
 
-Each process writes its own row only, so nothing is locked; a sum may miss concurrent changes.
+Each process writes only its own row, so nothing is locked; a sum may miss concurrent changes.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class SharedLoad:
             self._cells = memoryview(mapped(siblings.folder / "load", size)).cast("q")
 
     def add(self, tally: Tally, number: int, share: int | None = None) -> None:
-        """Adds to this process's counter; a negative number subtracts. ``share``: the tenant's,
-        where counted."""
+        """Adds to this process's counter; a negative number subtracts. ``share``: the tenant's share, for
+        counters that have shares."""
         self._cells[self._own + tally] += number
         if share is not None:
             self._cells[self._own + _column(tally) + share] += number

@@ -1,4 +1,4 @@
-"""Messages to the user who started the server: on stdout when it is ready, on stderr what went wrong."""
+"""Messages to the user who started the server: on stdout when it is ready, errors on stderr."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.media.reader import can_decode
 from engine.messages import EngineReady
 
 JOB_TOKENS = 32 * 1024
-"""The context of a coding agent after its first turns."""
+"""The context length of a coding agent after its first turns."""
 
 
 def say_ready(config: ServerConfig, sock: socket.socket, core: EngineReady) -> None:

@@ -1,1 +1,1 @@
-"""From a request's messages to the tokens of its prompt."""
+"""Converts a request's messages to the tokens of its prompt."""

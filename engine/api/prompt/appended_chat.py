@@ -1,11 +1,11 @@
-"""What a chat template writes behind a reply for the messages that follow it.
+"""Finds the text that a chat template writes after a reply for the messages that follow it.
 
-Where a template only appends, a turn's prompt is that of the turn before, the tokens of the reply, and this
-text: the history is neither rendered nor tokenized again. Whether it only appends is found out by rendering a
-short stand-in for the history, with the real reply and the real messages behind it. So a template that strips
-earlier reasoning, or moves tools or a system message, is found out in the turn where it does.
+If a template only appends, a turn's prompt is the previous turn's prompt, the tokens of the reply, and this
+text: the history is neither rendered nor tokenized again. To check this, a short stand-in for the history is
+rendered with the real reply and the real messages after it. So a template that strips earlier reasoning, or
+moves tools or a system message, is detected in the turn where it does.
 
-This module knows no tokens and no HTTP.
+This module does not know tokens or HTTP.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.api.prompt.chat_messages import Message
 from engine.errors import RequestError
 
 Render = Callable[[list[Message], bool], str]
-"""Renders messages, with or without the beginning of the reply to them."""
+"""Renders messages, with or without the beginning of the next reply."""
 
 _REASONING = ("reasoning", "reasoning_content", "thinking")
 _CALL_ID = "call00001"
@@ -25,12 +25,12 @@ STAND_IN_TOOL: Message = {
     "type": "function",
     "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}},
 }
-"""Stands for all tools of a chat: templates write them where a chat has any."""
+"""Replaces all tools of a chat: templates write them where a chat has any."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryShape:
-    """What the messages before a reply hold, as far as templates care."""
+    """The properties of the messages before a reply that templates depend on."""
 
     has_system: bool
     has_tools: bool
@@ -38,15 +38,15 @@ class HistoryShape:
     has_reasoning: bool
 
     def reply(self, message: Message, reasoning: str) -> Message:
-        """The message, with reasoning if replies have any."""
+        """Returns the message, with reasoning if replies have any."""
         return {**message, **dict.fromkeys(_REASONING, reasoning)} if self.has_reasoning else message
 
 
 def appended_text(
     reply: Message, following: Sequence[Message], end_of_reply: str, shape: HistoryShape, render: Render
 ) -> str | None:
-    """The text behind ``end_of_reply``, the special token that ended the reply; None if the template does not
-    just append, or it is not certain that it does."""
+    """Returns the text after ``end_of_reply``, the special token that ended the reply; None if the template
+    does not only append, or may not."""
     if (
         reply["role"] != "assistant"
         or not following
@@ -69,15 +69,15 @@ def appended_text(
 
 
 def _may_follow(reply: Message, message: Message) -> bool:
-    """Whether what is written of it depends on no message before the reply: some templates look up the call
-    of a result."""
+    """Whether the rendered message depends on no message before the reply: some templates look up the call of
+    a result."""
     if message["role"] == "tool":
         return message.get("tool_call_id") in [call.get("id") for call in reply.get("tool_calls", ())]
     return bool(message["role"] == "user")
 
 
 def _stand_in(shape: HistoryShape) -> list[Message]:
-    """A short history with a message of each kind that the real one may hold."""
+    """Returns a short history with a message of each kind that the real one may contain."""
     history: list[Message] = [{"role": "system", "content": "Be brief."}] if shape.has_system else []
     history += [
         {"role": "user", "content": "One?"},
@@ -94,7 +94,7 @@ def _stand_in(shape: HistoryShape) -> list[Message]:
 
 
 def _parts_of(reply: Message) -> list[str]:
-    """Texts of the reply that a template which keeps it must write."""
+    """Texts of the reply that any template which keeps the reply must write."""
     parts = [str(reply["content"]), str(reply.get("reasoning") or "")]
     parts += [call["function"]["name"] for call in reply.get("tool_calls", ())]
     return [part.strip() for part in parts]

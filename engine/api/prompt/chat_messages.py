@@ -9,7 +9,7 @@ from engine.tokenization.parted_text import PartedText
 from engine.tokenization.tool_arguments import read_arguments
 
 Message = dict[str, Any]
-"""A message keeps all fields of the client's JSON: templates read fields that are unknown here."""
+"""A message keeps all fields of the client's JSON, since templates may read fields that are unknown here."""
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _CHAT_ROLES = {"developer": "system", "function": "tool"}
@@ -21,8 +21,8 @@ TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
 
 
 def normalize(messages: list[Message]) -> list[Message]:
-    """Contents become strings that remember their parts, tool call arguments become objects. A
-    RequestError names the message at fault."""
+    """Converts contents to strings that keep their parts, and tool call arguments to objects. A RequestError
+    names the faulty message."""
     return [_normalize_one(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
@@ -45,13 +45,13 @@ def _normalize_one(message: Message, where: str) -> Message:
 
 
 def _older_call(message: Message) -> list[Message]:
-    """The ``function_call`` of a message, which older clients send in place of ``tool_calls``."""
+    """Converts the ``function_call`` of a message, which older clients send instead of ``tool_calls``."""
     function = message.get("function_call") if message.get("role") == "assistant" else None
     return [{"type": "function", "id": "call_0", "function": function}] if function else []
 
 
 def _reasoning_of(message: Message) -> str | None:
-    """The model's reasoning, sent back under any of the names that clients use."""
+    """The model's reasoning, under any of the names that clients use when they send it back."""
     for name in _REASONING_FIELDS:
         reasoning = message.get(name)
         if isinstance(reasoning, str) and reasoning:
@@ -99,8 +99,7 @@ def _normalize_call(call: object, where: str) -> Message:
 
 
 def _arguments_of(arguments: object, where: str) -> Message | str:
-    """Arguments as an object, since templates serialize them as JSON themselves. Invalid JSON
-    stays text."""
+    """Arguments as an object, since templates serialize them as JSON themselves. Invalid JSON stays text."""
     if arguments is None or arguments == "":
         return {}
     if isinstance(arguments, dict):
@@ -110,5 +109,5 @@ def _arguments_of(arguments: object, where: str) -> Message | str:
     value = read_arguments(arguments)
     if isinstance(value, dict):
         return value
-    # The text under ``INVALID_JSON``, not one that was written as JSON.
+    # The text under ``INVALID_JSON``, unless it was written as JSON itself.
     return value if isinstance(value, str) and arguments.lstrip().startswith("{") else arguments

@@ -1,8 +1,8 @@
 """Content that a text model cannot be shown: pictures, sound, documents, files.
 
-A client cannot take back what its history holds: a tool returned the picture, or another model had
-seen it. So in the history a line of text stands in its place, and the receipt lists it. In the
-user's last message it is an error, since the user can still send something else.
+A client cannot remove what its history contains: a tool returned the picture, or another model had seen it.
+So a line of text replaces it in the history, and the receipt lists it. In the user's last message it is an
+error, since the user can still send something else.
 
 Parts of all APIs and of MCP are recognized by their fields.
 """
@@ -22,7 +22,7 @@ from engine.media.sources import is_picture
 Part = Mapping[str, Any]
 
 MAX_NOTES = 20
-"""The most notes that a receipt lists one by one."""
+"""Maximum number of notes that a receipt lists individually."""
 MAX_NAME_CHARS = 200
 
 _MEDIA_TYPE_FIELDS = ("media_type", "mimeType", "mime_type")
@@ -33,10 +33,10 @@ _NESTED_FIELDS = ("source", "resource", "file", "image_url", "input_audio", "vid
 
 
 class LeftOut:
-    """Notes of what the model was not shown, in the order of the request."""
+    """Notes on what the model was not shown, in the order of the request."""
 
     def __init__(self, pictures: PromptPictures | None = None) -> None:
-        """``pictures``: those that the model is shown; None if it reads text only."""
+        """``pictures``: the pictures that the model is shown; None if it reads only text."""
         self.pictures = pictures
         self._notes: list[str] = []
         self._num_notes = 0
@@ -54,14 +54,14 @@ class LeftOut:
             self._notes.append(f"{where}: {what}")
 
     def picture(self, part: Part, where: str, *, is_new: bool) -> str | None:
-        """The mark of a part that the model is shown; None if it is no picture, or the model reads text
-        only. RequestError for a new picture that may not be read."""
+        """Returns the mark of a picture that the model is shown; None if the part is not a picture, or the
+        model reads only text. RequestError for a new picture that cannot be read."""
         if self.pictures is None or not is_picture(part):
             return None
         return self.pictures.mark(part, where, partial(describe_part, part), is_new=is_new)
 
     def part(self, part: Part, where: str) -> str:
-        """The placeholder text of a part."""
+        """Notes a part that is left out, and returns its placeholder text."""
         text, what = text_of_resource(part), describe_part(part)
         if text is not None:
             return text
@@ -71,7 +71,7 @@ class LeftOut:
 
 
 def refuse_part(kind: str, where: str, left_out: LeftOut) -> RequestError:
-    """The error for a part in the user's last message."""
+    """Returns the error for a part in the user's last message."""
     takes = "text only" if left_out.pictures is None else "text and pictures only"
     return RequestError(f"{where} is of type {kind[:50]!r}; this server takes {takes}.", where)
 
@@ -100,7 +100,7 @@ def describe_part(part: Part) -> str:
 
 
 def _file_of(part: Part) -> tuple[str | None, bytes, int]:
-    """The media type, first bytes and size of a part's file, as far as known."""
+    """The media type, first bytes and size of a part's file, where known."""
     declared = next(_texts(part, _MEDIA_TYPE_FIELDS), None)
     data = next(_texts(part, _DATA_FIELDS), None) or next(
         (url for url in _texts(part, _URL_FIELDS) if url.startswith("data:")), ""
@@ -113,7 +113,7 @@ def _file_of(part: Part) -> tuple[str | None, bytes, int]:
 
 
 def _type_of_format(part: Part) -> str | None:
-    """The media type of OpenAI's audio, which names its format only."""
+    """The media type of OpenAI's audio parts, which name only their format."""
     sound = part.get("input_audio")
     form = sound.get("format") if isinstance(sound, Mapping) else None
     return f"audio/{form}" if isinstance(form, str) else None
@@ -145,6 +145,6 @@ def _size(num_bytes: int) -> str:
 
 
 def _line(text: str) -> str:
-    """On one line, truncated."""
+    """Puts a text on one line and truncates it."""
     short = " ".join(text[: MAX_NAME_CHARS + 1].split())
     return short if len(short) <= MAX_NAME_CHARS else f"{short[:MAX_NAME_CHARS]}..."

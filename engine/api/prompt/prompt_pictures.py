@@ -1,8 +1,8 @@
 """The pictures of one request, from its body to its prompt.
 
-While a conversation is converted, a mark stands for each picture in the texts: whatever merges and moves
-them moves it along. No client can write a mark, since part of it is random. Before the template is rendered,
-each becomes a part of its own, or a line of text where its picture is left out.
+While a conversation is converted, a mark in the texts represents each picture: it moves with the text when
+texts are merged or moved. No client can write a mark, since part of it is random. Before the template is
+rendered, each mark becomes a separate part, or a line of text if its picture is left out.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from engine.tokenization.parted_text import PartedText
 from engine.tokenization.picture_parts import PICTURE_PART
 
 DROP_SHARE = 4
-"""Where a history has too many pictures, a share of the limit (one in so many) is left out at a time: a
-prompt whose oldest picture went at every turn would begin differently each time."""
+"""If a history has too many pictures, they are left out in steps of the limit divided by this: if one more
+picture were dropped every turn, each prompt would begin differently."""
 
 
 @dataclass(slots=True)
@@ -34,13 +34,13 @@ class _Asked:
     where: str
     is_new: bool
     describe: Callable[[], str]
-    """A short description of the part, for the text that may stand for it."""
+    """A short description of the part, for the text that may replace it."""
     shown: StoredPicture | str | None = None
-    """The picture, or the text in its place; None until it is read."""
+    """The picture, or the text that replaces it; None until it is read."""
 
 
 class PromptPictures:
-    """Filled while the body is read, then read once for each prompt that is made of it."""
+    """Collects the pictures of a body, then reads them once for each prompt made from it."""
 
     def __init__(self, reader: PictureReader) -> None:
         self._reader = reader
@@ -50,12 +50,12 @@ class PromptPictures:
         self._pattern = re.compile(rf"\n?<picture {nonce} (\d+)>\n?")
         self._in_bytes = re.compile(rf"<picture {nonce} (\d+)>".encode())
         self.notes: list[str] = []
-        """What was left out of the last prompt, for the receipt."""
+        """Notes on pictures left out of the last prompt, for the receipt."""
         self._shown: list[StoredPicture] = []
         """The pictures of the last prompt."""
 
     def mark(self, part: Mapping[str, Any], where: str, describe: Callable[[], str], *, is_new: bool) -> str:
-        """The mark of a content part that is a picture. RequestError if it is new and may not be read."""
+        """Returns a mark for a part that is a picture. RequestError if it is new and cannot be read."""
         try:
             source: PictureSource | PictureFault = self._reader.source(part)
         except PictureFault as fault:
@@ -67,14 +67,14 @@ class PromptPictures:
 
     @property
     def has_any(self) -> bool:
-        """Whether the messages hold a picture, whether or not it will be shown."""
+        """Whether the messages contain a picture, whether or not it will be shown."""
         return bool(self._asked)
 
     async def read(
         self, messages: Sequence[Message], owner: str | None, lease: PictureLease | None
     ) -> list[StoredPicture]:
-        """The pictures of a conversation, whose contents are strings. The lease holds them; without one only
-        their sizes are wanted. RequestError for a new one that cannot be shown; others are left out."""
+        """Reads the pictures of a conversation, whose contents are strings. The lease holds them; without one
+        only their sizes are needed. RequestError for a new one that cannot be shown; others are left out."""
         self.notes = []
         asked = self._in_order(messages)
         wanted = self._without_oldest(asked)
@@ -94,16 +94,17 @@ class PromptPictures:
         return self._shown
 
     def resolved(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages without marks: with parts for the pictures that were read, with texts for others."""
+        """Replaces the marks in messages: by parts for the pictures that were read, by texts for others."""
         return [self._resolved(message) for message in messages]
 
     def by_content(self, data: bytes) -> bytes:
-        """JSON with the hash of its content in place of each mark, to be compared with that of others."""
+        """Replaces each mark in JSON by its picture's hash, so that it can be compared with other
+        requests."""
         return self._in_bytes.sub(lambda mark: self._content(int(mark[1])), data)
 
     def named_tokens(self, token_ids: list[int]) -> list[int]:
-        """The last prompt with a number of its content in place of each token of a picture, below zero: two
-        pictures of one size have the same tokens."""
+        """Returns the last prompt with the token of each picture replaced by a negative number of its
+        content, because pictures of the same size have the same tokens."""
         if not self._shown:
             return token_ids
         model, named, start = self._reader.model, list(token_ids), 0
@@ -125,7 +126,7 @@ class PromptPictures:
         return [self._asked[int(mark[1])] for text in texts for mark in self._pattern.finditer(text)]
 
     def _without_oldest(self, asked: list[_Asked]) -> list[_Asked]:
-        """Those to show: of too many not the oldest. RequestError if there are too many new ones."""
+        """Returns those to show, of too many not the oldest. RequestError if there are too many new ones."""
         limit, num_new = self._reader.model.max_pictures, sum(each.is_new for each in asked)
         if num_new > limit:
             where = next(each.where for each in asked if each.is_new)
@@ -157,7 +158,7 @@ class PromptPictures:
         return {**message, "content": whole}
 
     def _pieces(self, text: str) -> list[Any]:
-        """A text cut at its marks, with what stands for them."""
+        """Cuts a text at its marks, and replaces these."""
         pieces: list[Any] = []
         start = 0
         for mark in self._pattern.finditer(text):

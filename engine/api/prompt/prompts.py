@@ -1,6 +1,6 @@
-"""Renders chats and tokenizes texts for one model, off the event loop where that takes long.
+"""Renders chats and tokenizes texts for one model, off the event loop if that takes long.
 
-This module knows neither HTTP nor what is done with a prompt.
+This module does not know HTTP or the use of a prompt.
 """
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ from engine.tokenization.tokenizer import INLINE_CHARS, Tokenizer
 from engine.tool_parsers.call_ids import CallIds, with_native_ids
 
 MAX_COUNTED_CHARS = 2**20
-"""A prompt that cannot fit is tokenized up to this length, to report its token count within a
-second."""
+"""A prompt that cannot fit is tokenized up to this length, to report its token count within a second."""
 INLINE_MESSAGES = 32
 """Longer chats are rendered on another thread."""
 INLINE_CHAT_CHARS = 16 * INLINE_CHARS
 """Chats with more text are rendered on another thread. Templates are much faster than tokenizers."""
 MAX_LISTED_TOKENS = 4 * 2**20
-"""The most tokens of one text that are listed; a body of the default size limit may hold eight
+"""Maximum number of tokens of one text that are listed; a body of the default size limit may contain eight
 times as many."""
 
 
@@ -46,20 +45,19 @@ class ChatPrompt:
 
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
-    """Tools stay in the prompt where none may be called: removing them would change all of its
-    tokens."""
+    """Tools stay in the prompt even if none may be called: removing them would change all of its tokens."""
     chat_template: str | None = None
-    """None is the server's template, else the tokenizer's."""
+    """None means the server's template, else the tokenizer's."""
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     pictures: PromptPictures | None = None
-    """What marks in the messages stand for; None if the model reads no pictures."""
+    """The pictures that marks in the messages represent; None if the model reads no pictures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A tokenized prompt, and where its pictures are."""
+    """A tokenized prompt, and the positions of its pictures."""
 
     token_ids: list[int]
     media: tuple[MediaSpan, ...] = ()
@@ -70,12 +68,12 @@ class PromptSoFar:
     """All tokens of a turn that ended, prompt and reply, for the prompt that continues it."""
 
     turn_id: str
-    """The request id by which the turn was generated."""
+    """The request id with which the turn was generated."""
     token_ids: list[int]
     highest: int
-    """The largest of them, or larger."""
+    """An upper bound of the token ids."""
     shape: HistoryShape
-    """What the turn's prompt holds, without its reply."""
+    """Properties of the turn's prompt, without its reply."""
 
 
 class Prompts:
@@ -90,9 +88,9 @@ class Prompts:
         placeholders: Placeholders | None = None,
         call_ids: CallIds | None = None,
     ) -> None:
-        """``on_volatile_text`` is called with the name of what was removed from a prompt. ``placeholders``:
-        those of pictures; None if the model reads text only. ``call_ids``: the ids of calls that the chat
-        template takes; None if it takes any."""
+        """``on_volatile_text`` is called with the name of each text removed from a prompt. ``placeholders``:
+        those of pictures; None if the model reads only text. ``call_ids``: the ids of calls that the chat
+        template accepts; None if it accepts any."""
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._chat_template = config.chat_template
@@ -136,10 +134,10 @@ class Prompts:
     async def continue_chat(
         self, known: PromptSoFar, chat: ChatPrompt, *, owner: str | None
     ) -> ContinuedTokens | None:
-        """The prompt of a chat of which only the last reply and what follows it are given.
+        """Returns the prompt of a chat of which only the last reply and what follows it are given.
 
-        None if the chat is to be rendered as a whole: the template does not just append to a prompt, or
-        the tokenizer does not tell where a text may be split.
+        None if the chat must be rendered as a whole: the template does not only append to a prompt, or the
+        tokenizer does not know where a text may be split.
         """
         end = self._tokenizer.token_text(known.token_ids[-1])
         tools = [STAND_IN_TOOL] if chat.tools else None
@@ -173,8 +171,8 @@ class Prompts:
     async def _rendered(
         self, chat: ChatPrompt, owner: str | None, lease: PictureLease | None
     ) -> tuple[str, list[StoredPicture]]:
-        """The text of a chat with a placeholder for each of its pictures. RequestError without a template,
-        or if the template refuses the messages."""
+        """Renders a chat, with a placeholder for each of its pictures. RequestError without a template, or if
+        the template refuses the messages."""
         if chat.chat_template is not None and not self._trusts_templates:
             raise RequestError(
                 "chat_template in requests needs a server with --trust-request-chat-template.",
@@ -233,13 +231,13 @@ class Prompts:
         return num_tokens
 
     async def count_chat(self, chat: ChatPrompt, *, owner: str | None) -> int:
-        """The number of tokens that ``encode_chat`` would return, without keeping them all."""
+        """The number of tokens that ``encode_chat`` would return, counted without keeping them all."""
         text, pictures = await self._rendered(chat, owner, None)
         num_more = 0 if self._placeholders is None else self._placeholders.num_more(pictures)
         return await self.count(text, add_special_tokens=False, owner=owner) + num_more
 
     async def list_chat(self, chat: ChatPrompt, *, owner: str | None) -> list[int]:
-        """All tokens that ``encode_chat`` would return, to be shown; RequestError if there are too many."""
+        """Returns all tokens of ``encode_chat``, for display; RequestError if there are too many."""
         text, pictures = await self._rendered(chat, owner, None)
         tokens = await self.encode_all(text, add_special_tokens=False, owner=owner)
         if self._placeholders is None or not pictures:
@@ -249,7 +247,7 @@ class Prompts:
         return self._placeholders.expanded(tokens, pictures)[0]
 
     async def encode_all(self, text: str, *, add_special_tokens: bool, owner: str | None) -> list[int]:
-        """All tokens of a text, to be shown; RequestError if there are too many."""
+        """Returns all tokens of a text, for display; RequestError if there are too many."""
         listed: list[int] = []
         async for tokens in self._steps(text, add_special_tokens, owner):
             listed += tokens
@@ -258,7 +256,7 @@ class Prompts:
         return listed
 
     async def _too_long(self, text: str, add_special_tokens: bool, owner: str | None) -> ContextLengthError:
-        """The error with the prompt's token count, unless counting would take long."""
+        """Returns the error with the prompt's token count, unless counting would take long."""
         if len(text) > MAX_COUNTED_CHARS:
             return prompt_too_long(None, self._max_model_len, len(text))
         num_tokens = await self.count(text, add_special_tokens=add_special_tokens, owner=owner)
@@ -267,8 +265,8 @@ class Prompts:
     async def _steps(
         self, text: str, add_special_tokens: bool, owner: str | None
     ) -> AsyncGenerator[list[int], None]:
-        """Yields tokens in chunks. A long text is tokenized on another thread, which other work
-        gets between chunks."""
+        """Yields tokens in chunks. A long text is tokenized on another thread, which does other work between
+        chunks."""
         if len(text) <= INLINE_CHARS:
             yield self._tokenizer.encode(text, add_special_tokens=add_special_tokens, owner=owner)
             return

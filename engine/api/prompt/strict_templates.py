@@ -1,8 +1,8 @@
-"""Conversations that a chat template refuses, in variants that it may accept.
+"""Converts conversations that a chat template refuses to variants that it may accept.
 
-A client cannot take its history back, so a message that the template raises at would end its job.
-The variants are tried in turn and the first that renders is used. A history that has needed a
-variant once needs it from then on, so each turn's prompt still begins with the previous one.
+A client cannot change its history, so a message that makes the template raise would end its job. The variants
+are tried in turn and the first that renders is used. A history that needed a variant once needs it from then
+on, so each turn's prompt still begins with the previous one.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from engine.errors import RequestError
 
 
 def in_some_shape(messages: list[Message], render: Callable[[list[Message]], str]) -> str:
-    """Renders the first variant that the template accepts; raises the first error if it accepts
-    none."""
+    """Renders the first variant that the template accepts; raises the first error if it accepts none."""
     failure: RequestError | None = None
     for shape in _shapes(messages):
         try:
@@ -27,9 +26,9 @@ def in_some_shape(messages: list[Message], render: Callable[[list[Message]], str
 
 
 def _shapes(messages: list[Message]) -> Iterator[list[Message]]:
-    """The conversation unchanged; with adjacent messages of one role merged, for templates that
-    need alternating roles; with the system message in the user's first message, for those without
-    a system role."""
+    """Yields the conversation unchanged; with adjacent messages of one role merged, for templates that need
+    alternating roles; with the system message in the user's first message, for templates without a system
+    role."""
     yield messages
     joined = _joined(messages)
     if len(joined) < len(messages):

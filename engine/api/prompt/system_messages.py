@@ -1,9 +1,8 @@
-"""Moves system messages where chat templates accept them: one, at the front. Many raise at any
-other.
+"""Moves system messages to where chat templates accept them: one, at the front. Many templates raise on
+others.
 
-Those at the front are joined. One in the middle becomes a reminder in the user's (or tool's)
-message before it: moving it to the front would change the whole prompt, and so lose its cached
-prefix.
+Those at the front are joined. One in the middle becomes a reminder in the user's (or tool's) message before
+it: moving it to the front would change the whole prompt, and so lose its cached prefix.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ def reminder_of(text: str) -> str:
 
 
 def with_one_system(messages: list[Message]) -> list[Message]:
-    """The conversation with at most one system message, its first. Contents are strings."""
+    """Returns the conversation with at most one system message, as its first. Contents are strings."""
     if not any(message["role"] == "system" for message in messages[1:]):
         return messages
     return _Placing().placed(messages)
@@ -31,10 +30,9 @@ class _Placing:
     def __init__(self) -> None:
         self._placed: list[Message] = []
         self._reminders: list[str] = []
-        """System messages between a call and its results, kept until the results have come."""
+        """System messages between a call and its results, kept until the results arrive."""
         self._is_reminder = False
-        """Whether the last message holds reminders only; a user message after it is merged into
-        it."""
+        """Whether the last message contains only reminders; a user message after it is merged into it."""
 
     def placed(self, messages: Sequence[Message]) -> list[Message]:
         for message in messages:

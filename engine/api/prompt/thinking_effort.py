@@ -22,8 +22,8 @@ _SHARES = {"minimal": 0.1, "low": 0.2, "medium": 0.5, "high": 0.8, "xhigh": 0.95
 
 
 def effort_arguments(effort: str | None, field: str) -> dict[str, Any]:
-    """Template arguments for an effort level; RequestError, naming the field, for an unknown one.
-    ``none`` turns reasoning off where the model can, else it is the lowest level."""
+    """Template arguments for an effort level; RequestError, naming the field, for an unknown one. ``none``
+    turns reasoning off if the model supports that, else it means the lowest level."""
     if effort is None:
         return {}
     if effort == "none":
@@ -34,8 +34,8 @@ def effort_arguments(effort: str | None, field: str) -> dict[str, Any]:
 
 
 def budget_of_effort(effort: str | None, max_tokens: int | None) -> int | None:
-    """The most tokens of reasoning at an effort level: a share of the request's limit, so that the answer
-    has its own; None: no limit."""
+    """Maximum number of reasoning tokens at an effort level: a share of the request's limit, which leaves the
+    rest for the answer; None: no limit."""
     if effort == "none":
         return 0
     share = _SHARES.get(effort or "")

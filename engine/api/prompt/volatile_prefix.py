@@ -1,10 +1,10 @@
 """Text that clients put near the start of a prompt and that changes with every request.
 
 A prefix cache ends at the first token that differs, so such a text costs the whole prompt, every turn. Only
-what is known to be addressed to the vendor's own servers and to say nothing to a model is removed:
+text that is known to be for the vendor's own servers and useless to a model is removed:
 
 * ``billing_header``: Claude Code opens ``system`` with ``x-anthropic-billing-header: cc_version=…;
-  cc_entrypoint=…; cch=…;``, as a text block of its own or (behind some gateways) as the first line of a
+  cc_entrypoint=…; cch=…;``, as a separate text block or (with some gateways) as the first line of a
   string. Its ``cch`` is a hash of the request.
 
 Known and left alone, as they are meant for the model:
@@ -25,7 +25,7 @@ _BILLING_HEADER = re.compile(r"\s*x-anthropic-billing-header:[^\n]*\n?")
 
 
 def without_billing_header(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """The same chat, whose contents are strings, without the header it opens with; None if it has
+    """Returns the chat, whose contents are strings, without the header that it begins with; None if it has
     none."""
     if not messages or messages[0]["role"] != "system":
         return None

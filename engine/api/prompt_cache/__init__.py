@@ -1,1 +1,2 @@
-"""What clients of hosted APIs ask of a prompt cache: lifetimes, and why a prefix was not reused."""
+"""What clients of hosted APIs request from a prompt cache: lifetimes, and the reason why a prefix was not
+reused."""

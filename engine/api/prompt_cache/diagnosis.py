@@ -1,7 +1,7 @@
-"""Why a prompt did not reuse the cached prefix of an earlier one.
+"""Diagnoses why a prompt did not reuse the cached prefix of an earlier one.
 
-The tokens decide, not the request: a change that leaves the prompt as it was is none, and a prefix
-that is equal but no longer cached is not the client's doing.
+The tokens decide, not the request: a change that does not affect the prompt does not count, and an equal
+prefix that is no longer cached is not the client's fault.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ Outcome = Literal["hit", "miss", "not_found", "unavailable"]
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What became of an earlier prompt's prefix. ``unavailable``: it was not reused, and nothing
-    that the client changed is the reason; it was evicted, or its template renders it in another
-    way."""
+    """Whether an earlier prompt's prefix was reused. ``unavailable``: it was not, but not because of the
+    client: it was evicted, or its template renders it differently."""
 
     outcome: Outcome
     changed: Part | None = None
     """For ``miss``: the first part that differs."""
     missed_tokens: int = 0
-    """For ``miss``: the tokens that would have been cached had nothing differed."""
+    """For ``miss``: the tokens that would have been cached if nothing differed."""
     reusable_tokens: int = 0
     """For ``miss``: the earlier prompt's tokens that could be reused."""
 
@@ -41,8 +40,8 @@ def diagnose(
     cached_tokens: int,
     block_size: int,
 ) -> Diagnosis:
-    """Compares a prompt with an earlier one. ``cached_tokens``: how many of its tokens were in the
-    cache. Only full blocks are cached, and the last token is always computed."""
+    """Compares a prompt with an earlier one. ``cached_tokens``: number of its tokens that were in the cache.
+    Only full blocks are cached, and the last token is always computed."""
     if earlier is None:
         return NOT_FOUND
 
@@ -56,6 +55,6 @@ def diagnose(
     diverges = num_shared < min(earlier.num_tokens, len(token_ids))
     if diverges and changed is not None:
         return Diagnosis("miss", changed, reusable - cached_tokens, in_blocks(num_shared))
-    # A template may end a prompt with tokens that it leaves out of the history.
+    # A template may end a prompt with tokens that it omits from the history.
     is_all_but_the_end = cached_tokens + max(STRIDE, block_size) >= reusable
     return Diagnosis("hit" if diverges and is_all_but_the_end else "unavailable")

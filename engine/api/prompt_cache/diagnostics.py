@@ -1,4 +1,4 @@
-"""Tells the clients of one server what became of the prefixes of their earlier prompts."""
+"""Reports to the clients of one server whether the prefixes of their earlier prompts were reused."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class CacheDiagnostics:
         await self._store.delete(self._owner, response_id)
 
     async def earlier(self, response_id: str) -> Fingerprint | None:
-        """What is kept of that response's prompt; None if nothing is, or no longer."""
+        """The fingerprint of that response's prompt; None if none is kept."""
         return await self._store.get(self._owner, response_id)
 
     def diagnose(
         self, earlier: Fingerprint | None, conversation: Conversation, turn: TurnOutput
     ) -> Diagnosis:
-        """What became of the earlier prompt's prefix in this turn."""
+        """Diagnoses whether this turn reused the earlier prompt's prefix."""
         return diagnose(
             earlier,
             self._print(conversation, turn).fingerprint,
@@ -55,6 +55,6 @@ class CacheDiagnostics:
 
 
 def _tokens(conversation: Conversation, turn: TurnOutput) -> list[int]:
-    """The prompt's tokens, in which pictures differ."""
+    """The prompt's tokens, with different pictures distinguished."""
     token_ids, pictures = turn.output.prompt_token_ids, conversation.pictures
     return token_ids if pictures is None else pictures.named_tokens(token_ids)

@@ -1,7 +1,7 @@
-"""Fingerprints of prompts: what is kept of one, so that a later prompt can be compared with it.
+"""Fingerprints of prompts, which allow comparing a later prompt with an earlier one.
 
-No text and no token is kept, only hashes: of each part of the request, and of the prompt's tokens
-up to every ``STRIDE``-th.
+No text and no token is kept, only hashes: of each part of the request, and of the prompt's tokens up to every
+``STRIDE``-th.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from engine.api.turn.conversation import Conversation
 
 Part = Literal["model", "tools", "system", "reasoning", "messages"]
 PARTS: tuple[Part, ...] = get_args(Part)
-"""Parts of a request that determine its prompt, the one to blame first first."""
+"""Parts of a request that determine its prompt, in the order in which they are blamed."""
 
 STRIDE = 64
-"""Where two prompts diverge is known to this many tokens."""
+"""The precision, in tokens, of the point where two prompts diverge."""
 HASH_BYTES = 8
 
 
 class Fingerprint(msgspec.Struct, array_like=True, frozen=True):
-    """What is kept of one prompt."""
+    """The stored hashes of one prompt."""
 
     num_tokens: int
     parts: dict[str, bytes]
-    """A hash of each part but the messages."""
+    """A hash of each part except the messages."""
     messages: list[bytes]
     """A hash of each message."""
     marks: list[bytes]
     """Hashes of the prompt's first ``STRIDE``, ``2 * STRIDE``, ... tokens, then of all."""
 
     def changed(self, now: Fingerprint) -> Part | None:
-        """The first part that another request has changed, not only appended to; None if none."""
+        """The first part that another request has changed rather than appended to; None if there is none."""
         for part in PARTS[:-1]:
             if self.parts[part] != now.parts[part]:
                 return part
         return None if now.messages[: len(self.messages)] == self.messages else "messages"
 
     def num_shared(self, token_ids: Sequence[int]) -> int:
-        """How many of this prompt's first tokens another prompt begins with: all of them, or a
-        multiple of ``STRIDE``."""
+        """The number of this prompt's first tokens that another prompt shares: all of them, or a multiple of
+        ``STRIDE``."""
         num_compared = self.num_tokens
-        if len(token_ids) < num_compared:  # the mark of a stride that is cut equals none of this prompt's
+        if len(token_ids) < num_compared:  # the hash of a partial stride equals none of this prompt's
             num_compared = len(token_ids) // STRIDE * STRIDE
         others = _marks(array("i", token_ids[:num_compared]), blake2b(digest_size=HASH_BYTES))
         pairs = zip(self.marks, others, strict=False)
@@ -58,7 +58,7 @@ class Fingerprint(msgspec.Struct, array_like=True, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PromptPrint:
-    """A fingerprint that a longer prompt's can be made of."""
+    """A fingerprint that can be extended to that of a longer prompt."""
 
     fingerprint: Fingerprint
     _full_marks: list[bytes]
@@ -67,7 +67,7 @@ class PromptPrint:
 
     @classmethod
     def of(cls, conversation: Conversation, model_name: str, token_ids: Sequence[int]) -> PromptPrint:
-        """Of a conversation that was rendered as ``token_ids``."""
+        """Makes the fingerprint of a conversation that was rendered as ``token_ids``."""
         continued = conversation.continued
         before = None if continued is None else continued.fingerprint
         read = _as_it_is if conversation.pictures is None else conversation.pictures.by_content
@@ -100,7 +100,7 @@ def _parts(conversation: Conversation, model_name: str) -> dict[str, bytes]:
 
 
 def _marks(tokens: array[int], so_far: blake2b) -> Iterator[bytes]:
-    """Adds the tokens to a hash, stride by stride."""
+    """Adds the tokens to a hash, and yields it after each stride."""
     for start in range(0, len(tokens), STRIDE):
         so_far.update(tokens[start : start + STRIDE].tobytes())
         yield so_far.digest()
@@ -111,7 +111,7 @@ def _as_it_is(data: bytes) -> bytes:
 
 
 def hash_of(value: Any, read: Callable[[bytes], bytes] = _as_it_is) -> bytes:
-    """A hash of a client's JSON, whatever it holds, after ``read``."""
+    """A hash of a client's JSON, whatever it contains, after ``read``."""
     try:
         data = msgspec.json.encode(value, order="deterministic")
     except (TypeError, ValueError, OverflowError):

@@ -17,8 +17,8 @@ from engine.api.prompt_cache.fingerprint import Fingerprint
 T = TypeVar("T")
 
 MAX_BYTES = 64 * 2**20
-"""The most of all fingerprints; one of 100,000 tokens has about 20 kB. The oldest are dropped, of the owner
-who has the most."""
+"""Maximum size of all fingerprints; one of 100,000 tokens has about 20 kB. The oldest are dropped, of the
+owner with the most."""
 LOCK_TIMEOUT_S = 30.0
 
 _SCHEMA = """
@@ -48,7 +48,8 @@ _decoder = msgspec.msgpack.Decoder(Fingerprint)
 
 
 class FingerprintStore:
-    """In a file if several processes share it, else in memory. Owners see their own only."""
+    """Stores fingerprints in a file if several processes share it, else in memory. Owners see only their
+    own."""
 
     def __init__(self, group: ServerGroup, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -61,12 +62,12 @@ class FingerprintStore:
         self._db.executescript(_SCHEMA)
 
     async def put(self, owner: str | None, response_id: str, kept: Fingerprint) -> None:
-        """Keeps a fingerprint; the oldest ones give way."""
+        """Stores a fingerprint; the oldest ones are dropped if necessary."""
         data = _encoder.encode(kept)
         await self._run(lambda: self._put(owner or "", response_id, data))
 
     async def get(self, owner: str | None, response_id: str) -> Fingerprint | None:
-        """The fingerprint of that response's prompt; None if none is kept, or no longer."""
+        """The fingerprint of that response's prompt; None if none is stored."""
         row = await self._run(lambda: self._db.execute(_GET, (owner or "", response_id)).fetchone())
         return None if row is None else _decoder.decode(row[0])
 
@@ -84,7 +85,7 @@ class FingerprintStore:
             self._db.execute("COMMIT")
 
     async def _run(self, work: Callable[[], T]) -> T:
-        """Runs it on another thread if it may wait for another process."""
+        """Runs the work, on another thread if it may wait for another process."""
 
         def locked() -> T:
             with self._lock:

@@ -1,7 +1,6 @@
-"""Lifetimes that clients ask for their cached prompts: ``5m``, ``1h``; OpenAI's and Anthropic's.
+"""Lifetimes that clients request for their cached prompts: ``5m``, ``1h``; OpenAI's and Anthropic's.
 
-They are floors of a turn's pin, as far as holding is worth it; its receipt says what became of
-them.
+They are lower bounds of a turn's pin, as long as holding is worth it; the receipt reports the result.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ MAX_LIFETIME_S = 24 * 3600.0
 
 
 def lifetime_s(text: str) -> float | None:
-    """The seconds of a lifetime; None for one that is no lifetime, or longer than a day."""
+    """The seconds of a lifetime; None if the text is not a lifetime, or longer than a day."""
     found = _LIFETIME.fullmatch(text)
     seconds = int(found[1]) * _SECONDS[found[2]] if found else 0.0
     return seconds if 0 < seconds <= MAX_LIFETIME_S else None

@@ -1,1 +1,1 @@
-"""What the requests of one API server process share."""
+"""Components that the requests of one API server process share."""

@@ -1,7 +1,7 @@
-"""A heartbeat of the engine core: it is asked once a second whether it still makes progress.
+"""A heartbeat of the engine core: a request, once a second, that it answers if it still makes progress.
 
-A core that has died reports that itself. A stalled one reports nothing: a stopped process, a step
-that hangs in a device driver, a machine that swaps.
+A core that has died reports that itself. A stalled one reports nothing: a stopped process, a step that hangs
+in a device driver, a machine that swaps.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class CoreHeartbeat:
     """The state of the last heartbeat."""
 
     def __init__(self, engine: AsyncLLM, silence_s: float, step_s: float) -> None:
-        """``silence_s``: the most time for an answer; ``step_s``: the most time of one step."""
+        """``silence_s``: the maximum time for an answer; ``step_s``: the maximum time of one step."""
         self._engine = engine
         self._silence_s = silence_s
         self._step_s = step_s
         self._asked_at: float | None = None
-        """When the unanswered heartbeat was sent; None if there is none."""
+        """The time when the unanswered heartbeat was sent; None if there is none."""
         self._step_took_s = 0.0
 
     def check(self) -> None:

@@ -23,7 +23,7 @@ from engine.tokenization.unicode_text import is_unicode
 
 MAX_ID_CHARS = 512
 MAX_USER_ID_CHARS = 4096
-"""The most characters of ``metadata.user_id``, which may be JSON with a session in it."""
+"""Maximum length of ``metadata.user_id``, which may be JSON with a session in it."""
 LAST_STEP_HEADER = "x-is-last-step"
 
 SESSION_HEADERS = ("x-session-id",)
@@ -39,8 +39,7 @@ CLIENT_HEADERS = (
     "x-session-affinity",
     "x-correlation-id",
 )
-"""Headers of Codex (session and thread), OpenCode and load generators; the first one present
-counts."""
+"""Headers of Codex (session and thread), OpenCode and load generators; the first one present is used."""
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 """W3C's format, version 00. Later versions may append fields."""
@@ -56,7 +55,7 @@ class ClientIdentity:
     job_id: object = None
     is_last_step: object = None
     xargs: object = None
-    """``vllm_xargs``: arguments of clients that cannot add fields of their own."""
+    """``vllm_xargs``: extra arguments, for clients that cannot add fields."""
     session_id: object = None
     metadata_user_id: object = None
     """Anthropic's ``metadata.user_id``; Claude Code puts its session there."""
@@ -70,11 +69,11 @@ class ClientIdentity:
     priority: int | None = None
     cache_salt: str | None = None
     asked_ttl_s: float | None = None
-    """How long the client asks to keep the turn's KV."""
+    """How long the client requests to keep the turn's KV."""
     streams: bool = False
-    """Whether the client hears of the answer before it is whole."""
+    """Whether the client receives parts of the answer before it is complete."""
     kv_transfer_params: Mapping[str, Any] | None = None
-    """What of its KV another server has, or is to get; see ``engine.api.kv_transfer``."""
+    """Which of its KV another server has, or will get; see ``engine.api.kv_transfer``."""
 
 
 def request_context(
@@ -84,11 +83,10 @@ def request_context(
     separates_owners: bool = False,
     keeps_alive: bool = True,
 ) -> RequestContext:
-    """The context of a request, which travels to the core unchanged; RequestError as in
-    ``identify``.
+    """Returns the context of a request, which goes to the core unchanged; RequestError as in ``identify``.
 
-    ``separates_owners``: owners of API keys share no cached prefixes, so the salt includes the
-    owner. ``keeps_alive``: a stream has signs of life while it waits.
+    ``separates_owners``: owners of API keys share no cached prefixes, so the salt includes the owner.
+    ``keeps_alive``: a stream sends keep-alives while it waits.
     """
     job = identify(headers, identity)
     if not (identity.streams and keeps_alive):
@@ -101,11 +99,11 @@ def request_context(
 
 
 def identify(headers: Mapping[str, str], identity: ClientIdentity) -> JobRef:
-    """The job of a turn, with the id None if the request names none. ``headers``: lower-case
-    names, or a case-insensitive mapping.
+    """Returns the job of a turn, with the id None if the request names none. ``headers``: lower-case names,
+    or a case-insensitive mapping.
 
-    RequestError for a field of the wrong type or length. A header is not the client's fault, since
-    proxies add headers too: a long value is hashed.
+    RequestError for a field of the wrong type or length. Headers are not validated, since proxies add them
+    too: a long value is hashed.
     """
     xargs = _mapping(identity.xargs, "vllm_xargs")
     job_id = next(_ids(headers, identity, xargs), None)
@@ -120,7 +118,7 @@ def identify(headers: Mapping[str, str], identity: ClientIdentity) -> JobRef:
 
 
 def _ids(headers: Mapping[str, str], identity: ClientIdentity, xargs: Mapping[str, object]) -> Iterator[str]:
-    """All ids that the request names, the one that counts first."""
+    """Yields all ids that the request names, in order of precedence."""
     user_id = _text(identity.metadata_user_id, "metadata.user_id", MAX_USER_ID_CHARS)
     yield from _known(
         _own_id(identity.job_id, "job_id"),
@@ -148,8 +146,8 @@ def with_history(
     continues_last: bool = False,
     before: tuple[int, int] = (0, 0),
 ) -> RequestContext:
-    """Adds the numbers of replies and tool results in the prompt, by which the policy tells a
-    returning tool call from a side request. ``before``: how many stand before the messages."""
+    """Adds the numbers of replies and tool results in the prompt, which let the policy distinguish a
+    returning tool call from a side request. ``before``: their numbers before these messages."""
     if context.job is None:
         return context
     num_replies, num_results = counts_in(messages, continues_last=continues_last)
@@ -160,8 +158,8 @@ def with_history(
 
 
 def counts_in(messages: Sequence[Mapping[str, Any]], *, continues_last: bool = False) -> tuple[int, int]:
-    """How many replies and tool results the messages are. ``continues_last``: the last one is a reply to be
-    continued."""
+    """The numbers of replies and of tool results among the messages. ``continues_last``: the last one is a
+    reply to be continued."""
     roles = [message.get("role") for message in messages]
     num_replies = sum(1 for role, _ in groupby(roles) if role == "assistant")
     if continues_last and roles and roles[-1] == "assistant":
@@ -173,14 +171,14 @@ def counts_in(messages: Sequence[Mapping[str, Any]], *, continues_last: bool = F
 
 
 def _own_id(value: object, field: str) -> str | None:
-    """A field of our own API: an invalid id, even an empty one, is an error."""
+    """Reads a field of our own API: an invalid id, even an empty one, is an error."""
     if value == "":
         raise _fault(field, f"must have 1 to {MAX_ID_CHARS} characters")
     return _text(value, field)
 
 
 def _text(value: object, field: str, max_chars: int = MAX_ID_CHARS) -> str | None:
-    """A string, or a number as one; None if it is missing."""
+    """Reads a string, or a number as a string; None if it is missing."""
     if value is None:
         return None
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63:
@@ -238,7 +236,8 @@ def _session_of(user_id: str | None) -> str | None:
 
 
 def _read_user_id(user_id: str) -> _UserId:
-    """``user_…_session_<uuid>``, or the JSON text of an object with a session_id; anything else is a user."""
+    """Parses ``user_…_session_<uuid>``, or the JSON text of an object with a session_id; any other text is a
+    user."""
     if user_id.startswith("{"):
         return _read_json_user_id(user_id)
     found = _SESSION_IN_USER_ID.search(user_id)
@@ -300,17 +299,17 @@ def _bounded(value: str) -> str | None:
 
 
 def owner_of(headers: Mapping[str, str]) -> str | None:
-    """The owner of the request's API key. One owner's data is invisible to others; ``user`` makes
-    no owner."""
+    """The owner of the request's API key. One owner's data is invisible to others; ``user`` does not set an
+    owner."""
     return headers.get(OWNER_HEADER) or None
 
 
 def owned_id(headers: Mapping[str, str], job_id: str) -> str:
-    """The engine's id of the job: prefixed by the owner of the API key, since two owners may both
-    have a job "main".
+    """The engine's id of the job: prefixed by the owner of the API key, since two owners may both have a job
+    "main".
 
-    No client can name a job of another owner: with a key without a name, an id that looks prefixed
-    gets a leading colon.
+    No client can name a job of another owner: with a key without a name, an id that looks prefixed gets a
+    leading colon.
     """
     owner = headers.get(OWNER_HEADER)
     if owner is None:
@@ -321,8 +320,8 @@ def owned_id(headers: Mapping[str, str], job_id: str) -> str:
 
 
 def _tenant(headers: Mapping[str, str], identity: ClientIdentity) -> str | None:
-    """The tenant: the owner of the API key, else the ``user`` field, else a hash of the key. A
-    ``user`` cannot take the name of an owner."""
+    """The tenant: the owner of the API key, else the ``user`` field, else a hash of the key. A ``user``
+    cannot use the name of an owner."""
     if owner := owner_of(headers):
         return owner
     user = _text(identity.tenant, "user") or _user_in(identity.metadata_user_id)

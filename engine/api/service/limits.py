@@ -1,6 +1,6 @@
 """Admission control: limits on concurrent requests and on prompt tokens that wait for prefill.
 
-A request is admitted before any work is done for it. This module knows no HTTP.
+A request is admitted before any other work is done for it. This module does not know HTTP.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from engine.messages import JobRef, RequestContext
 class Admission:
     """Admits requests of all API server processes together, shared fairly between tenants.
 
-    When a limit is reached, a tenant that uses no more than an equal share is still admitted and
-    others are refused, so one tenant's flood does not lock out the rest. The excess over the limit
-    is less than the limit itself, however many tenants there are.
+    When a limit is reached, a tenant that uses no more than an equal share is still admitted and others are
+    refused, so one tenant's flood does not block the rest. The excess over the limit is less than the limit
+    itself, whatever the number of tenants.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class Admission:
         self._on_rejection = on_rejection
         self._shares = {owner: share for share, owner in enumerate(owners[:NAMED_SHARES])}
         self._num_admitted = 0
-        """Number of bodies that this process has admitted."""
+        """Number of bodies that this process has admitted and that have not ended."""
         self._all_ended = asyncio.Event()
         self.is_closed = False
-        """Whether this process admits no more requests, since it is shutting down."""
+        """Whether this process admits no more requests, because it is shutting down."""
 
     @contextmanager
     def admit(self, num_requests: int, context: RequestContext) -> Iterator[Permit]:
@@ -50,7 +50,7 @@ class Admission:
         OverloadedError beyond a limit, ServerClosingError while shutting down."""
         if self.is_closed:
             raise ServerClosingError
-        num_requests = max(1, num_requests)  # not checked yet
+        num_requests = max(1, num_requests)  # may be invalid at this point
         share = self._share_of(context.job)
         self._acquire(Tally.QUEUED_REQS, share, num_requests)
         self._num_admitted += 1
@@ -67,31 +67,30 @@ class Admission:
         self.is_closed = True
 
     async def all_ended(self) -> None:
-        """Returns when none of the admitted requests is left."""
+        """Returns when all admitted requests have ended."""
         while self._num_admitted:
             self._all_ended.clear()
             await self._all_ended.wait()
 
     def _share_of(self, job: JobRef | None) -> int:
-        """The share of an owner is its own. Other tenants are hashed to shares, since their number
-        is unbounded."""
+        """The share of a tenant: an owner has a separate one. Other tenants are hashed to shares, since their
+        number is unbounded."""
         if job is not None and job.owner in self._shares:
             return self._shares[job.owner]
         tenant = "" if job is None else job.tenant or ""
         return NAMED_SHARES + crc32(tenant.encode(errors="replace")) % OTHER_SHARES
 
     def acquire_tokens(self, number: int, share: int) -> None:
-        """Raises OverloadedError if the prompt tokens exceed the limit together with those of
-        others."""
+        """Counts prompt tokens; OverloadedError if they exceed the limit together with those of others."""
         self._acquire(Tally.QUEUED_TOKENS, share, number)
 
     def release_tokens(self, number: int, share: int) -> None:
         self._board.add(Tally.QUEUED_TOKENS, -number, share)
 
     def _acquire(self, tally: Tally, share: int, number: int) -> None:
-        # Acquired first and released if it was too much: of two processes at the same moment both may be
-        # refused, but never are both admitted. A request alone is always admitted: one larger than the
-        # limit would never be served otherwise.
+        # Acquired first and released if it was too much: two processes at the same moment may both be
+        # refused, but never both admitted. A single request is always admitted: one larger than the limit
+        # would never be served otherwise.
         is_tokens = tally is Tally.QUEUED_TOKENS
         limit = self._max_tokens if is_tokens else self._max_reqs
         self._board.add(tally, number, share)
@@ -106,9 +105,8 @@ class Admission:
         raise OverloadedError(f"The server is at its limit of {amount}; try again shortly.")
 
     def _is_within_share(self, tally: Tally, share: int, number: int, limit: int) -> bool:
-        """Whether the tenant uses no more than an equal share among active tenants. An owner
-        without other work is always within it: a prompt larger than a share could otherwise never
-        run during a flood."""
+        """Whether the tenant uses no more than an equal share among active tenants. An owner without other
+        work always does: a prompt larger than a share could otherwise never run during a flood."""
         held = self._board.held(tally, share)
         if held == number and share < NAMED_SHARES:
             return True
@@ -138,7 +136,7 @@ class PrefillPermit:
         self._share = share
 
     def done(self) -> None:
-        """The prompt no longer waits. Repeatable."""
+        """Stops counting the prompt as waiting. Repeatable."""
         if self._num_tokens:
             self._admission.release_tokens(self._num_tokens, self._share)
             self._num_tokens = 0

@@ -1,4 +1,4 @@
-"""The model that one request has chosen: a name, and the adapter behind it."""
+"""The model that one request has selected: a name, and the adapter for it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A name under which the server answers. Made for each request."""
+    """A name under which the server answers. One instance per request."""
 
     server: Server
     name: str
     adapter: Adapter | None
 
     def context(self, headers: Mapping[str, str], identity: ClientIdentity) -> RequestContext:
-        """The request's context from its headers and body."""
+        """Returns the request's context from its headers and body."""
         server = self.server
         context = request_context(
             headers,

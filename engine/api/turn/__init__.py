@@ -1,1 +1,1 @@
-"""One turn, from a conversation to its parsed reply; the same for each protocol."""
+"""One turn, from a conversation to its parsed reply; the same for each API."""

@@ -1,4 +1,4 @@
-"""Parses one answer of a turn: its text becomes deltas and a reply, its end a finish reason.
+"""Parses one answer of a turn: converts its text to deltas and a reply, and its end to a finish reason.
 
 This module is independent of the API that the client uses.
 """
@@ -32,7 +32,7 @@ class AnswerOutput:
     raw: CompletionOutput
     """The new tokens and their logprobs."""
     finish_reason: str | None = None
-    """``stop`` | ``length`` | ``tool_calls``; None while the answer goes on."""
+    """``stop`` | ``length`` | ``tool_calls``; None while the answer continues."""
     is_cut_in_call: bool = False
     """Whether the answer ended in the middle of its last tool call: that call must not be run."""
 
@@ -69,7 +69,7 @@ class AnswerReader:
         )
 
     def _take(self, read: list[ReplyDelta]) -> list[ReplyDelta]:
-        """Adds the deltas that the client wants to the reply, and returns them."""
+        """Adds the deltas within the client's limit to the reply, and returns them."""
         deltas = [delta for delta in read if not self._beyond_limit(delta)]
         self.reply.add(deltas)
         return deltas
@@ -81,7 +81,7 @@ class AnswerReader:
         return self._parser.finish()
 
     def _beyond_limit(self, delta: ReplyDelta) -> bool:
-        """Whether the delta belongs to a call beyond the most that the client allows."""
+        """Whether the delta belongs to a call beyond the maximum that the client allows."""
         return (
             self._max_calls is not None
             and isinstance(delta, ToolCallDelta)
@@ -89,10 +89,10 @@ class AnswerReader:
         )
 
     def _finish_reason(self, answer: CompletionOutput) -> str | None:
-        """A reply that was cut off by its length, or in a call, says so even after a complete
-        call.
+        """The finish reason. It reports a reply that was cut off by its length, or in a call, even after a
+        complete call.
 
-        A model that ends its turn in the middle of a call was cut off too: its reply is
+        If a model ends its turn in the middle of a call, that counts as cut off too, since its reply is
         unfinished.
         """
         if answer.finish_reason != "stop":

@@ -1,4 +1,4 @@
-"""A client's request for one turn: a chat, and what is wanted of the reply.
+"""A client's request for one turn: a chat, and the requirements on the reply.
 
 It is independent of the API that the client uses.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FreeInput:
-    """A tool's only argument, if that is free text."""
+    """A tool's only argument, if it is free text."""
 
     parameter: str
     grammar: str
@@ -34,8 +34,8 @@ class NamedTool:
 
     name: str
     free_input: FreeInput | None = None
-    """Set if the tool's only argument is text that follows a grammar: the reply is then that text
-    alone."""
+    """Set if the tool's only argument is text that follows a grammar: the reply then consists of that
+    text."""
 
 
 ToolChoice = Literal["auto", "none", "required"] | NamedTool
@@ -48,41 +48,40 @@ class ContinuedPrompt:
     token_ids: ContinuedTokens
     num_replies: int
     num_results: int
-    """Replies and results of tools before the last reply."""
+    """Numbers of replies and of tool results before the last reply."""
     fingerprint: PromptPrint | None
-    """The earlier prompt's, if it was kept."""
+    """The earlier prompt's fingerprint, if it was kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation(ChatPrompt):
-    """A client's request for one turn, independent of the API: a chat, and what is wanted of the
-    reply."""
+    """A client's request for one turn, independent of the API: a chat, and the requirements on the reply."""
 
     request_id: str
     params: SamplingParams
-    """``max_tokens`` None is the model's own default, else the rest of the context."""
+    """``max_tokens`` None means the model's own default, else the rest of the context."""
     tool_choice: ToolChoice = "auto"
     free_inputs: dict[str, FreeInput] = field(default_factory=dict)
     """Tools whose only argument is text that follows a grammar, by name."""
     parallel_tool_calls: bool = True
     context: RequestContext = NO_CONTEXT
     fits_context: bool = False
-    """Whether a ``max_tokens`` beyond the rest of the context is clamped to it; if not, it is an
-    error."""
+    """Whether a ``max_tokens`` beyond the rest of the context is clamped to it; if not, it is an error."""
     thinking_budget: int | None = None
-    """The most tokens of reasoning, asked for as effort or as Anthropic's budget: kept where the model's
-    format allows it. ``params.thinking_token_budget``, which takes precedence, is refused elsewhere."""
+    """Maximum number of reasoning tokens, requested as effort or as Anthropic's budget: enforced if the
+    model's format allows it. ``params.thinking_token_budget``, which takes precedence, is refused
+    otherwise."""
     include_reasoning: bool = True
-    """Whether the response holds the reasoning; it is parsed as such in any case."""
+    """Whether the response includes the reasoning; it is parsed as such in any case."""
     left_out: list[str] = field(default_factory=list)
-    """Parts of the request that were left out, since a text model cannot be shown them."""
+    """Parts of the request that were left out, because a text model cannot be shown them."""
 
     continued: ContinuedPrompt | None = None
     """Set if the prompt is known: ``messages`` are then only the last reply and what follows it."""
 
     @property
     def has_pictures(self) -> bool:
-        """Whether its messages hold any."""
+        """Whether its messages contain any pictures."""
         return self.pictures is not None and self.pictures.has_any
 
     @property
@@ -96,5 +95,5 @@ class Conversation(ChatPrompt):
 
     @property
     def max_calls(self) -> int | None:
-        """The most tool calls of one answer; None is no limit."""
+        """Maximum number of tool calls of one answer; None means no limit."""
         return None if self.parallel_tool_calls else 1

@@ -1,4 +1,4 @@
-"""One turn of a conversation in the engine: it is rendered, generated, parsed and closed.
+"""Runs one turn of a conversation in the engine: renders, generates, parses and closes it.
 
 This module is independent of the API that the client uses.
 """
@@ -36,10 +36,10 @@ from engine.structured_output.reply_grammar import (
 )
 
 MAX_NAMES = 8
-"""The most tool names listed in one note."""
+"""Maximum number of tool names listed in one note."""
 TAIL_TOKENS = 16
-"""A reply parser is given this many tokens of the prompt's end, which may already have opened a
-section of the reply."""
+"""Number of tokens at the prompt's end that a reply parser gets, since they may already open a section of the
+reply."""
 
 
 @dataclass(slots=True)
@@ -62,8 +62,7 @@ class ConversationTurn:
         conversation: Conversation,
         on_accepted: Callable[[], None] | None = None,
     ) -> None:
-        """``on_accepted`` is called when the engine has accepted the request: few errors come
-        after that."""
+        """``on_accepted`` is called when the engine has accepted the request: few errors occur after that."""
         self._server = model.server
         self._conversation = conversation
         self._on_accepted = on_accepted
@@ -74,7 +73,7 @@ class ConversationTurn:
         """Notes for the receipt about constraints of the request that are not enforced."""
 
     async def whole(self) -> TurnOutput:
-        """The complete turn, with the whole of each answer in its ``reply``."""
+        """Runs the turn and returns it complete, with the whole of each answer in its ``reply``."""
         last: TurnOutput | None = None
         async for turn in self.stream(RequestOutputKind.FINAL_ONLY):
             last = turn
@@ -85,8 +84,8 @@ class ConversationTurn:
     async def stream(
         self, kind: RequestOutputKind = RequestOutputKind.DELTA
     ) -> AsyncGenerator[TurnOutput, None]:
-        """Yields outputs as they come, the first with the engine's first output. Only the last one
-        waits for the receipt."""
+        """Yields outputs as they arrive, the first with the engine's first output. Only the last one waits
+        for the receipt."""
         conversation = self._conversation
         self._server.check_params(conversation.params)
         with (
@@ -121,7 +120,7 @@ class ConversationTurn:
     async def _prompt(
         self, owner: str | None, lease: PictureLease | None
     ) -> tuple[list[int], RequestContext]:
-        """The prompt's tokens, and the context with what its messages count, and its pictures."""
+        """Returns the prompt's tokens, and the context with the counts of its messages and its pictures."""
         conversation, continued = self._conversation, self._conversation.continued
         context, messages = conversation.context, conversation.messages
         if continued is not None:
@@ -134,12 +133,12 @@ class ConversationTurn:
         return prompt.token_ids, context
 
     async def count(self) -> int:
-        """The number of tokens of the prompt, counted without keeping them all."""
+        """Counts the tokens of the prompt without keeping them all."""
         chat = self._conversation
         return await self._server.prompts.count_chat(chat, owner=chat.context.owner)
 
     def _grammar(self, prompt_tail: str) -> ReplyGrammar | None:
-        """The grammar that the reply must follow, for forced calls or for the requested output
+        """Returns the grammar that the reply must follow, for forced calls or for the requested output
         format."""
         conversation, params = self._conversation, self._conversation.params
         choice, asked = conversation.tool_choice, params.structured_outputs
@@ -158,8 +157,8 @@ class ConversationTurn:
         return requested_format(asked, tools if conversation.reads_calls else [], several, start)
 
     def _strict_calls(self, start: ReplyStart) -> ReplyGrammar | None:
-        """The grammar that enforces the texts of tools, or the schemas of strict ones, where the model may
-        also not call any."""
+        """Returns the grammar that enforces the texts of tools, or the schemas of strict ones, if the model
+        may also call no tool."""
         tools = (self._conversation.tools or []) if self._conversation.reads_calls else []
         several, shown = self._conversation.max_calls is None, {tool["function"]["name"] for tool in tools}
         texts = {name: text for name, text in self._conversation.free_inputs.items() if name in shown}
@@ -181,7 +180,7 @@ class ConversationTurn:
         return grammar
 
     async def _tell_of_texts(self, grammar: ReplyGrammar | None, owner: str | None) -> None:
-        """Note for the receipt which texts of tools cannot follow their grammar between the tags."""
+        """Notes for the receipt which texts of tools cannot follow their grammar between the tags."""
         if grammar is None or grammar.params.texts is None:
             return
         kept = await asyncio.wrap_future(self._server.engine.check_grammar(grammar.params, owner))
@@ -220,7 +219,8 @@ class ConversationTurn:
         return params
 
     def _limit_thinking(self, params: SamplingParams, start: ReplyStart) -> None:
-        """Limit reasoning as the request asks; what it asks in words of effort, where that is possible."""
+        """Limits reasoning to the requested budget; a budget derived from an effort only if the format
+        supports it."""
         span = reasoning_before(start)
         can = span is not None and {span.end, span.start} - {None} <= start.added_tokens.keys()
         budget = params.thinking_token_budget
@@ -233,7 +233,7 @@ class ConversationTurn:
 
     @staticmethod
     def _has_answered(start: ReplyStart) -> bool:
-        """Whether the prompt has closed the reasoning, so that none can come."""
+        """Whether the prompt has closed the reasoning, so that none can follow."""
         tags = start.reply_format.think_tags
         return tags is not None and tags.open_in(start.prompt_tail) is False
 
@@ -266,7 +266,7 @@ class ConversationTurn:
         return TurnOutput(answers, output, usage, output.finished)
 
     async def _close(self, turn: TurnOutput) -> None:
-        """Reports the tool calls to the engine, and takes its receipt."""
+        """Reports the tool calls to the engine, and stores the returned receipt."""
         for reader in self._readers:
             if reasoning := reader.reply.reasoning:
                 owner = self._conversation.context.owner
@@ -281,7 +281,7 @@ class ConversationTurn:
 
 
 def _before_the_end(turn: TurnOutput) -> TurnOutput:
-    """The same output without its end. Of several answers, those that ended earlier keep theirs."""
+    """Returns the output without its end, which follows with the receipt."""
     return replace(
         turn,
         answers=[replace(answer, finish_reason=None) for answer in turn.answers],
@@ -290,6 +290,6 @@ def _before_the_end(turn: TurnOutput) -> TurnOutput:
 
 
 def _end_of(answer: AnswerOutput) -> AnswerOutput:
-    """Only the end of the answer, whose text has already been sent."""
+    """Returns only the end of the answer, whose text has already been sent."""
     raw = replace(answer.raw, text="", token_ids=[], logprobs=None)
     return replace(answer, deltas=[], raw=raw)

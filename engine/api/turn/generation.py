@@ -1,6 +1,6 @@
 """Requests that are being generated: each has a deadline, and all can be ended at once.
 
-This module knows neither HTTP nor the format of responses.
+This module does not know HTTP or the format of responses.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Generation:
     """The requests that this process generates for, by id."""
 
     def __init__(self, engine: AsyncLLM, board: SharedLoad, timeout_s: float | None) -> None:
-        """``board`` counts the requests. ``timeout_s``: the most time of a request; None is no
+        """``board`` counts the requests. ``timeout_s``: the maximum time of a request; None means no
         limit."""
         self._engine = engine
         self._board = board
@@ -90,8 +90,7 @@ class Generation:
     async def close_turn(
         self, context: RequestContext, last: RequestOutput, calls: list[ToolCall]
     ) -> TurnReceipt | None:
-        """Reports to the engine that a turn has ended and which tools run now; returns the turn's
-        receipt."""
+        """Reports to the engine that a turn has ended and which tools run now; returns the turn's receipt."""
         job, receipt = context.job, last.receipt
         if job is None or job.is_last_step:
             return receipt
@@ -110,7 +109,8 @@ class Generation:
 
 
 def _decided(decided: TurnReceipt | None, at_end: TurnReceipt | None) -> TurnReceipt | None:
-    """The receipt with the latest decision, which is about one answer; its steps are those of all answers."""
+    """Returns the receipt with the latest decision, which is about one answer; its steps are those of all
+    answers."""
     if decided is None or at_end is None:
         return decided or at_end
     return msgspec.structs.replace(

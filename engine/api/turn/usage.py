@@ -14,7 +14,7 @@ from engine.messages import TurnReceipt
 
 @dataclass(slots=True)
 class TurnUsage:
-    """Token counts of a turn so far, over all its answers."""
+    """Token counts of a turn until now, over all its answers."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -23,11 +23,11 @@ class TurnUsage:
     reasoning_tokens: int = 0
     """Reasoning tokens of the completion, known at the end of the turn."""
     left_out: list[str] = field(default_factory=list)
-    """What the model was not shown of the request, for the receipt at the end of the turn."""
+    """Notes on what the model was not shown of the request, for the receipt at the end of the turn."""
 
 
 def receipt_of_all(request_id: str, receipts: Sequence[TurnReceipt]) -> TurnReceipt | None:
-    """The receipts of several prompts in one request: token counts are summed, the rest is the
+    """Combines the receipts of several prompts in one request: token counts are summed, other fields are the
     last one's."""
     if len(receipts) < 2:
         return receipts[0] if receipts else None

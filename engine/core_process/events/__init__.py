@@ -1,1 +1,1 @@
-"""Publishes what enters and leaves the prefix cache, and what pins do."""
+"""Publishes what enters and leaves the prefix cache, and changes of pins."""

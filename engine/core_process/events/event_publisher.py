@@ -1,9 +1,9 @@
-"""Publishes batches of events over ZMQ as vLLM V1 does, on threads of its own.
+"""Publishes batches of events over ZMQ as vLLM V1 does, on separate threads.
 
-A message has three frames: topic, sequence number (8 bytes, big endian, from 0) and the batch as msgpack.
-Whoever missed some asks a second socket for all from a number on, which answers with those that are left and
-then with the number -1. The engine never waits: what does not fit into the queue is dropped and counted. Its
-numbers are used up, so that subscribers notice.
+A message has three frames: topic, sequence number (8 bytes, big endian, from 0) and the batch as msgpack. A
+subscriber that missed some requests all from a number on at a second socket, which answers with those that
+are left and then with the number -1. The engine never waits: what does not fit into the queue is dropped and
+counted. Its numbers are skipped, so that subscribers notice.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ logger = logging.getLogger(__name__)
 
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 LINGER_MS = 500
-"""How long messages that are on their way may take when the engine stops."""
+"""How long messages in flight may take when the engine stops."""
 STOP_TIMEOUT_S = 1.0
-"""How long batches that wait may take to be sent when the engine stops."""
+"""How long queued batches may take to be sent when the engine stops."""
 
 Numbered = tuple[int, EventBatch]
 Socket = zmq.Socket[bytes]
@@ -57,7 +57,7 @@ class EventPublisher:
         self._threads: list[threading.Thread] = []
         try:
             publisher = _open(self._context, zmq.PUB, hwm, endpoint, binds=_is_to_bind(endpoint))
-            # A whole replay waits for a slow subscriber. Messages count as sent only by the half of the mark.
+            # Space for a whole replay to a slow subscriber: ZMQ counts messages as sent by half the mark.
             replies = 2 * (buffer_steps + 1)
             replay = replay_endpoint and _open(
                 self._context, zmq.ROUTER, replies, replay_endpoint, binds=True
@@ -86,7 +86,7 @@ class EventPublisher:
             self.num_dropped += 1
 
     def close(self) -> None:
-        """Send what waits, for as long as a second, and close the sockets."""
+        """Send queued batches, for up to a second, and close the sockets."""
         try:
             self._queue.put(None, timeout=STOP_TIMEOUT_S)
         except Full:
@@ -102,7 +102,7 @@ class EventPublisher:
             while (numbered := self._queue.get()) is not None:
                 sequence, batch = numbered
                 number, payload = sequence.to_bytes(8, "big"), encoder.encode(batch)
-                with self._past_lock:  # first: who subscribes now and then asks for the past misses none
+                with self._past_lock:  # first: a new subscriber that requests the past misses none
                     self._past.append((number, payload))
                 socket.send_multipart((self._topic, number, payload))
 
@@ -115,7 +115,7 @@ class EventPublisher:
                     return
 
     def _answer(self, socket: Socket, frames: list[bytes]) -> None:
-        """Answer one request: who asks, an empty frame, and the first number that is wanted."""
+        """Answer one request, of three frames: the client, an empty one, and the first number wanted."""
         if len(frames) != 3 or len(frames[2]) != 8:
             logger.warning("A request for past KV events has frames of %s bytes.", [len(f) for f in frames])
             return

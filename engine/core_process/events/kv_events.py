@@ -1,4 +1,4 @@
-"""Takes what the scheduler recorded of its prefix cache and its pins, and has it published."""
+"""Publishes what the scheduler recorded of its prefix cache and its pins."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class KVEventFeed(CorePart):
         self._num_told = 0
 
     def attach(self, scheduler: Scheduler, clock: Clock) -> None:
-        """Record what this scheduler does, to which nothing has come yet."""
+        """Record what this scheduler does; it has not received anything yet."""
         kv = scheduler.kv
         self._recorder = KVEventRecorder(kv.block_size, kv.kv_cache_groups, scheduler.requests)
         self._recorder.attach(kv)
@@ -86,7 +86,7 @@ class KVEventFeed(CorePart):
 
 @contextmanager
 def closed_on_failure(feed: KVEventFeed | None) -> Iterator[None]:
-    """If the core does not come to be, another one can have the addresses."""
+    """Close the feed if the core fails to start, so that another core can have the addresses."""
     try:
         yield
     except BaseException:
@@ -96,5 +96,5 @@ def closed_on_failure(feed: KVEventFeed | None) -> Iterator[None]:
 
 
 def open_kv_events(config: KVEventsConfig, rank: int = 0) -> KVEventFeed | None:
-    """None if nothing is to be published: then nothing is recorded either."""
+    """The feed; None if nothing is to be published: then nothing is recorded either."""
     return KVEventFeed(config, rank) if config.is_on else None

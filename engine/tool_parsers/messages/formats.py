@@ -12,14 +12,14 @@ from engine.tool_parsers.parameters import Tool
 
 @dataclass(frozen=True, slots=True)
 class MessageFormat:
-    """A format whose response holds its reasoning in messages."""
+    """A format whose response has its reasoning in messages."""
 
     make: Callable[[Sequence[Tool], str], ReplyParser]
-    """Makes the parser of one response, of its tools and the end of its prompt."""
+    """Makes the parser of one response, from its tools and the end of its prompt."""
     answer: str
-    """Begins the answer."""
+    """The text that begins the answer."""
     signs_of_calls: tuple[str, ...]
-    """Texts without which a response holds no call."""
+    """Texts without which a response contains no call."""
     tags: tuple[str, ...]
     """Texts that are special tokens in some tokenizers."""
 

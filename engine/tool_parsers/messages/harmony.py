@@ -1,8 +1,8 @@
-"""The messages of gpt-oss ("harmony"): reasoning, calls and answer come in channels of one response.
+"""The messages of gpt-oss ("harmony"): reasoning, calls and answer are in channels of one response.
 
 ``<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>commentary to=functions.f
-<|constrain|>json<|message|>{...}<|call|>``: a message's header says what it is. The prompt ends
-after ``<|start|>assistant``.
+<|constrain|>json<|message|>{...}<|call|>``: a message's header states its kind. The prompt ends after
+``<|start|>assistant``.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ CHANNEL = "<|channel|>"
 MESSAGE = "<|message|>"
 
 FINAL = CHANNEL + "final" + MESSAGE
-"""Begins the answer: what comes before it is reasoning, or a message to tools."""
+"""The text that begins the answer; everything before it is reasoning, or a message to tools."""
 RECIPIENT = "to=functions"
-"""The recipient of a message: a function, if it is a call."""
+"""Prefix of the recipient of a message that is a call of a function."""
 
 _CHANNEL = re.compile(r"<\|channel\|>\s*([^\s<]+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
@@ -52,7 +52,7 @@ class HarmonyParser(MessageReader):
             yield from self._pass_answer(unknown)
 
     def _called(self, head: str) -> str | None:
-        """The function that a message goes to, if the client offers it."""
+        """The function to which a message is addressed, if the client offers it."""
         recipient = _found(_RECIPIENT, head)
         if not self._reads_calls or recipient is None:
             return None
@@ -60,8 +60,7 @@ class HarmonyParser(MessageReader):
         return function if recipient != function or function in self._tools else None
 
     def _goes_to_nobody(self, head: str) -> bool:
-        """Whether a message is a call of something that the client does not offer: then it is not
-        shown."""
+        """Whether a message calls a function that the client does not offer: then it is not shown."""
         return self._reads_calls and _found(_RECIPIENT, head) is not None
 
     def _pass_call(self, function: str, unknown: str) -> Steps[None]:
@@ -69,7 +68,7 @@ class HarmonyParser(MessageReader):
         self._give_stray(unknown)
         self._has_arguments = False
         ended = yield from self._pass_message(self._give_arguments)
-        # The token that ends a call ends the response, and is then no part of its text.
+        # The token that ends a call also ends the response, and is then not part of its text.
         self.is_cut = self._has_arguments and not ended
 
     def _give_arguments(self, text: str) -> None:

@@ -1,8 +1,8 @@
-"""The messages of Inkling: a token says what a message holds, and a call is one JSON object.
+"""The messages of Inkling: a token states what a message contains, and a call is one JSON object.
 
 ``<|message_model|><|content_thinking|>...<|end_message|>`` is reasoning, ``<|content_text|>`` begins an
 answer, ``<|content_invoke_tool_json|>{"name": "f", "args": {...}}`` is a call. The prompt ends after
-``<|message_model|>``, and ``<|content_model_end_sampling|>`` may stand in place of the last end.
+``<|message_model|>``, and ``<|content_model_end_sampling|>`` may replace the last end.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The base of formats whose response is several messages: each has a head that says what it is.
+"""The base of formats whose response is several messages: each has a head that states its kind.
 
-The prompt ends within a head, so the first one begins in its middle.
+The prompt ends within a head, so the response begins in the middle of one.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from engine.tool_parsers.tagged_reader import TaggedReader
 
 
 class MessageReader(TaggedReader):
-    """Parses one response, including the reasoning. Subclasses set the tags, and say of a head what its
-    message is."""
+    """Parses one response, including the reasoning. Subclasses set the tags, and read the message after a
+    head."""
 
     start: str
-    """Begins a message, in prompts, too."""
+    """The text that begins a message, in prompts, too."""
     heads_end: tuple[str, ...]
-    """What a head ends with: text follows."""
+    """Texts that end a head; the message's text follows."""
     head_inside: Tag | None = None
-    """What a head may begin with behind ``start``, which is in the prompt."""
+    """Texts that may follow ``start`` in a head, if the prompt has ``start``."""
     head_stops: Tag
-    """Ends of heads, and what ends a head that has no end of its own."""
+    """Ends of heads, and other texts that end a head without an end."""
     message_end: Tag
     next_heads: tuple[str, ...]
-    """Those of the ends of messages that begin the next one."""
+    """Those ends of messages that begin the next message."""
     known_in_head: re.Pattern[str]
-    """What a head says; other words in it are part of its message."""
+    """Matches the known parts of a head; other words in it belong to its message."""
 
     def __init__(self, tools: Sequence[Tool] = (), prompt_tail: str = "") -> None:
         super().__init__(tools)
@@ -43,7 +43,7 @@ class MessageReader(TaggedReader):
         self._space = ""
         """White space in a message of calls: content only if other content follows."""
         begun = prompt_tail.rpartition(self.start)[2] if self.start in prompt_tail else ""
-        if begun:  # the prompt holds the start of the message that the response continues
+        if begun:  # the prompt has the start of the message that the response continues
             self.feed(begun)
 
     def _read_calls(self) -> Steps[bool]:
@@ -52,7 +52,7 @@ class MessageReader(TaggedReader):
             rest = yield from self._read_until(self.head_stops)
             if rest is None:
                 return False
-            if not self._unsettled.endswith(self.heads_end):  # it has no end: what stands there is content
+            if not self._unsettled.endswith(self.heads_end):  # the head has no end, so its text is content
                 self._give_content(head + rest if self._is_inside(head) else rest)
                 self._leave_next_head()
                 return True
@@ -65,18 +65,18 @@ class MessageReader(TaggedReader):
         return self.head_inside is not None and bool((yield from self._accept(self.head_inside)))
 
     def _is_inside(self, head: str) -> bool:
-        """Whether a head has begun with a text, not with a tag."""
+        """Whether a head began with a text and not with a tag."""
         return self.head_inside is not None and head in self.head_inside.texts
 
     def _leave_next_head(self) -> None:
-        """Settle what has been read, but for the beginning of the next head."""
+        """Settles what has been read, except the beginning of the next head."""
         found = next((each for each in self.next_heads if self._unsettled.endswith(each)), "")
         self._at -= len(found)
         self._take()
 
     @abstractmethod
     def _read_message(self, head: str, unknown: str) -> Steps[None]:
-        """Read the message behind a head. ``unknown``: what its head says that no head says."""
+        """Reads the message after a head. ``unknown``: text in the head that is not part of the format."""
 
     def _pass_reasoning(self, unknown: str) -> Steps[None]:
         self._give_reasoning(unknown)
@@ -88,7 +88,7 @@ class MessageReader(TaggedReader):
         yield from self._pass_message(self._give_content)
 
     def _pass_calls(self, reader: ReplyReader, begun: str) -> Steps[None]:
-        """Have another reader read a message of calls. ``begun``: what it is to read first."""
+        """Lets another reader parse a message of calls. ``begun``: the text that it reads first."""
         self._separates = self._has_answered
         self._space = ""
         first = self._num_calls
@@ -102,7 +102,7 @@ class MessageReader(TaggedReader):
             self.cut_head = reader.cut_head
 
     def _give_deltas(self, deltas: Iterable[ReplyDelta], first: int) -> None:
-        """Give what another reader has read, whose first call is the response's number ``first``."""
+        """Outputs another reader's deltas; its first call gets the response's number ``first``."""
         for delta in deltas:
             if isinstance(delta, ToolCallDelta):
                 self._space = ""
@@ -121,14 +121,14 @@ class MessageReader(TaggedReader):
         self._give_content(said)
 
     def _pass_message(self, give: Callable[[str], None]) -> Steps[bool]:
-        """Give the text of a message; True if it has an end. A head that follows without one is left
-        unread."""
+        """Outputs the text of a message; returns True if it has an end. A head that follows without one is
+        left unread."""
         end = yield from self._pass_until(self.message_end, give)
         self._leave_next_head()
         return bool(end)
 
     def _give_content(self, text: str) -> None:
-        """Give text for the user; messages are apart from each other."""
+        """Outputs text for the user; separates messages by an empty line."""
         if self._separates and text:
             super()._give_content("\n\n")
             self._separates = False

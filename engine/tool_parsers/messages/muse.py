@@ -1,9 +1,10 @@
-"""The messages of Muse: a head names who a message is for, and calls are elements.
+"""The messages of Muse: a head names the recipient of a message, and calls are elements.
 
-``<|start|>assistant to=self<|message|>`` begins reasoning, ``to=user`` the answer, ``to=commentary`` what
-the user sees meanwhile, and any other recipient a message of calls, as ``<atem:function_calls><atem:invoke
-name="f"><atem:parameter name="k">v</atem:parameter></atem:invoke></atem:function_calls>``. ``<|eom|>``
-ends a message, ``<|eot|>`` the response. Elements in other messages are text.
+``<|start|>assistant to=self<|message|>`` begins reasoning, ``to=user`` the answer, ``to=commentary`` text
+that the user sees in the meantime, and any other recipient a message of calls, such as
+``<atem:function_calls><atem:invoke name="f"><atem:parameter
+name="k">v</atem:parameter></atem:invoke></atem:function_calls>``. ``<|eom|>`` ends a message, ``<|eot|>`` the
+response. Elements in other messages are text.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from engine.tool_parsers.tagged.invoke import InvokeTags, InvokeToolParser
 START = "<|start|>assistant"
 MESSAGE = "<|message|>"
 ANSWER = "to=user" + MESSAGE
-"""Begins the answer."""
+"""The text that begins the answer."""
 
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _SELF = "self"

@@ -1,1 +1,1 @@
-"""Formats between tags of their own, one small class for each family."""
+"""Formats with calls between tags, one small class for each family."""

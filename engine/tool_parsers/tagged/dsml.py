@@ -1,7 +1,7 @@
 """Tool calls of DeepSeek V3.2: a section of ``<｜DSML｜invoke name="f">`` elements with typed parameters.
 
-Each parameter is marked as a string or not: ``<｜DSML｜parameter name="k" string="true">v`` and so
-on. The tool's schema has precedence.
+Each parameter is marked as a string or not, as in ``<｜DSML｜parameter name="k" string="true">v``. The tool's
+schema has precedence.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from engine.tool_parsers.tagged.invoke import InvokeTags, InvokeToolParser
 MARK = "｜DSML｜"
 GCML_MARK = "｜GCML｜"
 SECTIONS = (f"<{MARK}function_calls>", f"<{MARK}tool_calls>")
-"""The second one came with V4."""
+"""The second one is used since V4."""
 INVOKE = f'<{MARK}invoke name="'
 
 _STRING, _NO_STRING = '" string="true">', '" string="false">'
@@ -35,7 +35,7 @@ def _tags(mark: str, *sections: str) -> InvokeTags:
 
 
 class DsmlToolParser(InvokeToolParser):
-    """Parses one response; see the module's text for what is a call."""
+    """Parses one response; the module's docstring defines a call."""
 
     tags = _tags(MARK, "function_calls", "tool_calls")
 
@@ -43,7 +43,7 @@ class DsmlToolParser(InvokeToolParser):
         return self._unsettled.endswith(_NO_STRING)
 
     def _types(self, name: str) -> Types | None:
-        """The possible types of a value: by its tag where the schema allows both, else by the schema."""
+        """The possible types of a value: from its tag if the schema allows both, else from the schema."""
         tag, known = self._unsettled, self._tools.types(self._function, name)
         if tag.endswith(_STRING):
             return STRING if not known or "string" in known else known
@@ -53,12 +53,13 @@ class DsmlToolParser(InvokeToolParser):
 
 
 class Dsml41ToolParser(DsmlToolParser):
-    """DeepSeek V4.1, with a space behind the mark of each tag."""
+    """Parses calls of DeepSeek V4.1, with a space after the mark of each tag."""
 
     tags = _tags(f"{MARK} ", "calls")
 
 
 class GcmlToolParser(DsmlToolParser):
-    """GigaChat 3.5: the same with a mark of its own; a value is text unless its tag says otherwise."""
+    """Parses calls of GigaChat 3.5: the same format with another mark; a value is text unless its tag states
+    otherwise."""
 
     tags = _tags(GCML_MARK, "tool_calls")

@@ -1,4 +1,4 @@
-"""Formats whose answer stands between tags of its own, which are no content: Cohere's and Ernie's."""
+"""Formats whose answer is between tags, which are not content: Cohere's, Ernie's and Hunyuan's."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class Frame:
 
 
 class FramedReader(TaggedReader):
-    """A response that calls nothing: its text without the tags around it.
+    """Parses a response without calls: its text without the tags around it.
 
-    A tag is part of the frame where a frame has its tags: the first before all other text, the last behind
+    A tag is part of the frame only at the frame's positions: the first before all other text, the last after
     it. Elsewhere it is text.
     """
 
     frame: Frame
     calls: Tag | None = None
-    """Announces calls, which may follow the answer."""
+    """The tag that announces calls, which may follow the answer."""
     _said = False
-    """Whether there has been any content."""
+    """Whether there was any content."""
     _framed = False
-    """Whether the answer has begun with its tag."""
+    """Whether the answer began with its tag."""
 
     def __init__(self, tools: Sequence[Tool] = ()) -> None:
         super().__init__(tools)
@@ -51,7 +51,7 @@ class FramedReader(TaggedReader):
         return (yield from self._read_frame())
 
     def _read_frame(self) -> Steps[bool]:
-        """Move past a tag of the frame, which has been read, and its line break; False if it is text."""
+        """Moves past a frame tag, which has been read, and its line break; False if the tag is text."""
         if self._unsettled.endswith(self.frame.begins):
             is_tag = not self._said and not self._framed
             self._framed = self._framed or is_tag
@@ -63,7 +63,7 @@ class FramedReader(TaggedReader):
         return is_tag
 
     def _is_last(self) -> Steps[bool]:
-        """Whether only calls follow, or nothing. The position does not change."""
+        """Whether only calls or nothing follow. The position does not change."""
         length = self._length
         yield from self._skip_space()
         is_last = not (yield from self._peek()) or (
@@ -74,7 +74,7 @@ class FramedReader(TaggedReader):
 
 
 class FramedCalls(FramedReader, JsonBetweenTags):
-    """A response with calls in JSON behind its answer, or in its place."""
+    """Parses a response with calls in JSON after its answer, or instead of it."""
 
     def _read_calls(self) -> Steps[bool]:
         if self._unsettled.endswith((*self.frame.begins, *self.frame.ends)):
@@ -88,8 +88,8 @@ HUNYUAN = Frame(("<answer>",), ("</answer>",), line_breaks=1)
 
 
 class CohereToolParser(FramedCalls):
-    """Command A and R7B: ``<|START_ACTION|>[{"tool_call_id": "0", "tool_name": ..., "parameters":
-    {...}}]<|END_ACTION|>``."""
+    """Parses calls of Command A and R7B: ``<|START_ACTION|>[{"tool_call_id": "0", "tool_name": ...,
+    "parameters": {...}}]<|END_ACTION|>``."""
 
     frame = COHERE
     calls = Tag("<|START_ACTION|>")
@@ -99,7 +99,7 @@ class CohereToolParser(FramedCalls):
 
 
 class ErnieToolParser(FramedCalls):
-    """Ernie 4.5: calls as Hermes writes them, behind an answer in ``<response>``."""
+    """Parses calls of Ernie 4.5: as in Hermes' format, after an answer in ``<response>``."""
 
     frame = ERNIE
     calls = Tag("<tool_call>")
@@ -108,8 +108,8 @@ class ErnieToolParser(FramedCalls):
 
 
 class HunyuanToolParser(FramedCalls):
-    """Hunyuan A13B and Jamba: ``<tool_calls>[...]</tool_calls>``, behind an answer in ``<answer>`` if the
-    model has thought."""
+    """Parses calls of Hunyuan A13B and Jamba: ``<tool_calls>[...]</tool_calls>``, after an answer in
+    ``<answer>`` if the model has reasoned."""
 
     frame = HUNYUAN
     calls = Tag("<tool_calls>")

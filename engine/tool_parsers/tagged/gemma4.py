@@ -1,7 +1,7 @@
 """Tool calls of Gemma 4: ``<|tool_call>call:f{k:<|"|>text<|"|>,n:5,l:[1,2]}<tool_call|>``.
 
-Keys are bare; strings stand between tokens of their own, as they are; objects and lists may be nested.
-The arguments are given on as JSON while they come. FunctionGemma has other tokens.
+Keys are bare; strings are verbatim between special tokens; objects and lists may be nested. The arguments are
+passed on as JSON while they arrive. FunctionGemma has other tokens.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _ASSIGNS = Tag(":", "=")
 _ENDS = {"{": "}", "[": "]", "(": ")"}
 _BEGINS_ITEM = re.compile(r"[\w\"\[{+.-]")
 MAX_DEPTH = 32
-"""Deeper values are read as text."""
+"""Maximum depth; deeper values are read as text."""
 
 Path = tuple[str, ...]
 """The names that lead to a value: of a parameter, of members, ``item`` for an item of a list."""
 
 
 class GemmaToolParser(TaggedReader, CallObjectReader):
-    """Parses one response; see the module's text for what is a call."""
+    """Parses one response; the module's docstring defines a call."""
 
     opening = Tag("<|tool_call>", line_breaks=1)
     closing = Tag("<tool_call|>")
@@ -38,7 +38,7 @@ class GemmaToolParser(TaggedReader, CallObjectReader):
     _function = ""
 
     def _opens_at_once(self) -> Steps[bool]:
-        """A call of one of the tools, without its opening tag."""
+        """Whether the response begins with a call of one of the tools without its opening tag."""
         yield from self._skip_space()
         length = self._length
         name = ""
@@ -68,7 +68,7 @@ class GemmaToolParser(TaggedReader, CallObjectReader):
         return True
 
     def _has_no_arguments(self, name: str, announced: str) -> Steps[bool]:
-        """Whether the call ends behind its name. The position does not change."""
+        """Whether the call ends after its name. The position does not change."""
         length = self._length
         ends = yield from self._accept(self.closing)
         self._at = self._begin + length
@@ -81,7 +81,7 @@ class GemmaToolParser(TaggedReader, CallObjectReader):
         return True
 
     def _leave_call(self) -> Steps[None]:
-        """Of arguments that make no sense from here on, the rest is told as it stands."""
+        """Passes on the rest of invalid arguments unchanged."""
         self._at = self._begin
         found = yield from self._pass_until(self.raw_end, self._give_stray)
         if not found:
@@ -91,7 +91,7 @@ class GemmaToolParser(TaggedReader, CallObjectReader):
         self._take()
 
     def _pass_members(self, begin: str, path: Path) -> Steps[bool]:
-        """Pass on the object at this position as JSON; False if it is cut off or goes wrong."""
+        """Passes on the object at this position as JSON; False if it is cut off or invalid."""
         self._at += 1
         self._give_taken("{")
         end = Tag(_ENDS[begin])
@@ -115,7 +115,7 @@ class GemmaToolParser(TaggedReader, CallObjectReader):
         return True
 
     def _read_key(self) -> Steps[str | None]:
-        """The key at this position and its colon; None if there is none."""
+        """Reads the key at this position and its colon; None if there is none."""
         if (yield from self._accept(self.quote)):
             key = yield from self._read_until(self.quote)
         elif (yield from self._peek()) == '"':
@@ -126,8 +126,8 @@ class GemmaToolParser(TaggedReader, CallObjectReader):
         return key if key is not None and (yield from self._accept(_ASSIGNS)) else None
 
     def _pass_value(self, inside: str, path: Path) -> Steps[bool]:
-        """Pass on the value at this position as JSON; False if it is cut off or goes wrong. ``inside``:
-        the bracket that opened the object or list that it stands in."""
+        """Passes on the value at this position as JSON; False if it is cut off or invalid. ``inside``: the
+        bracket that opened the enclosing object or list."""
         yield from self._skip_space()
         if (yield from self._accept(self.quote)):
             return (yield from self._pass_text(inside, path))
@@ -163,8 +163,8 @@ class GemmaToolParser(TaggedReader, CallObjectReader):
         return True
 
     def _pass_text(self, inside: str, path: Path) -> Steps[bool]:
-        """Pass on the text before the closing quote as a JSON string. A quote behind which neither the
-        list or object ends nor another value begins belongs to the text."""
+        """Passes on the text before the closing quote as a JSON string. A quote belongs to the text if
+        neither the end of the list or object nor another value follows it."""
         types = self._types(path)
         value = ValueText(types if types and "string" not in types else STRING)
         self._take()
@@ -188,8 +188,8 @@ class GemmaToolParser(TaggedReader, CallObjectReader):
         return False
 
     def _closes(self, inside: str, depth: int, ends: Tag) -> Steps[bool]:
-        """Whether a quote that has just been read closes its text: the last one of a call does. The
-        position does not change."""
+        """Whether a quote that has just been read closes its text: the last one of a call does. The position
+        does not change."""
         length = self._length
         closes = yield from self._value_has_ended(inside, depth)
         self._at = self._begin + length
@@ -222,7 +222,7 @@ class GemmaToolParser(TaggedReader, CallObjectReader):
         return not (yield from self._peek()) or bool((yield from self._accept(self.raw_end)))
 
     def _pass_scalar(self, inside: str, path: Path) -> Steps[bool]:
-        """Pass on a number, a word that JSON knows, or else text without quotes."""
+        """Passes on a number, a word of JSON, or else text without quotes."""
         self._take()
         found = yield from self._find(Tag(",", _ENDS[inside], "}", "]", *self.raw_end.texts))
         if not found:
@@ -239,13 +239,14 @@ class GemmaToolParser(TaggedReader, CallObjectReader):
         return self._tools.types_at(self._function, path)
 
     def _give_taken(self, text: str) -> None:
-        """Settle what was read, and give this for it."""
+        """Settles what was read, and outputs this text for it."""
         self._take()
         self._give_arguments(text)
 
 
 class FunctionGemmaToolParser(GemmaToolParser):
-    """FunctionGemma: ``<start_function_call>call:f{k:<escape>text<escape>}<end_function_call>``."""
+    """Parses calls of FunctionGemma:
+    ``<start_function_call>call:f{k:<escape>text<escape>}<end_function_call>``."""
 
     opening = Tag("<start_function_call>", line_breaks=1)
     closing = Tag("<end_function_call>")

@@ -1,7 +1,7 @@
-"""Tool calls of GLM 4.5 to 4.7: ``<tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>``,
-and of Hunyuan 3 and 4.
+"""Tool calls of GLM 4.5 to 4.7: ``<tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>``, and
+of Hunyuan 3 and 4.
 
-The earlier ones have a line break between the tags. A call is certain once its first parameter or its end
+The earlier versions have a line break between the tags. A call is certain once its first parameter or its end
 begins.
 """
 
@@ -23,19 +23,19 @@ _KEY_NAME = re.compile(r"[^<>\"\n]*+")
 
 
 class GlmToolParser(XmlCallReader):
-    """Parses one response; see the module's text for what is a call."""
+    """Parses one response; the module's docstring defines a call."""
 
     opening = Tag(OPEN, line_breaks=1)
     closing = Tag(CLOSE)
     raw_end = Tag(OPEN, CLOSE)
     value_end = Tag(VALUE_END)
     call_end = Tag(CLOSE, OPEN)
-    """What ends a call, whether it belongs to it or to the next one."""
+    """Tags that end a call, whether they belong to it or to the next one."""
     inside = Tag(KEY, *call_end.texts)
     key, key_end, value = Tag(KEY), Tag("</arg_key>"), Tag(VALUE)
     other_markup: tuple[str, ...] = (KEY, "</arg_key>", VALUE)
     name_end = Tag(KEY, CLOSE)
-    """What shows that a name was a function's; it is left unread."""
+    """Tags that show that the name was a function's; they are left unread."""
 
     def _read_calls(self) -> Steps[bool]:
         yield from self._skip_space()
@@ -51,7 +51,7 @@ class GlmToolParser(XmlCallReader):
         return True
 
     def _read_head(self) -> Steps[bool]:
-        """The function's name, and what shows that it is one, which is left unread."""
+        """Reads the function's name; the tag that shows that it is one is left unread."""
         name = yield from self._read_word(_FUNCTION_NAME)
         yield from self._skip_space()
         length = self._length
@@ -66,8 +66,7 @@ class GlmToolParser(XmlCallReader):
         return True
 
     def _read_parameter(self) -> Steps[bool]:
-        """Read one parameter, or what is in its place; False after the last one, where the call has
-        ended."""
+        """Reads one parameter, or text in its place; False after the last one, if the call has ended."""
         yield from self._skip_space()
         if (yield from self._accept(self.key)) or (yield from self._peek_bare_key()):
             name = yield from self._read_key()
@@ -77,8 +76,8 @@ class GlmToolParser(XmlCallReader):
         return (yield from self._read_other())
 
     def _peek_bare_key(self) -> Steps[str]:
-        """The name of a parameter whose opening tag is missing; empty if none is here. The position does
-        not change."""
+        """The name of a parameter whose opening tag is missing; empty if none is here. The position does not
+        change."""
         length = self._length
         name = (yield from self._read_word(_KEY_NAME)).strip()
         ended = yield from self._accept(self.key_end)
@@ -92,7 +91,7 @@ class GlmToolParser(XmlCallReader):
         return bool(ends)
 
     def _read_key(self) -> Steps[str | None]:
-        """A parameter's name, and the tag that begins its value; either of the two tags may be
+        """Reads a parameter's name, and the tag that begins its value; either of the two tags may be
         missing."""
         name = (yield from self._read_word(_KEY_NAME)).strip()
         ended = yield from self._accept(self.key_end)
@@ -103,7 +102,7 @@ class GlmToolParser(XmlCallReader):
         return name or None
 
     def _skip_type(self) -> Steps[None]:
-        """Move past what says a value's type, where a format does."""
+        """Moves past the type of a value, in formats that write it."""
         yield from ()
 
     def _has_no_value(self) -> Steps[bool]:
@@ -130,12 +129,13 @@ class GlmToolParser(XmlCallReader):
 
 
 def _both(*texts: str) -> tuple[str, ...]:
-    """Tags as they are, and as some folders name them, with where the model was published."""
+    """The tags, and their variants with the place of publication, which some model folders use."""
     return (*texts, *(f"{text[:-1]}:opensource>" for text in texts))
 
 
 class HyToolParser(GlmToolParser):
-    """Hunyuan 3: the same in a section, with ``<tool_sep>`` behind the name; 4 without it."""
+    """Parses calls of Hunyuan 3: GLM's format in a section, with ``<tool_sep>`` after the name; of 4 without
+    it."""
 
     section, section_end = Tag(*_both("<tool_calls>")), Tag(*_both("</tool_calls>"))
     call = Tag(*_both(OPEN))
@@ -167,7 +167,8 @@ class HyToolParser(GlmToolParser):
 
 
 class HorizonToolParser(HyToolParser):
-    """K2 Horizon: the same with names of its own, and the type of a value between key and value."""
+    """Parses calls of K2 Horizon: Hunyuan's format with other names, and the type of a value between key and
+    value."""
 
     section = Tag("<ifm|tool_calls>")
     section_end = Tag("</ifm|tool_calls>")
@@ -193,7 +194,7 @@ class HorizonToolParser(HyToolParser):
 
 
 class SolarToolParser(GlmToolParser):
-    """Solar Open 2: a key ends where its value begins."""
+    """Parses calls of Solar Open 2: a key ends where its value begins."""
 
     opening = Tag("<|tool_call:start|>", line_breaks=1)
     closing = Tag("<|tool_call:end|>")

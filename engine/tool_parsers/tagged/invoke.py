@@ -1,8 +1,8 @@
-"""Formats that spell a call as an element with a name, and its parameters as elements inside it:
-``<invoke name="f"><parameter name="k">v</parameter></invoke>``.
+"""Formats that write a call as an element with a name, and its parameters as elements inside it: ``<invoke
+name="f"><parameter name="k">v</parameter></invoke>``.
 
-DeepSeek V3.2, MiniMax M2 and Step 3 differ in their tags. Each call may stand in a section; its tags may
-be missing.
+DeepSeek V3.2, MiniMax M2 and Step 3 differ in their tags. Each call may be in a section, whose tags may be
+missing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.tool_parsers.xml_call import XmlCallReader
 _CDATA = Tag("<![CDATA[")
 _CDATA_END = Tag("]]>")
 _BETWEEN_CALLS = re.compile(r"function|<｜tool_sep｜>|<｜tool_call_(?:begin|end)｜>")
-"""What Step 3 writes around each call of a section."""
+"""Matches text that Step 3 writes around each call of a section."""
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,17 @@ class InvokeTags:
     parameter: str
     parameter_end: str
     name_ends: tuple[str, ...] = ('">',)
-    """What may follow the name of a parameter."""
+    """Texts that may follow the name of a parameter."""
     unique: bool = False
     """Whether the tags are tokens that no other text contains."""
     line_breaks: int = 2
-    """Line breaks of the template before a section."""
+    """Number of line breaks that the template writes before a section."""
     call_end: str | None = None
-    """Ends a call behind its element."""
+    """The tag that ends a call after its element."""
     layout: tuple[str, ...] = ()
-    """Other tags, which are no content."""
+    """Other tags, which are not content."""
     mark: str | None = None
-    """Begins every closing tag, if nothing else does."""
+    """The text that begins every closing tag, if only closing tags begin with it."""
     opening: Tag = field(init=False)
     any_section_end: Tag = field(init=False)
     inside: Tag = field(init=False)
@@ -55,7 +55,7 @@ class InvokeTags:
 
 
 class InvokeToolParser(XmlCallReader):
-    """Parses one response; see the module's text for what is a call."""
+    """Parses one response; the module's docstring defines a call."""
 
     tags: InvokeTags
 
@@ -81,7 +81,7 @@ class InvokeToolParser(XmlCallReader):
         return self._num_calls > num_before
 
     def _read_objects(self) -> Steps[bool]:
-        """Read calls that a section holds as JSON; False if it holds none."""
+        """Reads calls that a section contains as JSON; False if it contains none."""
         length = self._length
         yield from self._skip_space()
         if (yield from self._peek()) in ("{", "[") and (yield from self._read_call_objects()):
@@ -91,8 +91,8 @@ class InvokeToolParser(XmlCallReader):
         return False
 
     def _find_next(self, in_section: bool) -> Steps[str]:
-        """Move past what begins the next call, or ends the section, and return it; empty if none
-        comes. Other text in a section is content, apart from what repeats that a call comes."""
+        """Moves past the start of the next call or the end of the section, and returns that tag; empty if
+        none follows. Other text in a section is content, except text that only announces the call again."""
         either = Tag(self.tags.invoke, *self.tags.section_ends)
         if in_section and (found := (yield from self._look_ahead(either))):
             length = self._length
@@ -108,12 +108,12 @@ class InvokeToolParser(XmlCallReader):
         return found
 
     def _set_aside(self, text: str) -> None:
-        """Take text in a section that is no call."""
+        """Keeps text in a section that is not a call."""
         if _BETWEEN_CALLS.sub("", self._without_markup(text)).strip():
             self._aside += text.strip()
 
     def _read_invoke(self) -> Steps[None]:
-        """After what begins a call: read the call; where there is no name, nothing is read."""
+        """Reads the call after its opening tag; reads nothing if there is no name."""
         length = self._length
         name = yield from self._read_invoked()
         if name is None:
@@ -124,12 +124,11 @@ class InvokeToolParser(XmlCallReader):
                 pass
 
     def _read_invoked(self) -> Steps[str | None]:
-        """The function's name and what ends it."""
+        """Reads the function's name and the tag that ends it."""
         return (yield from self._read_function_name(Tag('">')))
 
     def _read_parameter(self) -> Steps[bool]:
-        """Read one parameter, or what is in its place; False after the last one, where the call has
-        ended."""
+        """Reads one parameter, or text in its place; False after the last one, if the call has ended."""
         yield from self._skip_space()
         if (yield from self._accept(Tag(self.tags.parameter))):
             name = yield from self._read_parameter_name(Tag(*self.tags.name_ends))
@@ -139,12 +138,12 @@ class InvokeToolParser(XmlCallReader):
         return (yield from self._read_other())
 
     def _leave_function(self) -> Steps[None]:
-        """What may follow is looked for behind the element."""
+        """Ends the call; text after the element is read elsewhere."""
         self._end_function()
         yield from ()
 
     def _ends_here(self) -> Steps[bool]:
-        """Whether the call ends here: its end tag is consumed, a sign that it is missing is not."""
+        """Whether the call ends here: its end tag is consumed, but not a sign that it is missing."""
         if (yield from self._accept(Tag(self.tags.invoke_end))):
             return True
         length = self._length
@@ -153,7 +152,7 @@ class InvokeToolParser(XmlCallReader):
         return bool(ends)
 
     def _is_json(self) -> bool:
-        """Whether the tag that was read last says that its value is JSON."""
+        """Whether the tag that was read last states that its value is JSON."""
         return False
 
     def _types(self, name: str) -> Types | None:
@@ -173,7 +172,7 @@ class InvokeToolParser(XmlCallReader):
 
 
 class MiniMaxToolParser(InvokeToolParser):
-    """MiniMax M2 to M2.5."""
+    """Parses calls of MiniMax M2 to M2.5."""
 
     tags = InvokeTags(
         sections=("<minimax:tool_call>",),
@@ -186,7 +185,7 @@ class MiniMaxToolParser(InvokeToolParser):
 
 
 class DotsToolParser(InvokeToolParser):
-    """dots.1: the same in another section."""
+    """Parses calls of dots.1: MiniMax's format in another section."""
 
     tags = replace(
         MiniMaxToolParser.tags, sections=("<dots_function_call>",), section_ends=("</dots_function_call>",)
@@ -194,8 +193,8 @@ class DotsToolParser(InvokeToolParser):
 
 
 class MiniCpmToolParser(InvokeToolParser):
-    """MiniCPM 5: ``<function name="f"><param name="k">v</param></function>``; a value may stand in CDATA, and
-    the parameters in ``<arguments>``."""
+    """Parses calls of MiniCPM 5: ``<function name="f"><param name="k">v</param></function>``; a value may be
+    in CDATA, and the parameters in ``<arguments>``."""
 
     tags = InvokeTags(
         sections=("<function_calls>",),
@@ -219,7 +218,7 @@ class MiniCpmToolParser(InvokeToolParser):
 
 
 class StepToolParser(InvokeToolParser):
-    """Step 3, which repeats before each call what kind it is: that is discarded as other text is."""
+    """Parses calls of Step 3, which repeats the kind of each call before it; that text is discarded."""
 
     tags = InvokeTags(
         sections=("<｜tool_calls_begin｜>", "<｜tool_call_begin｜>"),

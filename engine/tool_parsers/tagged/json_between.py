@@ -1,4 +1,4 @@
-"""Formats that write calls as JSON between tags of their own: one call, or a list of them."""
+"""Formats that write calls as JSON between tags: one call, or a list of them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ _MESSAGE_END = Tag("<|message_sep|>")
 
 
 class JsonBetweenTags(TaggedReader, CallObjectReader):
-    """``{"name": ..., "arguments": {...}}`` behind an opening tag, as Hermes' format has it."""
+    """Parses ``{"name": ..., "arguments": {...}}`` after an opening tag, as in Hermes' format."""
 
     def _opens_at_once(self) -> Steps[bool]:
-        """A call of one of the tools with a closing tag behind it, and no opening one before."""
+        """Whether the response begins with a call of one of the tools that has a closing tag but no opening
+        one."""
         if self.closing is None:
             return False
         yield from self._skip_space()
@@ -53,21 +54,21 @@ class JsonBetweenTags(TaggedReader, CallObjectReader):
 
 
 class GraniteToolParser(JsonBetweenTags):
-    """Granite 3: ``<|tool_call|>[...]``; its end is the response's."""
+    """Parses calls of Granite 3: ``<|tool_call|>[...]``; the response's end is its end."""
 
     opening = Tag("<|tool_call|>", "<tool_call>", line_breaks=1)
     raw_end = Tag("<|tool_call|>")
 
 
 class GraniteCodeToolParser(JsonBetweenTags):
-    """Granite 20B function calling: ``<function_call> {...}`` for each call."""
+    """Parses calls of Granite 20B function calling: ``<function_call> {...}`` for each call."""
 
     opening = Tag("<function_call>", line_breaks=1)
     raw_end = Tag("<function_call>")
 
 
 class NemotronToolParser(JsonBetweenTags):
-    """Llama-Nemotron: ``<TOOLCALL>[...]</TOOLCALL>``."""
+    """Parses calls of Llama-Nemotron: ``<TOOLCALL>[...]</TOOLCALL>``."""
 
     opening = Tag("<TOOLCALL>", line_breaks=1)
     closing = Tag("</TOOLCALL>")
@@ -75,7 +76,7 @@ class NemotronToolParser(JsonBetweenTags):
 
 
 class LongCatToolParser(JsonBetweenTags):
-    """LongCat: ``<longcat_tool_call>{...}</longcat_tool_call>`` for each call."""
+    """Parses calls of LongCat: ``<longcat_tool_call>{...}</longcat_tool_call>`` for each call."""
 
     opening = Tag("<longcat_tool_call>", line_breaks=1)
     closing = Tag("</longcat_tool_call>")
@@ -83,8 +84,8 @@ class LongCatToolParser(JsonBetweenTags):
 
 
 class InternLmToolParser(JsonBetweenTags):
-    """InternLM: ``<|action_start|><|plugin|>{...}<|action_end|>`` for each call; an action for the
-    interpreter is none."""
+    """Parses calls of InternLM: ``<|action_start|><|plugin|>{...}<|action_end|>`` for each call; an action
+    for the interpreter is not a call."""
 
     opening = Tag("<|action_start|><|plugin|>")
     closing = Tag("<|action_end|>")
@@ -92,7 +93,7 @@ class InternLmToolParser(JsonBetweenTags):
 
 
 class GigaChatToolParser(JsonBetweenTags):
-    """GigaChat 3: a message of its own, whose role is ``function call``; from 3.1 on
+    """Parses calls of GigaChat 3: a separate message with the role ``function call``; from 3.1 on
     ``<|function_call|>{...}``."""
 
     opening = Tag(
@@ -108,7 +109,7 @@ class GigaChatToolParser(JsonBetweenTags):
 
 
 class PhiToolParser(JsonBetweenTags):
-    """Phi-4-mini: ``functools[...]``."""
+    """Parses calls of Phi-4-mini: ``functools[...]``."""
 
     opening = Tag("functools[", line_breaks=1)
     raw_end = Tag("functools[")
@@ -119,7 +120,8 @@ class PhiToolParser(JsonBetweenTags):
 
 
 class ApertusToolParser(TaggedReader, CallObjectReader):
-    """Apertus: ``<|tools_prefix|>[{"f": {...}}, {"g": {...}}]<|tools_suffix|>``, a name for a key."""
+    """Parses calls of Apertus: ``<|tools_prefix|>[{"f": {...}}, {"g": {...}}]<|tools_suffix|>``, with the
+    name as key."""
 
     opening = Tag("<|tools_prefix|>")
     closing = Tag("<|tools_suffix|>")
@@ -140,7 +142,7 @@ class ApertusToolParser(TaggedReader, CallObjectReader):
         return True
 
     def _read_next_call(self) -> Steps[bool]:
-        """After a call: a comma and another one; False if there is none."""
+        """Reads a comma and the next call after a call; False if there is none."""
         self._take()
         yield from self._skip_space()
         if (yield from self._accept(_COMMA)):
@@ -151,7 +153,7 @@ class ApertusToolParser(TaggedReader, CallObjectReader):
         return False
 
     def _read_call(self) -> Steps[bool]:
-        """Read ``{"f": {...}}``: it is certain once the arguments begin."""
+        """Reads ``{"f": {...}}``, which is certain once the arguments begin."""
         if not (yield from self._accept(_OBJECT)):
             return False
         yield from self._skip_space()

@@ -1,7 +1,7 @@
 """Tool calls of Kimi K3: elements of tokens, ``<|open|>call tool="f" index="1"<|sep|>`` and so on.
 
-A section ``tools`` holds them; each argument says its type. The answer before stands in a section
-``response``, whose tags are no content.
+A section ``tools`` contains them; each argument states its type. The answer before it is in a section
+``response``, whose tags are not content.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STRING = '" type="string"<|sep|>'
 
 
 class ResponseChannel(TaggedReader):
-    """A response that calls nothing: its text without the tags around it."""
+    """Parses a response without calls: its text without the tags around it."""
 
     opening = Tag(*_LAYOUT)
 
@@ -34,7 +34,7 @@ class ResponseChannel(TaggedReader):
 
 
 class KimiK3ToolParser(InvokeToolParser):
-    """Parses one response; see the module's text for what is a call."""
+    """Parses one response; the module's docstring defines a call."""
 
     tags = InvokeTags(
         sections=("<|open|>tools<|sep|>",),
@@ -49,7 +49,7 @@ class KimiK3ToolParser(InvokeToolParser):
         layout=_LAYOUT,
     )
     _attributes = ""
-    """What the tag of a call says beside its function and its number."""
+    """Attributes of a call's tag besides its function and its number."""
 
     def _read_invoked(self) -> Steps[str | None]:
         name = yield from self._read_function_name(Tag('"'))
@@ -67,8 +67,7 @@ class KimiK3ToolParser(InvokeToolParser):
         return any(self._unsettled.endswith(f'type="{each}"<|sep|>') for each in _JSON_TYPES)
 
     def _types(self, name: str) -> Types | None:
-        """The possible types of a value: by its own word where the schema allows both, else by the
-        schema."""
+        """The possible types of a value: from its own tag if the schema allows both, else from the schema."""
         known = self._tools.types(self._function, name)
         if self._unsettled.endswith(_STRING):
             return STRING if not known or "string" in known else known

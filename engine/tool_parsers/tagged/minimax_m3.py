@@ -1,7 +1,7 @@
-"""Tool calls of MiniMax M3: elements named like the parameters, all tags behind a token of their own.
+"""Tool calls of MiniMax M3: elements named like the parameters, with a special token before every tag.
 
-``<invoke name="f"><k>v</k><l><item>1</item></l></invoke>``: members of an object are elements inside
-it, items of a list are called ``item``. What a text means is said by the tool's schema.
+``<invoke name="f"><k>v</k><l><item>1</item></l></invoke>``: members of an object are elements inside it,
+items of a list are named ``item``. The tool's schema determines the type of a text.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _ELEMENT = re.compile(r"[^<>\"\n\[\]]*+")
 _ITEM = "item"
 _AROUND = ("invoke", "tool_call")
 MAX_DEPTH = 32
-"""Deeper elements are text."""
+"""Maximum depth; deeper elements are text."""
 
 
 class MiniMaxM3ToolParser(InvokeToolParser):
-    """Parses one response; see the module's text for what is a call."""
+    """Parses one response; the module's docstring defines a call."""
 
     tags = InvokeTags(
         sections=(f"{NS}<tool_call>",),
@@ -40,14 +40,14 @@ class MiniMaxM3ToolParser(InvokeToolParser):
         unique=True,
     )
     _pieces: list[str] | None = None
-    """Takes what is given as arguments while a part of them is put together."""
+    """Collects argument text while a part of the arguments is assembled."""
 
     def _read_parameter(self) -> Steps[bool]:
         yield from self._skip_space()
         if (yield from self._ends_here()):
             self._end_function()
             return False
-        if (yield from self._accept(_CLOSE)):  # of an element that was not opened
+        if (yield from self._accept(_CLOSE)):  # the end of an element that was not opened
             closed = yield from self._read_word(_ELEMENT)
             yield from self._accept(_NAME_END)
             if len(closed.split()) > 1:
@@ -70,7 +70,7 @@ class MiniMaxM3ToolParser(InvokeToolParser):
         return (yield from self._pass_element(name, (name,), 0))
 
     def _pass_repeated(self, name: str) -> Steps[bool]:
-        """Pass on a list that may be written as one element for each of its items."""
+        """Passes on a list that may be written as one element for each of its items."""
         values: list[str] = []
         again = True
         whole = True
@@ -90,7 +90,7 @@ class MiniMaxM3ToolParser(InvokeToolParser):
 
     @contextmanager
     def _collecting(self) -> Iterator[list[str]]:
-        """What is given as arguments goes to a list meanwhile."""
+        """Collects the arguments that are output within the block in a list."""
         outer = self._pieces
         pieces: list[str] = []
         self._pieces = pieces
@@ -104,7 +104,7 @@ class MiniMaxM3ToolParser(InvokeToolParser):
             self._pieces.append(text)
 
     def _pass_element(self, name: str, path: tuple[str, ...], depth: int) -> Steps[bool]:
-        """Pass on what an element holds, and move past its end; False if the response ends before."""
+        """Passes on the content of an element, and moves past its end; False if the response ends before."""
         child = yield from self._child()
         if child is not None and depth < MAX_DEPTH:
             return (yield from self._pass_children(name, path, depth, child))
@@ -128,8 +128,8 @@ class MiniMaxM3ToolParser(InvokeToolParser):
         return True
 
     def _skip_end(self, name: str, path: tuple[str, ...]) -> Steps[None]:
-        """After what begins a closing tag: move past it if it is this element's, well spelt or not, and not
-        that of an element around it."""
+        """Moves past a closing tag, whose start was read, if it belongs to this element, correctly spelled or
+        not, and not to an element around it."""
         closed = yield from self._read_word(_ELEMENT)
         if not (yield from self._accept(_NAME_END)) or (closed != name and closed in (*path[:-1], *_AROUND)):
             self._at = self._begin
@@ -137,7 +137,8 @@ class MiniMaxM3ToolParser(InvokeToolParser):
             self._give_stray(closed)
 
     def _child(self) -> Steps[str | None]:
-        """The name of the element that begins at this position, which is not consumed; None if text does."""
+        """The name of the element that begins at this position, which is not consumed; None if text begins
+        here."""
         length, name = self._length, None
         yield from self._skip_space()
         if not (yield from self._accept(_CLOSE)) and (yield from self._accept(_OPEN)):
@@ -147,8 +148,8 @@ class MiniMaxM3ToolParser(InvokeToolParser):
         return name
 
     def _pass_children(self, name: str, path: tuple[str, ...], depth: int, first: str) -> Steps[bool]:
-        """Pass on the elements inside one: items of a list, or members of an object, where several of one
-        name are a list."""
+        """Passes on the elements inside another: items of a list, or members of an object, where several with
+        one name form a list."""
         is_list = first == _ITEM
         values: dict[str, list[str]] = {}
         child: str | None = first
@@ -179,9 +180,9 @@ class MiniMaxM3ToolParser(InvokeToolParser):
 
 
 def _several(values: list[str]) -> str:
-    """The JSON of one value, or of a list of several."""
+    """The JSON of one value, or of a list if there are several."""
     return values[0] if len(values) == 1 else "[" + ", ".join(values) + "]"
 
 
 _EMPTY: dict[Types, str] = {frozenset({"object"}): "{}", frozenset({"array"}): "[]"}
-"""What an element without content is."""
+"""The values of an element without content."""

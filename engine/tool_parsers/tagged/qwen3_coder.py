@@ -1,8 +1,7 @@
 """Tool calls of Qwen3-Coder: ``<tool_call><function=f><parameter=k>v</parameter></function></tool_call>``.
 
-A call is certain once its function's name is closed. Some responses omit ``<tool_call>``: there the
-function must be one of the tools. A value ends at the first ``</parameter>``, or where that is
-missing.
+A call is certain once its function's name is closed. Some responses omit ``<tool_call>``: then the function
+must be one of the tools. A value ends at the first ``</parameter>``, or at a sign that this is missing.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _AFTER_MISSING_END = Tag(VALUE_END, PARAMETER, FUNCTION, OPEN)
 
 
 class Qwen3CoderToolParser(XmlCallReader):
-    """Parses one response; see the module's text for what is a call."""
+    """Parses one response; the module's docstring defines a call."""
 
     opening = Tag(OPEN, FUNCTION, line_breaks=2)
     closing = _CLOSE
@@ -56,8 +55,7 @@ class Qwen3CoderToolParser(XmlCallReader):
         return True
 
     def _read_parameter(self) -> Steps[bool]:
-        """Read one parameter, or what is in its place; False after the last one, where the call has
-        ended."""
+        """Reads one parameter, or text in its place; False after the last one, if the call has ended."""
         yield from self._skip_space()
         if (yield from self._accept(_PARAMETER)):
             name = yield from self._read_parameter_name(_NAME_END)
@@ -68,7 +66,7 @@ class Qwen3CoderToolParser(XmlCallReader):
         return (yield from self._read_other())
 
     def _ends_here(self) -> Steps[bool]:
-        """Whether the function ends here: its end tag is consumed, a sign that it is missing is not."""
+        """Whether the function ends here: its end tag is consumed, but not a sign that it is missing."""
         if (yield from self._accept(_FUNCTION_END)):
             return True
         length = self._length
@@ -86,7 +84,7 @@ class Qwen3CoderToolParser(XmlCallReader):
 
 
 class MimoToolParser(Qwen3CoderToolParser):
-    """MiMo, whose values stand in no line of their own: line breaks belong to them."""
+    """Parses calls of MiMo, whose values are not on separate lines: line breaks belong to them."""
 
     value_end = Tag(VALUE_END)
 
@@ -95,7 +93,7 @@ class MimoToolParser(Qwen3CoderToolParser):
 
 
 class SeedToolParser(MimoToolParser):
-    """Seed-OSS, whose calls stand between tags of its own."""
+    """Parses calls of Seed-OSS, which has other tags around calls."""
 
     opening = Tag("<seed:tool_call>", FUNCTION, line_breaks=2)
     closing = Tag("</seed:tool_call>")

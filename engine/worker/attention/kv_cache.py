@@ -17,21 +17,21 @@ class KvCacheSpec:
     """The shape of one model's KV cache."""
 
     groups: tuple[KVCacheGroup, ...]
-    """The layers: those of a group share a block table."""
+    """The layers, grouped by the block table that they share."""
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
     block_size: int
     num_vectors: int = 2
-    """Vectors of a token in each head: its key and its value; 1: a latent, which is both."""
+    """Vectors per token and head: 2, key and value; or 1, a latent, which is both."""
     routing_bytes_per_token: int = 0
-    """Memory for what is kept of a token beside its KV: the experts it went to."""
+    """Memory per token for data other than KV: the experts that computed it."""
     draft_bytes_per_block: int = 0
     """Memory in each block for the KV of a drafter with weights."""
 
     @property
     def num_slots(self) -> int:
-        """Layers whose KV a block holds: those of a group."""
+        """Layers whose KV a block holds: those of one group."""
         return num_slots(self.groups)
 
     @property
@@ -51,23 +51,23 @@ class KvCacheSpec:
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of memory that a block takes, all counted."""
+        """Bytes of memory that a block takes in total."""
         return self.pool_bytes_per_block + self.routing_bytes_per_token * self.block_size
 
     @property
     def pool_bytes_per_block(self) -> int:
-        """What a block has in the pool itself: the model's KV, and a drafter's."""
+        """Bytes of a block in the pool itself: the model's KV, and a drafter's."""
         return self.kv_bytes_per_block + self.draft_bytes_per_block
 
     def blocks_for(self, num_tokens: int, step_tokens: int) -> int:
-        """The most blocks that a sequence of so many tokens holds if ``step_tokens`` of them are computed
+        """The most blocks that a sequence of ``num_tokens`` holds if ``step_tokens`` of them are computed
         before a window or a chunk moves on."""
         return max_blocks_held(self.groups, self.block_size, num_tokens, step_tokens)
 
     def allocate(self, num_blocks: int, device: torch.device) -> torch.Tensor:
         """[num_blocks, num_slots, num_vectors, block_size, num_kv_heads, head_dim]: a block is contiguous.
 
-        Zeroed: padding of a page is multiplied by a weight of 0, and 0 * NaN would not vanish.
+        Zeroed, because attention multiplies the padding of a page by a weight of 0, and 0 * NaN is NaN.
         """
         shape = (num_blocks, *self.block_shape)
         if device.type == "cpu":

@@ -1,4 +1,4 @@
-"""Chooses the attention backend of a pool: the fastest that works here, plain torch everywhere else."""
+"""Chooses the attention backend of a pool: the fastest that works here, otherwise plain torch."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ FIRST_WITH_FP8 = (8, 9)
 
 
 def resolve_attention(config: EngineConfig, device: torch.device) -> str:
-    """What ``attention_backend`` means on this device: ``triton``, ``torch`` or, on a CPU, still ``auto``.
+    """Resolve ``attention_backend`` on this device: ``triton``, ``torch`` or, on a CPU, still ``auto``.
 
-    ConfigError if it cannot be had, or if it cannot do what else is asked for.
+    ConfigError if it is unavailable, or does not support the other options.
     """
     wanted = config.model.attention_backend
     if wanted == "triton":

@@ -1,6 +1,6 @@
 """Paged attention in plain torch, for any device: gather the pages, then scaled_dot_product_attention.
 
-Decodes of similar length go together; a prompt chunk goes alone, in tiles of queries. Only the pages that the
+Decodes of similar length are batched; a prompt chunk runs alone, in tiles of queries. Only the pages that the
 queries of a layer see are gathered: the others may hold another sequence's numbers.
 """
 
@@ -18,14 +18,14 @@ from engine.worker.attention.reach import EVERYTHING, Reach
 from engine.worker.attention.torch_step import MAX_GATHERED_TOKENS, DecodeGroup, TorchStep
 
 PACKED_QUERIES = 1024
-"""Queries times heads per KV head that share one mask: it stays small for any context length."""
+"""Queries times heads per KV head that share one mask: limits the mask's size for any context length."""
 SCORED_QUERIES = 128
-"""The same where all scores are in memory, because they are capped or there are sinks."""
+"""The same limit where all scores are in memory, because they are capped or there are sinks."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Scoring:
-    """How a layer turns Q·K into weights; see ``AttentionBackend.attend``."""
+    """How a layer computes weights from Q·K; see ``AttentionBackend.attend``."""
 
     scale: float
     soft_cap: float | None
@@ -33,7 +33,7 @@ class _Scoring:
 
     @property
     def is_plain(self) -> bool:
-        """Whether ``scaled_dot_product_attention`` computes it."""
+        """Whether ``scaled_dot_product_attention`` supports it."""
         return self.soft_cap is None and self.sinks is None
 
 
@@ -87,7 +87,7 @@ class TorchPagedAttention:
     def attend_latent(
         self, layer: int, query: torch.Tensor, latent: torch.Tensor, *, value_size: int, scale: float
     ) -> torch.Tensor:
-        """See AttentionBackend. Values are whole latents here: kernels of torch want them like keys."""
+        """See AttentionBackend. Values are whole latents here: torch's kernels need them shaped like keys."""
         group, slot = self._places[layer]
         step, cache, latent = self._steps[group], self._pool[:, slot, 0], latent[:, None]
         cache[step.slot_blocks, step.slot_offsets] = latent
@@ -104,8 +104,8 @@ class TorchPagedAttention:
         scoring: _Scoring,
         reach: Reach,
     ) -> torch.Tensor:
-        """The result of ``attend``. caches: the pages of keys and values, or twice those of latents; new: the
-        key and the value of the step, which are written there."""
+        """The result of ``attend``. caches: the pages of keys and values, or those of latents twice; new: the
+        key and the value of the step, already written to the pages."""
         output = torch.empty_like(query)
         decodes, prompts = step.seen(reach)
         for decode in decodes:
@@ -130,8 +130,8 @@ class TorchPagedAttention:
         seq_len: int,
         padding: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gather the first ``seq_len`` tokens of ``num_seqs`` sequences from one layer's pages. Tokens at
-        ``padding`` become 0: they may hold another sequence's NaN, which a weight of 0 would not cancel.
+        """Gather the first ``seq_len`` tokens of ``num_seqs`` sequences from one layer's pages. Set tokens at
+        ``padding`` to 0: they may hold another sequence's NaN, which a weight of 0 would not cancel.
 
         caches: keys and values, or twice the same, [pool blocks, block_size, heads, head_dim] -> both
         [num_seqs, heads, seq_len, head_dim]
@@ -160,7 +160,7 @@ def _attend_decodes(
     decode: DecodeGroup,
     scoring: _Scoring,
 ) -> None:
-    """Attend with one query per sequence. The heads that share a KV head become its queries, so KV is not
+    """Attend with one query per sequence. Heads that share a KV head become its queries, so KV is not
     repeated.
 
     query [num_seqs, heads, head_dim]; key, value [num_seqs, kv_heads, seq_len, head_dim];
@@ -172,8 +172,8 @@ def _attend_decodes(
 
 
 def _attend_causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    """Attend within a sequence that has no context: its own K and V are all there is. All tensors are
-    [tokens, heads, head_dim]."""
+    """Attend within a sequence that has no context: it sees only its own K and V. All tensors are [tokens,
+    heads, head_dim]."""
     output = scaled_dot_product_attention(
         query.transpose(0, 1)[None],
         key.transpose(0, 1)[None],
@@ -196,8 +196,8 @@ def _attend_tiles(
 ) -> None:
     """Attend with a chunk that has context: tiles of queries, each over the keys that its last query sees.
 
-    As with decodes, the heads of a group become queries of their KV head: KV is not repeated, and any kernel
-    works.
+    As with decodes, the heads of a group become queries of their KV head, so KV is not repeated and any
+    kernel works.
 
     query, output [tokens, heads, head_dim]; key, value [1, kv_heads, seq_len, head_dim], without the
     ``num_before`` first tokens of the sequence

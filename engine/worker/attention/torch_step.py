@@ -1,4 +1,4 @@
-"""A step as plain torch attends it: groups of decodes, and chunks of prompts, each with the pages it sees."""
+"""A step in the form that plain torch attends: groups of decodes, chunks of prompts, and their pages."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MAX_PADDING_RATIO = 1.5
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Decodes ``start`` to ``end`` of the batch that see nearly the same number of tokens. Tokens are counted
-    from the first page that a sequence sees."""
+    """Decodes ``start`` to ``end`` of the batch that see nearly the same number of tokens, each counted from
+    the first page that its sequence sees."""
 
     start: int
     end: int
@@ -28,15 +28,15 @@ class DecodeGroup:
     blocks: torch.Tensor
     """[(end - start) * num_blocks_each]"""
     padding: torch.Tensor
-    """[num_padded] indices among the gathered tokens that lie past the end of a sequence."""
+    """[num_padded] indices of gathered tokens that are past the end of a sequence."""
     mask: torch.Tensor | None
     """[end - start, 1, 1, max_len], True where a key is attended; None: all keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Several query tokens of one sequence: tokens ``start`` to ``end`` of the batch. Other tokens are
-    counted from the first page that the first of them sees."""
+    """Several query tokens of one sequence: tokens ``start`` to ``end`` of the batch. ``length`` counts from
+    the first page that the first of them sees."""
 
     start: int
     end: int
@@ -62,7 +62,7 @@ class TorchStep:
         self._seen: dict[Reach, tuple[list[DecodeGroup], list[Chunk]]] = {}
 
     def seen(self, reach: Reach) -> tuple[list[DecodeGroup], list[Chunk]]:
-        """What the sequences see; shared by the layers."""
+        """The groups and chunks for this reach; layers share them."""
         if reach.first_seen(self._longest - 1) <= 0:
             reach = EVERYTHING
         if reach not in self._seen:
@@ -81,8 +81,8 @@ class TorchStep:
     def _decode_group(
         self, start: int, end: int, pages: IntArray, firsts: IntArray, lengths: IntArray
     ) -> DecodeGroup:
-        """pages, firsts, lengths [end - start]: of each sequence the first page and token that it sees, and
-        its number of tokens, counted from that page."""
+        """pages, firsts, lengths [end - start]: the first page and the first token that each sequence sees,
+        and its number of tokens, counted from that page."""
         longest = int(lengths.max())
         blocks_each = self._num_pages(longest)
         columns = pages[:, None] + np.arange(blocks_each)
@@ -137,8 +137,8 @@ class TorchStep:
 
 
 def _similar_lengths(lengths: list[int]) -> Iterator[tuple[int, int]]:
-    """Split sequences into groups that waste little when padded and fit in the gather buffer; fewest groups
-    if the lengths ascend."""
+    """Split sequences into groups that need little padding and fit in the gather buffer; the fewest groups if
+    the lengths ascend."""
     start, real, longest = 0, 0, 0
     for i, length in enumerate(lengths):
         longest = max(longest, length)

@@ -1,4 +1,4 @@
-"""Calls the compiled attention kernel with raw addresses. Knows nothing of steps."""
+"""Calls the compiled attention kernel with raw addresses."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class SequenceAddresses(ctypes.Structure):
 
 class HeadAddresses(ctypes.Structure):
     """One layer's query, key, value and output, [heads, head_dim] per token. Strides are in elements; window
-    and chunk 0 mean full attention, soft_cap 0 none; sinks: fp32 [num_heads], or null; value_size: numbers of
-    a latent that are its value."""
+    and chunk 0 mean full attention, soft_cap 0 none; sinks: fp32 [num_heads], or null; value_size: how many
+    numbers of a latent are its value."""
 
     _fields_ = (
         ("query", ctypes.c_void_p),
@@ -73,7 +73,7 @@ class CpuKernel:
 
     @classmethod
     def load(cls, head_dim: int, dtype: torch.dtype) -> CpuKernel:
-        """Raises KernelUnavailable."""
+        """Load the library for this type and size. Raises KernelUnavailable."""
         library = load_library(head_dim, dtype)
         try:
             return cls(library)
@@ -89,14 +89,14 @@ class CpuKernel:
     def attend_decode(
         self, pool: PoolAddress, decodes: SequenceAddresses, slot: int, heads: HeadAddresses, threads: int
     ) -> None:
-        """Attend with one query per sequence: write its new key and value to the pool, its attention to the
-        output."""
+        """Attend with one query per sequence: write its new key and value to the pool, and its attention to
+        the output."""
         self._attend_decode(pool, decodes, slot, heads, threads)
 
     def attend_prefill(
         self, pool: PoolAddress, prompts: SequenceAddresses, slot: int, heads: HeadAddresses, threads: int
     ) -> None:
-        """Attend with several new tokens per sequence: as ``attend_decode``, for prefill."""
+        """Attend with several new tokens per sequence; otherwise like ``attend_decode``."""
         assert self._attend_prefill is not None
         self._attend_prefill(pool, prompts, slot, heads, threads)
 

@@ -45,8 +45,8 @@ class CPUBackend:
         drafter: PlacedDrafter | None = None,
         adapters: AdapterStore | None = None,
     ) -> None:
-        """``attention``: from ``resolve_attention``. ``states``: those of a model that has any.
-        ``drafter``: one with weights, if there is any."""
+        """``attention``: from ``resolve_attention``. ``states``: the state pool, if the model has states.
+        ``drafter``: a drafter with weights, if there is one."""
         self._drafter = drafter
         self._adapters = adapters
         self._resting = Resting(config, loaded, pool, group)
@@ -93,14 +93,14 @@ class CPUBackend:
         return ModelRunner(*parts) if pooler is None else PoolingRunner(pooler, *parts)
 
     def sleep(self, level: int) -> None:
-        """See ``Resting``; after ``check_alone``."""
+        """See ``Resting``. Call ``check_alone`` first."""
         self._resting.sleep(level, self._take)
 
     def wake_up(self) -> None:
         self._resting.wake_up(self._take)
 
     def check_weights(self, folder: str) -> None:
-        """Refuse a folder of another model while the one that is served still is."""
+        """Refuse a folder of another model before the current weights are discarded."""
         self.check_alone()
         self._resting.check_weights(folder)
 
@@ -108,22 +108,22 @@ class CPUBackend:
         return self._resting.has_weights
 
     def take_stamps(self) -> Stamps | None:
-        """What the files were from which weights have been loaded since the last call; None if none were."""
+        """The stamps of the files from which weights were loaded since the last call; None if none were."""
         stamps = self._resting.stamps
         self._resting.stamps = None
         return stamps
 
     @property
     def served(self) -> ModelConfig:
-        """The options of the model that is loaded, or was loaded last."""
+        """The options of the model that is loaded, or that was loaded last."""
         return self._resting.options
 
     def update_weights(self, folder: str | None) -> None:
-        """See ``Resting``; after ``check_weights``."""
+        """See ``Resting``. Call ``check_weights`` first."""
         self._resting.update_weights(folder, self._take)
 
     def check_alone(self) -> None:
-        """RequestError where more than the model and its KV hangs on its weights."""
+        """Raise RequestError if more than the model and its KV depends on the weights."""
         config = self._config
         others = {
             "a drafter with weights": self._drafter is not None,
@@ -149,7 +149,7 @@ class CPUBackend:
             self._model_runner.use_model(self._model(with_routing=False))
 
     def _model(self, *, with_routing: bool) -> CausalModel:
-        """What runs the steps: compiled code, unless somebody wants to see experts or hidden states."""
+        """The model that runs the steps: compiled, unless someone needs its experts or hidden states."""
         if self._drafter is not None and self._drafter.tap is not None:
             return self._drafter.tap
         assert self._loaded is not None
@@ -160,8 +160,8 @@ class CPUBackend:
         return with_compiled_steps(model, self.attention, step)
 
     def _recorder(self) -> RoutingRecorder | None:
-        """What records the experts of tokens if they are to be returned, on the first rank. Compiled steps do
-        not tell them."""
+        """The recorder of the tokens' experts if they are to be returned, on the first rank. Compiled steps
+        do not report experts."""
         config = self._config
         if not config.model.enable_return_routed_experts or self._group.rank:
             return None

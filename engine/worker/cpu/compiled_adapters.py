@@ -1,4 +1,4 @@
-"""Packs adapters for the compiled step, and passes it the addresses of those of a step (``low_rank.h``)."""
+"""Packs adapters for the compiled step, and passes it the addresses of a step's adapters (``low_rank.h``)."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class _PackedAdapter:
 
     def __init__(self, adapter: LoadedAdapter, num_layers: int) -> None:
         self._kept: list[object] = []
-        """What the addresses point to."""
+        """Objects that own the memory at the addresses."""
         self.max_rank = 0
-        """The most that the ranks of a linear's pieces add up to."""
+        """The largest sum of the ranks of one linear's pieces."""
         self.linears = (_LowRank * (num_layers * NUM_JOINED))()
         for number, pieces in adapter.pieces.items():
             packed = (_LowRankPiece * len(pieces))(*(self._piece(piece) for piece in pieces))

@@ -1,7 +1,7 @@
 """A decoder that runs a whole step in one call of compiled code.
 
-In torch, a small step spends its time on calls, a dozen for each layer, and on waking threads for each; a
-large one on elementwise ops over all rows.
+In torch, a small step spends its time on a dozen calls per layer and on waking threads for each; a large step
+spends it on elementwise ops over all rows.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from engine.worker.models.shape import DenseShape
 logger = logging.getLogger(__name__)
 
 _UNIT = 64
-"""The kernels compute this many elements together: all sizes must be multiples of it."""
+"""The kernels compute this many elements at a time; all sizes must be multiples of it."""
 _ROTARY_UNIT = 32
 MOST_KEPT = 512
-"""Rows of logits whose memory is kept from step to step."""
+"""Up to this number of rows, the memory of the logits is kept from step to step."""
 
 
 class _Router(ctypes.Structure):
@@ -59,13 +59,14 @@ class _Router(ctypes.Structure):
 
 
 class _Sparse(ctypes.Structure):
-    """A MixtureOfExperts, but for its shared expert."""
+    """A MixtureOfExperts without its shared expert."""
 
     _fields_ = (("router", _Router), ("experts", ExpertsAddress))
 
 
 class _Layer(ctypes.Structure):
-    """A DecoderLayer and its LayerPlace; window and chunk 0 mean full attention, no ``sparse`` a dense MLP.
+    """A DecoderLayer and its LayerPlace; window and chunk 0 mean full attention, a null ``sparse`` a dense
+    MLP.
 
     In a sparse layer ``gate_up`` and ``down`` are those of the shared expert, if there is one.
     """
@@ -99,7 +100,7 @@ class _Rope(ctypes.Structure):
 
 
 class _Model(ctypes.Structure):
-    """A Decoder; caps of 0 are none."""
+    """A Decoder; caps of 0 mean no cap."""
 
     _fields_ = (
         ("layers", ctypes.POINTER(_Layer)),
@@ -189,7 +190,7 @@ def _is_known(model: Decoder) -> bool:
 
 
 def _linears(layer: nn.Module) -> tuple[nn.Module | None, ...]:
-    """The linears in the order of _Layer; None for those of a shared expert that does not exist."""
+    """The linears in the order of _Layer; None in place of those of a missing shared expert."""
     assert isinstance(layer, DecoderLayer)
     assert isinstance(layer.attention, SelfAttention)
     mlp = layer.mlp.shared if isinstance(layer.mlp, MixtureOfExperts) else layer.mlp
@@ -274,9 +275,9 @@ class CompiledDecoder:
         return logits
 
     def _logits_buffer(self, num_samples: int) -> torch.Tensor:
-        """Return a buffer [num_samples, vocab_size], or headless [num_samples, hidden_size], the same memory
-        at each step: if it were freed in between, small allocations would fragment it and the next step
-        would need more. Those of a long prompt, which are rare, are not kept."""
+        """Return a buffer [num_samples, vocab_size], or headless [num_samples, hidden_size], in the same
+        memory at each step: freeing it in between would let small allocations fragment it, and the next step
+        would need more. Buffers of long prompts, which are rare, are not kept."""
         width = self._plain.shape.hidden_size if self._plain.is_headless else self._plain.shape.vocab_size
         if num_samples > MOST_KEPT:
             return torch.empty((num_samples, width), dtype=torch.bfloat16)

@@ -1,6 +1,6 @@
-"""Chooses the CPUs of each thread of a step: a core of its own, if there is one for each.
+"""Chooses the CPUs of each thread of a step: a separate core, if there is one for each thread.
 
-Threads of a step synchronize a hundred times. When other processes come and go, the system often puts two of
+Threads of a step synchronize a hundred times. As other processes start and end, the system often puts two of
 the threads on one core for milliseconds and leaves another core idle.
 """
 
@@ -37,8 +37,8 @@ def cores_for(num_threads: int, siblings: str = _SIBLINGS) -> Sequence[frozenset
 
 
 def share_of_cores(index: int, count: int, siblings: str = _SIBLINGS) -> frozenset[int]:
-    """The CPUs of one of ``count`` processes that run on this machine, ``index`` from 0: as many whole cores
-    as each of them can have; one core, shared, if there are more processes than cores."""
+    """The CPUs of one of ``count`` processes on this machine, ``index`` from 0: an equal number of whole
+    cores for each, or one shared core if there are more processes than cores."""
     cpus = usable_cpus()
     cores = sorted({_core(cpu, siblings) & cpus for cpu in cpus}, key=min)
     if not cores:

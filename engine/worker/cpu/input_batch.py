@@ -28,7 +28,7 @@ class StepInputs:
     positions: IntArray
     """[num_tokens]"""
     slots: IntArray
-    """[num_tokens] where the KV of each token goes, in the first KV cache group."""
+    """[num_tokens] slot for the KV of each token, in the first KV cache group."""
     attention: AttentionBatch
     sample_tokens: IntArray
     """[num_samples] the tokens of the step whose logits are sampled."""
@@ -37,9 +37,9 @@ class StepInputs:
     sample_rows: IntArray
     """[num_samples] the rows of the batch they belong to."""
     sample_drafts: IntArray | None
-    """[num_samples] drafts of the sequence up to each of them; None: there are no drafts."""
+    """[num_samples] number of drafts of the sequence up to each sample; None: there are no drafts."""
     prompts: list[PromptRows]
-    """Tokens whose logits are told, of requests that ask for log-probabilities of their prompts."""
+    """Tokens whose logits give log-probabilities of prompts, for requests that want them."""
     adapters: list[str | None]
     """Key of each sequence's adapter."""
 
@@ -50,7 +50,7 @@ class StepInputs:
 
     @property
     def seq_lens(self) -> IntArray:
-        """[num_seqs] tokens in the KV once this step is done."""
+        """[num_seqs] tokens in the KV after this step."""
         return self.attention.seq_lens
 
     @property
@@ -62,7 +62,7 @@ class StepInputs:
 
 
 class InputBatch:
-    """The rows of the requests, and their token ids."""
+    """Keeps the rows of the requests, and their token ids."""
 
     def __init__(
         self,
@@ -148,11 +148,11 @@ class InputBatch:
         return self._rows.rows_of(req_ids)
 
     def num_tokens_of(self, rows: IntArray) -> IntArray:
-        """How many tokens of each row are confirmed: [len(rows)]"""
+        """The number of confirmed tokens of each row: [len(rows)]"""
         return self._rows.num_tokens_of(rows)
 
     def num_slots_of(self, rows: IntArray) -> IntArray:
-        """How many tokens the blocks of each row have room for: [len(rows)]"""
+        """The number of tokens that fit in the blocks of each row: [len(rows)]"""
         return self._rows.num_slots_of(rows)
 
     def block_tables_of(self, rows: IntArray) -> IntArray:
@@ -164,7 +164,7 @@ class InputBatch:
         self.token_ids[rows, self._rows.add_tokens(rows)] = token_ids
 
     def take_verified(self, verified: Verified, rows: IntArray, token_ids: IntArray) -> None:
-        """Append the tokens that verification has left, which follow the drafts that lie there already.
+        """Append the tokens that verification kept: accepted drafts are already there, the last is written.
 
         rows, token_ids [num_samples]
         """

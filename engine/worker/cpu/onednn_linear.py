@@ -1,6 +1,6 @@
 """GEMMs with weights packed for oneDNN once, so that a small batch reads them at memory speed.
 
-A plain torch GEMM packs its weight again at every call. Knows nothing of models.
+A plain torch GEMM packs its weight again in every call. Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from engine.worker.models.linears import Embedding
 logger = logging.getLogger(__name__)
 
 ROWS_HINT = 32
-"""Number of rows to optimize the layout for: with one, oneDNN may choose a layout that is slow for more."""
+"""The number of rows for which oneDNN optimizes the layout: for 1 it may choose one that is slow for more."""
 _BLOCKS = (64, 32, 16)
 _TRIAL_ROWS = 128
 _TRIAL_SIZE = 64
 
 
 class OneDNNWeight:
-    """A weight [num_rows, width] in oneDNN's blocked layout, and how its rows are found there.
+    """A weight [num_rows, width] in oneDNN's blocked layout, with look-up of its rows.
 
     oneDNN interleaves a block of rows: the first four bytes of each, then the next four, and so on.
     """
@@ -89,7 +89,7 @@ class OneDNNLinear(nn.Module):
 
 
 class OneDNNEmbedding(nn.Module):
-    """Replaces an ``Embedding`` by a packed weight, in which vectors can still be looked up.
+    """Replaces an ``Embedding`` by a packed weight that still supports look-up of vectors.
 
     Raises RuntimeError if oneDNN's layout does not allow the look-up.
     """
@@ -110,10 +110,10 @@ class OneDNNEmbedding(nn.Module):
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether oneDNN packs weights of this dtype here, tested by a small GEMM; on x86-64 only.
+    """Whether oneDNN packs weights of this dtype here, tested with a small GEMM; on x86-64 only.
 
     Not float32: oneDNN compiles a GEMM for each number of rows and caches a thousand of them, hundreds of
-    megabytes, whereas plain float32 GEMMs cache nothing. bfloat16 ones are cached either way.
+    megabytes, whereas plain float32 GEMMs cache nothing. bfloat16 GEMMs are cached either way.
     """
     if device.type != "cpu" or dtype == torch.float32 or platform.machine() not in ("x86_64", "AMD64"):
         return False

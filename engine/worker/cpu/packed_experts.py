@@ -1,5 +1,5 @@
-"""A layer's experts as the compiled kernels read them: packed like linears, one after the other, each gate
-beside the up that it is multiplied with. Knows nothing of routers."""
+"""A layer's experts in the layout of the compiled kernels: packed like linears, one after another, each gate
+next to the up that it is multiplied with. Knows nothing of routers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.worker.cpu.quantization import Quantized
 from engine.worker.models.moe import Experts
 
 HIDDEN_UNIT = 2 * INTERLEAVED
-"""The hidden size must be a multiple of this, and the size of an expert one of INTERLEAVED."""
+"""The hidden size must be a multiple of this, and the size of an expert a multiple of INTERLEAVED."""
 
 
 class PackedExperts(nn.Module):
@@ -65,7 +65,7 @@ def packed_experts(plain: Experts, gemm: CompiledGemm) -> Experts | PackedExpert
 def quantized_experts(
     plain: Experts, pack: type[Weight8 | Weight4], gemm: CompiledGemm | None
 ) -> PackedExperts:
-    """Quantize experts that ``check_quantizable`` has passed."""
+    """Quantize experts that have passed ``check_quantizable``."""
     assert gemm is not None
     return _packed(plain, pack, gemm)
 
@@ -73,8 +73,8 @@ def quantized_experts(
 def kept_experts(
     plain: Experts, gate_up: Quantized, down: Quantized, bits: int, gemm: CompiledGemm
 ) -> PackedExperts:
-    """Experts over weights that came quantized, each with those of all experts one after the other, of sizes
-    that ``fits_kernels`` passes."""
+    """Experts over weights that are already quantized, each weight with the rows of all experts one after
+    another. Their sizes must pass ``fits_kernels``."""
     pack = Weight4 if bits == 4 else Weight8
     rows = torch.arange(len(gate_up.numbers)).view(len(plain.gate_up), -1)
     order = _paired(rows, in_turn=plain.shape.clamped is not None).flatten()
@@ -106,14 +106,14 @@ def fits_kernels(plain: Experts) -> bool:
 def _packed(
     plain: Experts, pack: Callable[[torch.Tensor], PackedWeight], gemm: CompiledGemm
 ) -> PackedExperts:
-    """Pack the weights of ``plain``, which are overwritten."""
+    """Pack the weights of ``plain``, which this overwrites."""
     for expert in plain.gate_up:
         expert.copy_(_paired(expert[None], in_turn=plain.shape.clamped is not None)[0].clone())
     return PackedExperts(plain, pack(plain.gate_up.flatten(0, 1)), pack(plain.down.flatten(0, 1)), gemm)
 
 
 def _paired(gate_up: torch.Tensor, *, in_turn: bool) -> torch.Tensor:
-    """gate_up [experts, 2 * size, ...]: each expert's gates, then its ups, or a gate and its up in turn ->
+    """gate_up [experts, 2 * size, ...]: each expert's gates, then its ups, or alternating if ``in_turn`` ->
     the same with INTERLEAVED gates, their ups, the next gates, and so on"""
     num_experts, *inputs = len(gate_up), *gate_up.shape[2:]
     if in_turn:

@@ -1,5 +1,5 @@
-"""Packed weights for the compiled GEMM: bf16, or quantized to 8 or 4 bits and expanded to pairs of bf16 as
-they are read, so that a small step reads half or a third of the memory.
+"""Packed weights for the compiled GEMM: bf16, or quantized to 8 or 4 bits. The GEMM expands quantized ones to
+pairs of bf16 as it reads them, so that a small step reads half or a third of the memory.
 
 Knows nothing of models.
 """
@@ -30,14 +30,14 @@ from engine.worker.models.linears import Embedding
 logger = logging.getLogger(__name__)
 
 INPUTS_AT_ONCE = 32
-"""Inputs that the compiled GEMM multiplies together: it supports only multiples, and GROUP_SIZE is one."""
+"""Inputs that the compiled GEMM multiplies together. It supports only multiples of it, as GROUP_SIZE is."""
 
 
 class PackedWeight(Protocol):
     """A weight [outputs, inputs] in the layout of the compiled GEMM."""
 
     numbers: torch.Tensor
-    """The packed numbers: nearly all of the weight's memory."""
+    """The packed numbers, which take nearly all of the weight's memory."""
 
     def address(self, bias: torch.Tensor | None) -> WeightAddress:
         """The addresses for the kernels, valid as long as this object and ``bias`` are referenced."""
@@ -56,7 +56,7 @@ class Weight16:
         return _address(self.numbers, None, bias, self._num_outputs, self._num_inputs, bits=16)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """ids [n] -> those rows [n, inputs]"""
+        """ids [n] -> the rows of the weight [n, inputs]"""
         return self.numbers[ids // INTERLEAVED, :, ids % INTERLEAVED].flatten(1)
 
 
@@ -79,7 +79,7 @@ class Weight8:
         return _address(self.numbers, self._scales, bias, self._num_outputs, self._num_inputs, bits=8)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """ids [n] -> those rows [n, inputs]"""
+        """ids [n] -> the rows of the weight [n, inputs]"""
         numbers = self.numbers[ids // INTERLEAVED, :, ids % INTERLEAVED].flatten(1)
         return numbers.to(self._scales.dtype) * self._scales.view(-1)[ids, None]
 
@@ -151,7 +151,7 @@ class PackedEmbedding(nn.Module):
 
 
 def compiled_gemm(head_dim: int, device: torch.device, dtype: torch.dtype) -> CompiledGemm | None:
-    """The compiled GEMM for the linears of a decoder; None if torch has to multiply."""
+    """The compiled GEMM for the linears of a decoder; None if torch must multiply."""
     if device.type != "cpu" or dtype != torch.bfloat16:
         return None
     try:
@@ -170,7 +170,7 @@ def interleaved_linear(plain: nn.Linear, gemm: CompiledGemm) -> nn.Linear | Pack
 
 
 def interleaved_embedding(table: Embedding, gemm: CompiledGemm) -> Embedding | PackedEmbedding:
-    """As ``interleaved_linear``."""
+    """Like ``interleaved_linear``, for an embedding."""
     if table.weight.shape[1] % INPUTS_AT_ONCE:
         return table
     return PackedEmbedding(Weight16(table.weight, gemm), gemm)
@@ -178,7 +178,7 @@ def interleaved_embedding(table: Embedding, gemm: CompiledGemm) -> Embedding | P
 
 def _words(numbers: torch.Tensor) -> torch.Tensor:
     """numbers [blocks, outputs, groups, 2, 16] of 4 bits -> 32-bit lanes [blocks, groups, 2, outputs, 2],
-    each with the even or the odd ones of 16 inputs, the first in the lowest bits"""
+    each with the even or the odd inputs of 16, the first in the lowest bits"""
     eights = numbers.to(torch.uint8).contiguous().view(torch.int64)  # bytes, the first in the lowest bits
     both = torch.stack((_every_other(eights), _every_other(eights >> 8)), dim=-1)
     words = (both[..., 0, :] | both[..., 1, :] << 16).to(torch.int32)
@@ -186,7 +186,7 @@ def _words(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _every_other(eights: torch.Tensor) -> torch.Tensor:
-    """The numbers of 4 bits in bytes 0, 2, 4 and 6 of each, as 16 bits."""
+    """The 4-bit numbers in bytes 0, 2, 4 and 6 of each int64, as 16 bits."""
     spread = eights & 0x000F000F000F000F
     return (spread | spread >> 12 | spread >> 24 | spread >> 36) & 0xFFFF
 

@@ -21,7 +21,7 @@ class CpuPagedAttention:
     """An AttentionBackend over a pool [num_blocks, num_slots, num_vectors, block_size, num_kv_heads,
     head_dim].
 
-    The result for a sequence does not depend on the others of its step, to the last bit.
+    The result for a sequence does not depend on the others of its step; it is equal to the last bit.
     """
 
     def __init__(self, pool: torch.Tensor, kernel: CpuKernel, places: LayerPlaces | None = None) -> None:
@@ -38,7 +38,7 @@ class CpuPagedAttention:
         )
         self._heads = HeadAddresses()
         self._batch: AttentionBatch | None = None
-        """Keeps the arrays alive that the addresses point to."""
+        """Keeps the arrays at the addresses alive."""
         groups = SequenceAddresses * num_groups(self.places)
         self._decodes, self._prompts = groups(), groups()
         self._num_threads = 1
@@ -50,8 +50,8 @@ class CpuPagedAttention:
 
     @property
     def addresses(self) -> tuple[PoolAddress, SequencesByGroup, SequencesByGroup]:
-        """The pool and, for each KV cache group, the step's sequences: those with a single new token, then
-        the others."""
+        """The pool and, for each KV cache group, the step's sequences: those with a single new token, and the
+        others."""
         return self._address, self._decodes, self._prompts
 
     def begin_step(self, batch: AttentionBatch) -> None:
@@ -112,7 +112,7 @@ class CpuPagedAttention:
     def attend_latent(
         self, layer: int, query: torch.Tensor, latent: torch.Tensor, *, value_size: int, scale: float
     ) -> torch.Tensor:
-        """See AttentionBackend. The kernel's values are ``LATENT_UNIT`` numbers at a time."""
+        """See AttentionBackend. The kernel computes ``LATENT_UNIT`` numbers of values at a time."""
         assert self._batch is not None, "a step begins first"
         group, slot = self.places[layer]
         query, key = self._rows(query), self._rows(latent[:, None])

@@ -9,22 +9,22 @@ import torch
 from torch.nn.functional import pad
 
 GROUP_SIZE = 32
-"""Inputs that share a scale and a zero in int4, which makes 5 bits per number. torch supports larger groups
-too, the compiled kernels do not."""
+"""Inputs that share a scale and a zero in int4, which takes 5 bits per number. torch supports larger groups,
+too; the compiled kernels do not."""
 _ROWS = 1024
-"""Rows quantized at a time: there may be no memory for a float32 copy of all of them."""
+"""Rows quantized at a time: memory may not suffice for a float32 copy of all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """A weight that was quantized before it came here, as ``to_int8`` or ``to_int4`` would return it."""
+    """A weight that was already quantized, as ``to_int8`` or ``to_int4`` would return it."""
 
     numbers: torch.Tensor
-    """Numbers q [outputs, inputs]; of int4 any integers that hold 0 to 15."""
+    """Numbers q [outputs, inputs]; for int4, any integer type that holds 0 to 15."""
     grid: torch.Tensor
-    """The scales [outputs] of int8, or the scales and zeros [outputs, groups, 2] of int4."""
+    """The scales [outputs] for int8, or the scales and zeros [outputs, groups, 2] for int4."""
     is_float: bool = False
-    """Whether the numbers of 4 bits are floats (e2m1), ``w = scale · value(q) + zero``."""
+    """Whether the 4-bit numbers are floats (e2m1), ``w = scale · value(q) + zero``."""
 
     @property
     def shape(self) -> torch.Size:
@@ -32,32 +32,32 @@ class Quantized:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the rows that it is multiplied with."""
+        """The type of the activations that the weight is multiplied with."""
         return self.grid.dtype
 
     def parts(self, num_rows: int) -> Iterator[Quantized]:
-        """It in parts of that many rows."""
+        """Iterate over the weight in parts of ``num_rows`` rows."""
         for numbers, grid in zip(
             torch.split(self.numbers, num_rows), torch.split(self.grid, num_rows), strict=True
         ):
             yield replace(self, numbers=numbers, grid=grid)
 
     def padded(self, num_rows: int) -> Quantized:
-        """With as many more rows of zeros."""
+        """The weight with ``num_rows`` rows of zeros appended."""
         grid = pad(self.grid, (0, 0) * (self.grid.dim() - 1) + (0, num_rows))
         return replace(self, numbers=pad(self.numbers, (0, 0, 0, num_rows)), grid=grid)
 
     def in_order(self, rows: torch.Tensor) -> Quantized:
-        """It with its rows in the order of these numbers [outputs]."""
+        """The weight with its rows in this order [outputs]."""
         return replace(self, numbers=self.numbers[rows], grid=self.grid[rows])
 
 
 AnyWeight = torch.Tensor | Quantized
-"""A weight [outputs, inputs] to be quantized, or one that is."""
+"""A weight [outputs, inputs], to be quantized or already quantized."""
 
 
 def to_int8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``row ≈ scale · q``: q [n, inputs] in [-127, 127] and the scales [n], these in the type of the rows."""
+    """``row ≈ scale · q``: q [n, inputs] in [-127, 127] and the scales [n] in the type of the rows."""
     scales = (rows.abs().amax(dim=1).float() / 127).clamp_min(torch.finfo(rows.dtype).tiny).to(rows.dtype)
     numbers = (rows.float() / scales.float()[:, None]).round_().clamp_(-127, 127)
     return numbers.to(torch.int8), scales

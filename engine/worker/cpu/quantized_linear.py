@@ -1,4 +1,4 @@
-"""Linears with weights in 8 or 4 bits, on a CPU, to save memory: quantized at load time, or by who wrote the
+"""Linears with weights in 8 or 4 bits, on a CPU, to save memory: quantized at load time, or already in the
 checkpoint.
 
 Inputs and outputs keep their dtype; the only loss is the quantization of the weight. Knows nothing of models.
@@ -60,7 +60,7 @@ class Int4Linear(nn.Module):
 
 
 class Int8Embedding(nn.Module):
-    """An AnyEmbedding of int8 vectors, each with its scale."""
+    """An AnyEmbedding of int8 vectors, each with a separate scale."""
 
     def __init__(self, table: Embedding) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def int8_linear(plain: nn.Linear, gemm: CompiledGemm | None = None) -> Int8Linea
 def int4_linear(
     plain: nn.Linear, gemm: CompiledGemm | None = None
 ) -> Int4Linear | Int8Linear | PackedWeightLinear:
-    """Quantize to int4, or to int8 if its sizes do not allow int4."""
+    """Quantize a linear to int4, or to int8 if its sizes do not allow int4."""
     if plain.in_features % GROUP_SIZE:
         return int8_linear(plain, gemm)
     if gemm is not None:
@@ -103,14 +103,14 @@ def int8_embedding(table: Embedding, gemm: CompiledGemm | None = None) -> Int8Em
 def kept_linear(
     weight: Quantized, bits: int, bias: torch.Tensor | None, gemm: CompiledGemm | None = None
 ) -> Int4Linear | Int8Linear | PackedWeightLinear:
-    """A linear over a weight that came quantized, of which ``can_keep`` is true."""
+    """A linear over a weight that is already quantized, for sizes that ``can_keep`` accepts."""
     if gemm is not None and weight.shape[1] % GROUP_SIZE == 0:
         return PackedWeightLinear(Weight4(weight) if bits == 4 else Weight8(weight), bias, gemm)
     return Int4Linear(weight, bias) if bits == 4 else Int8Linear(weight, bias)
 
 
 def can_keep(num_outputs: int, num_inputs: int, bits: int, gemm: CompiledGemm | None) -> bool:
-    """Whether a linear of these sizes can have a weight in so many bits."""
+    """Whether a linear of these sizes supports a weight with ``bits`` bits."""
     if bits == 8:
         return True
     return num_inputs % GROUP_SIZE == 0 and (gemm is not None or num_outputs % _LANES == 0)

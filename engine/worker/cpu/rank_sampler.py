@@ -24,7 +24,7 @@ class RankSampler(Sampler):
         history: IntArray,
         forbidden: TokenBitmask | None = None,
     ) -> SamplerOutput:
-        """As ``Sampler.sample``. On other ranks than the first, logits are [num_samples, 0], and no
+        """Like ``Sampler.sample``. On ranks other than the first, logits are [num_samples, 0], and no
         log-probabilities are returned."""
         if self._group.rank:
             token_ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)

@@ -1,4 +1,4 @@
-"""Sleep, wake-up and new weights of a model on a CPU: its memory goes back to the system and comes again."""
+"""Sleep, wake-up and new weights of a model on a CPU: frees its memory and allocates it again."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from engine.worker.parallel.group import TensorParallelGroup
 from engine.worker.pooling.loading import load
 
 KV_ONLY, WEIGHTS_TOO = 1, 2
-"""Levels of sleep. On a GPU the first would keep the weights in host memory, where they are here."""
+"""Levels of sleep. On a GPU the first would move the weights to host memory; here they already are there."""
 
 MAX_NAMES = 8
-"""The most fields of a config that a message names."""
+"""The most fields of a config that an error message names."""
 _INCIDENTAL = ("_name_or_path", "transformers_version", "use_cache")
 
 TakeModel = Callable[[LoadedModel | None], None]
 
 
 class Resting:
-    """A model that can be dropped and loaded again. Called while no step runs."""
+    """A model that can be dropped and loaded again. Call its methods while no step runs."""
 
     def __init__(
         self, config: EngineConfig, loaded: LoadedModel, pool: torch.Tensor, group: TensorParallelGroup
     ) -> None:
         self._config = config
         self.options = config.model
-        """What is served: ``model`` is the folder of the weights."""
+        """The options of the served model: ``model`` is the folder of its weights."""
         self.stamps: Stamps | None = None
-        """What the files were from which weights were loaded last; taken by ``CPUBackend.take_stamps``."""
+        """The stamps of the files of the weights loaded last; ``CPUBackend.take_stamps`` takes them."""
         self._pooling = loaded.pooling
         self._max_model_len, self._vocab_size = loaded.max_model_len, loaded.vocab_size
         self._num_layers, self._dtype = loaded.model.num_layers, loaded.dtype
@@ -48,19 +48,19 @@ class Resting:
         self._has_weights = True
 
     def sleep(self, level: int, take: TakeModel) -> None:
-        """Give back the KV pool's memory, and of ``WEIGHTS_TOO`` that of the weights."""
+        """Free the KV pool's memory, and at level ``WEIGHTS_TOO`` that of the weights."""
         release_pages(self._pool)
         if level == WEIGHTS_TOO:
             self._drop(take)
 
     def wake_up(self, take: TakeModel) -> None:
-        """Load the weights if they were dropped; the KV pool's memory comes with its first use."""
+        """Load the weights if they were dropped; the KV pool's memory is allocated again at first use."""
         if not self._has_weights:
             self._load(self.options, take)
 
     def check_weights(self, folder: str) -> None:
-        """Check from its config that a folder has the architecture that is served; RequestError if not. What
-        is wrong with its tensors is found when they are read."""
+        """Check by its config that a folder has the served architecture; RequestError if not. Errors in its
+        tensors are found when they are read."""
         try:
             mine, other = (_architecture(each) for each in (self.options.model, folder))
         except EngineError as error:
@@ -82,7 +82,7 @@ class Resting:
 
     def update_weights(self, folder: str | None, take: TakeModel) -> None:
         """Serve the weights of another folder of the same architecture; None: those of the start. If they
-        cannot be served, those before are loaded again, and RequestError is raised."""
+        cannot be served, load the previous ones again and raise RequestError."""
         before = self.options
         new = self._config.model if folder is None else replace(before, model=folder)
         self._drop(take)
@@ -108,7 +108,7 @@ class Resting:
         sizes = loaded.vocab_size, loaded.model.num_layers, loaded.dtype
         if sizes != (self._vocab_size, self._num_layers, self._dtype):
             raise RequestError(f"{options.model} has other sizes than the model that is served.", "path")
-        if loaded.pooling != self._pooling:  # which API servers have been told
+        if loaded.pooling != self._pooling:  # API servers already know it
             raise RequestError(f"{options.model} pools in another way than the model that is served.", "path")
         take(loaded)
         self.options = options
@@ -116,7 +116,7 @@ class Resting:
 
 
 def _equal_files(mine: str, other: str, name: str) -> bool:
-    """Whether both folders say the same in a file, whatever its layout; a file that one has not is none."""
+    """Whether a file has the same content in both folders, regardless of layout, or is missing in both."""
     return _content(mine, name) == _content(other, name)
 
 
@@ -132,6 +132,6 @@ def _content(model: str, name: str) -> object:
 
 
 def _architecture(model: str) -> dict[str, Any]:
-    """What a folder's config says of the model."""
+    """The fields of a folder's config that describe the model."""
     config = raw_config(resolve_folder(model))
     return {name: value for name, value in config.items() if name not in _INCIDENTAL}

@@ -1,6 +1,6 @@
 """Calls the compiled kernels for layers with states with raw addresses. Knows nothing of layers.
 
-The functions are those of ``torch_states``, which they are held to.
+They compute the functions of ``torch_states``, against which they are tested.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ class _SelectiveScan(ctypes.Structure):
 
 
 class StateKernels:
-    """The compiled kernels, which are ``StateOps``: inputs are bf16 or fp32, sums and recurrent states
-    fp32."""
+    """The compiled kernels as ``StateOps``: inputs are bf16 or fp32, sums and recurrent states fp32."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         def calling(function: Any, arguments: type[ctypes.Structure]) -> Any:
@@ -189,13 +188,13 @@ def state_kernels() -> StateKernels:
 
 
 def _addresses(batch: StateBatch) -> _Batch:
-    """Valid as long as the batch is referenced."""
+    """The addresses of a batch; valid as long as it is referenced."""
     columns = (batch.query_lens, batch.sources, batch.targets)
     return _Batch(len(batch.query_lens), *(column.ctypes.data for column in columns))
 
 
 def _rows(x: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """x [tokens, ...] with each token's numbers one after the other, and the elements from token to token."""
+    """Returns x [tokens, ...] with each token's numbers contiguous, and its stride from token to token."""
     x = x if x[0].is_contiguous() else x.contiguous()
     return x, x.stride(0)
 
@@ -210,7 +209,7 @@ def _is_bf16(x: torch.Tensor) -> bool:
 
 
 def _pool_address(pool: torch.Tensor, shape: tuple[int, ...]) -> int:
-    """Of a pool [slots, *shape]."""
+    """The address of a pool [slots, *shape]."""
     assert pool.shape[1:] == shape
     assert pool[0].is_contiguous()
     return pool.data_ptr()

@@ -1,7 +1,7 @@
 """Chooses how many threads run a step: all, or one fewer if another process occupies a core.
 
-The threads of a step synchronize many times. If one is kept off its core by another process, such as an API
-server process, all the others wait for it; without that thread they may finish sooner.
+The threads of a step synchronize many times. If another process, such as an API server process, keeps one off
+its core, all others wait for it; without that thread they may finish sooner.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Callable
 
 MAX_KEPT_WAITING = 0.3
 """If the first thread spends a larger share of a step than this without a core, or waiting for a thread that
-has none, fewer threads are tried."""
+has none, a team with fewer threads is tried."""
 MIN_STEP_S = 0.005
-"""In shorter steps, waking a thread takes a good part of the time, which looks like contention."""
+"""In shorter steps, waking a thread takes so much of the time that it looks like contention."""
 MIN_STEPS_BETWEEN_TRIALS, MAX_STEPS_BETWEEN_TRIALS = 8, 128
-"""Steps between trials of the other number of threads; doubled each time that it is slower."""
+"""Steps between trials of the other number of threads; doubled after each trial in which it is slower."""
 KNOWN_FOR_S = 1.0
-"""Measurements are dropped this long after the last step of their size: other processes come and go."""
+"""Measurements are dropped this long after the last step of their size, as other processes start and end."""
 WEIGHT_OF_LAST = 0.25
 """Weight of the latest measurement in the moving averages."""
 LESS_THAN_CHANCE = 0.9
-"""Fewer threads are chosen only if they are a tenth faster."""
+"""Fewer threads are chosen only if they take less than this share of the time."""
 
 
 class _Timings:
@@ -41,8 +41,8 @@ class _Timings:
         return self._smaller_is_chosen != (self._is_contended() and self._until_trial <= 0)
 
     def note(self, by_smaller: bool, seconds: float, waiting: float) -> None:
-        """Record a step's seconds per token; ``waiting``: the share of its time that its first thread
-        waited."""
+        """Record a step's seconds per token; ``waiting``: the share of the step that its first thread
+        waits."""
         self._seconds[by_smaller] = _average(self._seconds.get(by_smaller), seconds)
         if not by_smaller:
             self._waiting = _average(self._waiting, waiting)
@@ -70,7 +70,7 @@ def _average(before: float | None, last: float) -> float:
 
 
 class ThreadTeam:
-    """Runs steps with the number of threads that is measured to be fastest."""
+    """Runs steps with the number of threads that measures fastest."""
 
     def __init__(
         self,

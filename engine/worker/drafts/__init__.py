@@ -1,1 +1,1 @@
-"""Drafters that have weights: they run behind a step's sampling, and draft tokens for the next step."""
+"""Drafters that have weights: they run after a step's sampling, and draft tokens for the next step."""

@@ -15,7 +15,7 @@ class DraftInputs:
     """A forward pass: sequences in the order of ``attention``."""
 
     order: IntArray
-    """[num_seqs] which of the given sequences each one is."""
+    """[num_seqs] index into the given sequences."""
     seq_of_token: IntArray
     """[num_tokens] index into the given sequences."""
     positions: IntArray
@@ -28,10 +28,10 @@ class DraftInputs:
 def draft_inputs(
     starts: IntArray, ends: IntArray, tables: IntArray, block_size: int, is_free: BoolArray
 ) -> DraftInputs:
-    """The tokens ``starts`` to ``ends`` of sequences, at least one of each.
+    """The tokens ``starts`` to ``ends`` of sequences, at least one per sequence.
 
     starts, ends [num_seqs]; tables [num_seqs, max_blocks]: their block tables. is_free [num_seqs]: whether a
-    sequence reads no KV that others write in this pass; those that do come behind them.
+    sequence reads no KV that others write in this pass; those that do read it are ordered last.
     """
     query_lens = ends - starts
     is_decode = (query_lens == 1) & is_free

@@ -1,4 +1,5 @@
-"""A small model as a drafter: checks that it speaks the model's tokens, and asks it for the likeliest."""
+"""Uses a small model as a drafter: checks that it has the model's vocabulary, and takes its likeliest
+token."""
 
 from __future__ import annotations
 
@@ -22,13 +23,13 @@ _VOCABULARY = "tokenizer.json"
 
 
 class DraftModel:
-    """A DraftNetwork that reads tokens alone."""
+    """A DraftNetwork that reads only tokens."""
 
     shift = 0
 
     def __init__(self, model: CausalModel, own_vocab_size: int, vocab_size: int) -> None:
-        """``own_vocab_size``: of the draft model; ``vocab_size``: of the model it drafts for. Models pad the
-        same vocabulary differently."""
+        """``own_vocab_size``: of the draft model; ``vocab_size``: of the model it drafts for. They may
+        differ, because models pad the same vocabulary differently."""
         self._model = model
         self._common = min(own_vocab_size, vocab_size)
         self._is_smaller = own_vocab_size < vocab_size
@@ -41,7 +42,7 @@ class DraftModel:
         sample_rows: torch.Tensor,
         attention: AttentionBackend,
     ) -> Drafted:
-        """See DraftNetwork. A padded token that the draft model lacks is read as another one."""
+        """See DraftNetwork. A padded token that the draft model lacks is replaced by its last token."""
         if self._is_smaller:
             input_ids = input_ids.clamp(max=self._common - 1)
         logits = self._model.forward(input_ids, positions, sample_rows, attention)
@@ -49,8 +50,8 @@ class DraftModel:
 
 
 def load_draft_model(name: str, options: ModelConfig) -> LoadedModel:
-    """Load the draft model ``name`` to be run beside the model that ``options`` name. Raises ModelLoadError
-    or ConfigError with one sentence."""
+    """Load the draft model ``name`` to run with the model that ``options`` name. Raises ModelLoadError or
+    ConfigError with a one-sentence message."""
     folder = resolve_folder(name)
     check_same_tokens(resolve_folder(options.model), folder)
     wanted = replace(
@@ -69,8 +70,8 @@ def load_draft_model(name: str, options: ModelConfig) -> LoadedModel:
 
 
 def check_same_tokens(folder: Path, draft_folder: Path) -> None:
-    """ModelLoadError unless both folders give each token id the same text. A folder without a tokenizer.json
-    is believed."""
+    """Raise ModelLoadError unless both folders give each token id the same text. Without a tokenizer.json in
+    both folders, nothing is checked."""
     paths = folder / _VOCABULARY, draft_folder / _VOCABULARY
     if not all(path.is_file() for path in paths):
         return

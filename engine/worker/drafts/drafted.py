@@ -1,4 +1,4 @@
-"""What a drafter says of the last tokens of some sequences: the likeliest next one, and how likely it is."""
+"""A drafter's result for some sequences: the likeliest next token of each, and its probability."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """One token behind each of some sequences."""
+    """One token after each of some sequences."""
 
     token_ids: IntArray
     """[num_seqs] the likeliest token."""
@@ -25,22 +25,22 @@ class Drafted:
     """[num_seqs, hidden_size] the hidden states from which a network with a shift continues."""
 
     def some(self, chosen: IntArray) -> Drafted:
-        """Those with these indices."""
+        """The entries with these indices."""
         hidden = None if self.hidden is None else self.hidden[torch.from_numpy(chosen)]
         return Drafted(self.token_ids[chosen], self.chances[chosen], hidden)
 
     def behind(self, before: Drafted) -> Drafted:
-        """The same, each with the chance that the token before it is accepted as well."""
+        """The same tokens, with the probability that the token before each is accepted as well."""
         return Drafted(self.token_ids, before.chances * self.chances, self.hidden)
 
 
 def likeliest(
     logits: torch.Tensor, hidden: torch.Tensor | None = None, offsets: torch.Tensor | None = None
 ) -> Drafted:
-    """The token that each row favours, and its softmax.
+    """The likeliest token of each row, and its softmax.
 
-    logits [num_seqs, vocab_size]; offsets [vocab_size]: what a row's number of a token is less than the
-    model's, None: nothing
+    logits [num_seqs, vocab_size]; offsets [vocab_size]: the model's id of a token minus the row's index of
+    it; None: they are equal
     """
     logits = logits.float()
     best = logits.max(dim=-1)

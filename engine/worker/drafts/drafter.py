@@ -1,5 +1,5 @@
-"""Drafts tokens behind a step: first the step's own tokens as far as the drafter lacks them, then one token
-at a time, greedily. Does not know what kind of network drafts.
+"""Drafts tokens after a step: it first processes the step's tokens that the drafter has not seen, then drafts
+one token at a time, greedily. Does not know what kind of network drafts.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from engine.worker.sampling_batch import BoolArray
 
 
 class DraftNetwork(Protocol):
-    """The weights of a drafter, over a KV cache of their own."""
+    """The weights of a drafter, with a separate KV cache."""
 
     shift: int
-    """How many places behind a hidden state the token lies that it is read with. 0: tokens alone are read, 1:
-    place p reads the model's hidden state of p and the token of p + 1."""
+    """The distance from a hidden state to the token that is read with it. 0: it reads only tokens; 1: place p
+    reads the model's hidden state of p and the token of p + 1."""
 
     def forward(
         self,
@@ -35,29 +35,29 @@ class DraftNetwork(Protocol):
         sample_rows: torch.Tensor,
         attention: AttentionBackend,
     ) -> Drafted:
-        """input_ids, positions [num_tokens]; hidden [num_tokens, size], the model's or its own, for a network
-        with a shift; sample_rows [num_samples], ascending"""
+        """input_ids, positions [num_tokens]; hidden [num_tokens, size], the model's or the network's, for a
+        network with a shift; sample_rows [num_samples], ascending"""
 
 
 @dataclass(slots=True)
 class _Round:
-    """The sequences of a step that the drafter computes tokens of; every array is [num_seqs]."""
+    """The sequences of a step whose tokens the drafter computes; every array is [num_seqs]."""
 
     req_ids: list[str]
     rows: IntArray
     starts: IntArray
-    """First place that the drafter computes."""
+    """The first place that the drafter computes."""
     ends: IntArray
-    """Behind the last place whose token is confirmed, as far as there are blocks."""
+    """The place after the last confirmed token that has a block."""
     num_drafts: IntArray
-    """How many tokens to draft; 0 for a sequence that is only kept up to date."""
+    """The number of tokens to draft; 0 for a sequence whose KV is only updated."""
     first_hidden: IntArray
-    """Index among the step's tokens of the one at ``starts``."""
+    """The index, among the step's tokens, of the token at ``starts``."""
     is_free: BoolArray
-    """Whether it reads no KV that others of the step write."""
+    """Whether the sequence reads no KV that others of the step write."""
 
     def some(self, chosen: IntArray) -> _Round:
-        """Those with these indices."""
+        """The sequences with these indices."""
         return _Round(
             [self.req_ids[index] for index in chosen.tolist()],
             self.rows[chosen],
@@ -70,11 +70,10 @@ class _Round:
 
 
 class WorkerDrafter:
-    """Keeps a network's KV beside the model's, in the same blocks, and drafts for requests that were
-    sampled.
+    """Keeps a network's KV in the same blocks as the model's, and drafts for requests that were sampled.
 
-    After each step the network has the KV of all places that the model has: a block that another request
-    finds, or that comes back from another tier, serves both.
+    After each step the network has the KV of all places that the model has, so a block that another request
+    finds in the cache, or that is loaded from another tier, serves both.
     """
 
     def __init__(
@@ -85,14 +84,14 @@ class WorkerDrafter:
         num_tokens: int,
         max_model_len: int,
     ) -> None:
-        """``num_tokens``: most tokens drafted at once. ``batch``: the rows of the model's requests."""
+        """``num_tokens``: the most tokens drafted at once. ``batch``: the rows of the model's requests."""
         self._network = network
         self._attention = attention
         self._batch = batch
         self._num_tokens = num_tokens
         self._max_model_len = max_model_len
         self._num_computed: IntArray = np.zeros(len(batch.token_ids), dtype=np.int64)
-        """[max_num_seqs] places of each row whose KV the network has, all of confirmed tokens."""
+        """[max_num_seqs] number of places of each row whose KV the network has, all of confirmed tokens."""
 
     def draft(
         self,
@@ -101,8 +100,9 @@ class WorkerDrafter:
         sampled: list[list[int]],
         hidden: torch.Tensor | None = None,
     ) -> dict[str, Proposal]:
-        """Catch up with a step that was sampled, and draft. ``sampled``: what each of its sequences got;
-        ``hidden`` [num_tokens, size]: the model's, for a network with a shift. Returns drafts by request."""
+        """Process the tokens of a sampled step, and draft. ``sampled``: the new tokens of each of its
+        sequences; ``hidden`` [num_tokens, size]: the model's, for a network with a shift. Returns drafts by
+        request."""
         of_step = self._round(plan, step, sampled)
         behind = of_step.some(np.flatnonzero(of_step.ends > of_step.starts))
         self._num_computed[of_step.rows] = np.maximum(of_step.starts, of_step.ends)
@@ -122,7 +122,7 @@ class WorkerDrafter:
         return self._go_on(behind_order.some(chosen), first)
 
     def _round(self, plan: SchedulerOutput, step: StepInputs, sampled: list[list[int]]) -> _Round:
-        """What is to be done for each sequence of the step."""
+        """The work to do for each sequence of the step."""
         batch, shift = self._batch, self._network.shift
         rows = batch.rows_of(step.req_ids)
         admitted = {new.req_id for new in plan.scheduled_new_reqs}
@@ -148,10 +148,10 @@ class WorkerDrafter:
         )
 
     def _go_on(self, some: _Round, first: Drafted) -> dict[str, Proposal]:
-        """Draft behind the first tokens, while there are places and a draft is likely enough to be used."""
+        """Draft after the first tokens, while there are places and a draft is likely enough to be used."""
         tokens: dict[str, list[int]] = {req_id: [] for req_id in some.req_ids}
         chances: dict[str, list[float]] = {req_id: [] for req_id in some.req_ids}
-        order = some.ends.argsort(kind="stable")  # which one-token sequences then stay in
+        order = some.ends.argsort(kind="stable")  # one-token sequences then stay in this order
         some, last = some.some(order), first.some(order)
         for count in range(1, self._num_tokens + 1):
             for req_id, token, chance in zip(some.req_ids, last.token_ids, last.chances, strict=True):
@@ -165,7 +165,7 @@ class WorkerDrafter:
         return {req_id: Proposal(tokens[req_id], chances[req_id]) for req_id in tokens}
 
     def _one_more(self, some: _Round, last: Drafted, places: IntArray) -> Drafted:
-        """The drafts behind those at ``places`` [num_seqs]."""
+        """The drafts that follow those at ``places`` [num_seqs]."""
         tables = self._batch.block_tables_of(some.rows)
         is_free = np.ones(len(places), dtype=np.bool_)
         inputs = draft_inputs(places, places + 1, tables, self._batch.block_size, is_free)

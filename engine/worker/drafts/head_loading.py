@@ -1,5 +1,5 @@
-"""Loads a head: the layer for multi-token prediction in the model's own folder, or an EAGLE head from one of
-its own."""
+"""Loads a head: the layer for multi-token prediction in the model's own folder, or an EAGLE head from a
+separate folder."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from engine.worker.models.shape import DecoderShape, DenseShape
 from engine.worker.parallel.group import ALONE
 
 _HIDDEN_NORM = "layers.0.hidden_norm.weight"
-"""What only EAGLE-3's heads have."""
+"""A tensor that only EAGLE-3's heads have."""
 _LEFT_OUT = ("embed_tokens.weight", "t2d")
-"""The model's embedding is used; which of its tokens a head has is told by ``d2t`` already."""
+"""Unused tensors: the head uses the model's embedding, and ``d2t`` already maps its tokens to the model's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ class LoadedHead:
     """The shape of its layer."""
     rope: RotaryEmbedding
     tapped_layers: tuple[int, ...] = ()
-    """Layers of the model whose inputs it reads; none: it reads what the model's final norm makes."""
+    """Layers of the model whose inputs the head reads; if empty, it reads the output of the final norm."""
 
 
 def load_prediction_head(options: ModelConfig, target: LoadedModel, model: Decoder) -> LoadedHead:
     """Load the first layer for multi-token prediction from the folder of the model that ``options`` name.
-    Raises ModelLoadError with one sentence."""
+    Raises ModelLoadError with a one-sentence message."""
     folder = resolve_folder(options.model)
     plan = LoadPlan(options, folder, model.config, target.device, target.dtype, read_format(folder))
     checkpoint = plan.decoder_checkpoint()
@@ -75,15 +75,15 @@ def load_prediction_head(options: ModelConfig, target: LoadedModel, model: Decod
 
 
 def _last_layer(shape: DecoderShape) -> DecoderShape:
-    """The shape of a decoder that has only the last of its layers, with attention to everything."""
+    """The shape of a decoder that has only the last of its layers, with full attention."""
     return replace(shape, mlps=shape.mlps[-1:], windows=(None,), chunks=(), states=(), rope_kinds=())
 
 
 def load_eagle_head(
     name: str, method: str, options: ModelConfig, target: LoadedModel, model: Decoder
 ) -> LoadedHead:
-    """Load an EAGLE head of the kind that ``method`` names for the model that ``options`` name. Raises
-    ModelLoadError with one sentence."""
+    """Load an EAGLE head of the kind ``method`` for the model that ``options`` name. Raises ModelLoadError
+    with a one-sentence message."""
     folder = resolve_folder(name)
     config: Any = read_config(folder, options.trust_remote_code)
     shape = _checked_shape(config, model.shape, folder)
@@ -109,7 +109,7 @@ def load_eagle_head(
 
 
 def _checked_shape(config: Any, of_model: DecoderShape, folder: Path) -> DecoderShape:
-    """The shape of the head's layer. ModelLoadError if it is none that is known, or not this model's."""
+    """The shape of the head's layer. ModelLoadError if it is unsupported, or does not fit this model."""
     shape = decoder_shape(config) if is_native(config) else None
     if shape is None or shape.num_layers != 1 or not isinstance(shape.mlps[0], DenseShape):
         raise ModelLoadError(f"{folder} holds no EAGLE head that is known: one layer like those of a Llama.")
@@ -124,7 +124,7 @@ def _checked_shape(config: Any, of_model: DecoderShape, folder: Path) -> Decoder
 
 
 def _tapped_layers(config: Any, num_layers: int) -> tuple[int, ...]:
-    """The layers whose inputs an EAGLE-3 head reads: those that its config names, else the published ones,
+    """The layers whose inputs an EAGLE-3 head reads: those that its config names, or else the published ones:
     an early, a middle and a late one."""
     named: Sequence[int] | None = getattr(config, "eagle_aux_hidden_state_layer_ids", None)
     if named is None:
@@ -150,7 +150,7 @@ def _eagle3(
 
 
 def _own_name(name: str) -> str | None:
-    """The name of a tensor of an EAGLE folder as ``heads`` has it; None for one that is not used."""
+    """The name in ``heads`` of a tensor of an EAGLE folder; None for a tensor that is not used."""
     name = name.removeprefix("model.")
     if name in _LEFT_OUT or name.endswith("rotary_emb.inv_freq"):
         return None
@@ -158,15 +158,15 @@ def _own_name(name: str) -> str | None:
 
 
 def _check_unused(checkpoint: Checkpoint, head: DraftHead, folder: Path) -> None:
-    """ModelLoadError if there are tensors that this head would leave out."""
+    """Raise ModelLoadError if there are tensors that this head would not use."""
     others = checkpoint.tensors.keys() - head.checkpoint_parts().keys() - {"lm_head.weight"}
     if others:
         raise ModelLoadError(f"{folder} holds tensor {min(others)}, which no EAGLE head known here uses.")
 
 
 def _fill(head: DraftHead, checkpoint: Checkpoint, plan: LoadPlan, head_dim: int) -> None:
-    """Allocate and load the head's parameters, and pack them for a CPU as the model's are. ``head_dim``: of
-    its attention."""
+    """Allocate and load the head's parameters, and pack them for a CPU like the model's. ``head_dim``: of its
+    attention."""
     assert isinstance(head, nn.Module)
     check_parts(checkpoint, head.checkpoint_parts(), "the head", plan.folder)
     head._apply(  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""A head and the model that it belongs to, as a network that drafts."""
+"""A DraftNetwork made of a head and the model that it belongs to."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from engine.worker.models.rotary import RotaryEmbedding
 class HeadNetwork:
     """A DraftNetwork that reads the hidden state of a place and the token of the next.
 
-    The key and value of the last place of a block were made with the token behind the block, which its hash
-    does not name. Who finds the block and goes on otherwise attends, when it drafts, to one place that was
-    made with another token: drafts are worse by that, and nothing else is. V1 computes the last block again.
+    The key and value of a block's last place depend on the token after the block, which the block's hash does
+    not cover. A request that reuses the block but continues with another token attends, when drafting, to one
+    place made with the wrong token. Only its drafts get worse. V1 recomputes the last block.
     """
 
     shift = 1

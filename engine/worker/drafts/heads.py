@@ -1,9 +1,9 @@
-"""Heads that draft from a model's hidden states: one layer that reads the state of a place and the token of
-the next, and says what may follow that.
+"""Heads that draft from a model's hidden states: one layer that reads the hidden state of a place and the
+token of the next, and predicts the token after that.
 
-Their layouts are those that are published: multi-token prediction as in DeepSeek-V3 (arXiv:2412.19437,
-section 2.2), GLM-4.5 and Qwen3-Next, EAGLE (arXiv:2401.15077), and EAGLE-3 (arXiv:2503.01840). Embedding
-and, where a head has none of its own, LM head are the model's.
+Their layouts are published ones: multi-token prediction as in DeepSeek-V3 (arXiv:2412.19437, section 2.2),
+GLM-4.5 and Qwen3-Next, EAGLE (arXiv:2401.15077), and EAGLE-3 (arXiv:2503.01840). They use the model's
+embedding and, where a head has no LM head, the model's.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Angles = tuple[torch.Tensor, torch.Tensor]
 
 
 class HeadOutput(NamedTuple):
-    """What a head makes of tokens; both [num_tokens, hidden_size]."""
+    """The outputs of a head for tokens; both [num_tokens, hidden_size]."""
 
     to_say: torch.Tensor
-    """What the LM head reads."""
+    """The input of the LM head."""
     hidden: torch.Tensor
-    """What the head reads in the model's place when it goes on."""
+    """The hidden states from which the head drafts the next token, in place of the model's."""
 
 
 class DraftHead(Protocol):
@@ -41,28 +41,29 @@ class DraftHead(Protocol):
 
     @property
     def lm_head(self) -> nn.Module | None:
-        """Its own LM head; None: the model's."""
+        """The head's own LM head; None: it uses the model's."""
 
     @property
     def offsets(self) -> torch.Tensor | None:
-        """[vocab_size] what a token's number in its own LM head is less than the model's; None: nothing."""
+        """[vocab_size] the model's id of a token minus its id in this head's LM head; None: both are
+        equal."""
 
     def __call__(
         self, embedded: torch.Tensor, hidden: torch.Tensor, angles: Angles, attention: AttentionBackend
     ) -> HeadOutput:
-        """embedded [num_tokens, hidden_size]: of the next tokens; hidden: of the places, from the model, or
-        from the head itself."""
+        """embedded [num_tokens, hidden_size]: of the next tokens; hidden: of the places, from the model or
+        from this head."""
 
     def checkpoint_parts(self) -> dict[str, TensorPart]:
-        """The tensors that its checkpoint must hold."""
+        """The tensors that the head's checkpoint must hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class PredictionNames:
-    """What the tensors of a layer for multi-token prediction are called."""
+    """The names of the tensors of a layer for multi-token prediction."""
 
     layer: str
-    """How those of its decoder layer begin."""
+    """The prefix of the names of its decoder layer."""
     token_norm: str
     hidden_norm: str
     fuse: str
@@ -70,7 +71,7 @@ class PredictionNames:
 
 
 def names_in_layer(index: int) -> PredictionNames:
-    """As DeepSeek-V3 and GLM-4.5 are published: in a layer behind the model's last one."""
+    """The names published for DeepSeek-V3 and GLM-4.5: in a layer after the model's last one."""
     layer = f"model.layers.{index}."
     of_layer = (f"{layer}{name}.weight" for name in ("enorm", "hnorm", "eh_proj", "shared_head.norm"))
     return PredictionNames(layer, *of_layer)
@@ -83,11 +84,11 @@ NAMES_APART = PredictionNames(
     "mtp.fc.weight",
     "mtp.norm.weight",
 )
-"""As Qwen3-Next is published."""
+"""The names published for Qwen3-Next."""
 
 
 class PredictionHead(nn.Module):
-    """A layer for multi-token prediction: one of the model's own layers behind a linear."""
+    """A layer for multi-token prediction: one of the model's own layers after a linear."""
 
     lm_head = None
     offsets = None
@@ -106,7 +107,7 @@ class PredictionHead(nn.Module):
     def forward(
         self, embedded: torch.Tensor, hidden: torch.Tensor, angles: Angles, attention: AttentionBackend
     ) -> HeadOutput:
-        """See DraftHead. It goes on from what its norm makes, as it begins with what the model's makes."""
+        """See DraftHead. The output of its norm is its next input, like the output of the model's norm."""
         shape = self._shape
         both = normed(embedded, self.token_norm, shape), normed(hidden, self.hidden_norm, shape)
         x = normed(self.layer(self.fuse(torch.cat(both, dim=-1)), *angles, attention), self.norm, shape)
@@ -125,7 +126,7 @@ class PredictionHead(nn.Module):
 
 
 class _Layer(nn.Module):
-    """Attention and a dense MLP behind it, with a norm between them only."""
+    """Attention followed by a dense MLP, with a norm only between them."""
 
     def __init__(self, shape: DecoderShape, build: Builder) -> None:
         super().__init__()
@@ -139,14 +140,14 @@ class _Layer(nn.Module):
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor, angles: Angles, attention: AttentionBackend
     ) -> torch.Tensor:
-        """x: what attention reads; residual [num_tokens, hidden_size]: what its output is added to -> the
-        residual behind the layer"""
+        """x: the input of attention; residual [num_tokens, hidden_size]: the tensor that attention's output
+        is added to -> the residual after the layer"""
         residual = residual + self.attention(x, *angles, attention)
         output: torch.Tensor = residual + self.mlp(normed(residual, self.norm, self._shape))
         return output
 
     def checkpoint_parts(self) -> dict[str, TensorPart]:
-        """By their names in a head's folder."""
+        """The parameters by their names in a head's folder."""
         attention, mlp = self.attention.checkpoint_parts(), self.mlp.checkpoint_parts()
         return {
             **{f"layers.0.self_attn.{name}": part for name, part in attention.items()},
@@ -156,13 +157,13 @@ class _Layer(nn.Module):
 
 
 class EagleHead(nn.Module):
-    """The head of EAGLE, which guesses the model's next hidden state, behind the final norm."""
+    """The head of EAGLE, which predicts the model's next hidden state, after the final norm."""
 
     lm_head = None
     offsets = None
 
     def __init__(self, shape: DecoderShape, build: Builder, *, bias: bool) -> None:
-        """``bias``: whether the linear that fuses token and hidden state has one."""
+        """``bias``: whether the linear that fuses token and hidden state has a bias."""
         super().__init__()
         self.fuse = build.linear(2 * shape.hidden_size, shape.hidden_size, bias)
         self.layer = _Layer(shape, build)
@@ -182,8 +183,8 @@ class EagleHead(nn.Module):
 
 
 class Eagle3Head(nn.Module):
-    """The head of EAGLE-3, which reads the inputs of several of the model's layers, and has a vocabulary of
-    its own, some of the model's tokens."""
+    """The head of EAGLE-3, which reads the inputs of several of the model's layers, and has a separate
+    vocabulary: a subset of the model's tokens."""
 
     def __init__(
         self,
@@ -195,9 +196,10 @@ class Eagle3Head(nn.Module):
         has_offsets: bool,
         norm_before_residual: bool,
     ) -> None:
-        """``shape``: of a single layer. ``num_layers``: of the model, whose inputs are read. ``vocab_size``:
-        of its own LM head; None: it has none. ``has_offsets``: whether that has some of the tokens only.
-        ``norm_before_residual``: whether what attention's output is added to is normalized, too."""
+        """``shape``: of a single layer. ``num_layers``: the model's layers whose inputs are read.
+        ``vocab_size``: of its own LM head; None: it has none. ``has_offsets``: whether that has only a subset
+        of the tokens. ``norm_before_residual``: whether the tensor that attention's output is added to is
+        normalized, too."""
         super().__init__()
         size = shape.hidden_size
         self._shape, self._norm_before_residual = shape, norm_before_residual
@@ -214,12 +216,12 @@ class Eagle3Head(nn.Module):
             if vocab_size is not None and has_offsets
             else None
         )
-        """What a token's number here is less than the model's; None: nothing."""
+        """The model's id of a token minus its id here; None: they are equal."""
 
     def forward(
         self, embedded: torch.Tensor, hidden: torch.Tensor, angles: Angles, attention: AttentionBackend
     ) -> HeadOutput:
-        """See DraftHead. What comes from the model has the width of several layers."""
+        """See DraftHead. Hidden states from the model have the width of several layers."""
         shape = self._shape
         if hidden.shape[1] != embedded.shape[1]:
             hidden = self.fuse(hidden)

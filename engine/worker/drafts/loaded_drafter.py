@@ -1,5 +1,4 @@
-"""A drafter between its loading and its first step: what it needs of each KV block, and how it is put to
-work."""
+"""Loads a drafter: determines what it needs of each KV block, and makes the object that runs it."""
 
 from __future__ import annotations
 
@@ -29,23 +28,23 @@ from engine.worker.models.hidden_tap import HiddenTap
 
 @dataclass(frozen=True, slots=True)
 class LoadedDrafter:
-    """Weights, and the shape of their KV."""
+    """A drafter's weights, and the shape of its KV."""
 
     spec: KvCacheSpec
     """The shape of the drafter's part of each block."""
     open_network: Callable[[AttentionBackend], DraftNetwork]
     """Makes the network that runs over this attention."""
     num_tokens: int
-    """Most tokens drafted at once."""
+    """The most tokens drafted at once."""
     max_model_len: int
-    """Places that it can compute: behind them it drafts nothing."""
+    """The number of places that it can compute; it drafts no tokens after them."""
     tap: HiddenTap | None = None
-    """What runs in place of the model, to have its hidden states; None if the drafter reads none."""
+    """Runs in place of the model, to capture its hidden states; None if the drafter reads none."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedDrafter:
-    """A drafter, and the pool that its KV is in."""
+    """A drafter, and the pool that holds its KV."""
 
     loaded: LoadedDrafter
     pool: KvPool
@@ -58,7 +57,7 @@ class PlacedDrafter:
         return self.loaded.tap
 
     def put_to_work(self, batch: InputBatch) -> WorkerDrafter:
-        """``batch``: the rows of the model's requests."""
+        """Make the drafter that runs. ``batch``: the rows of the model's requests."""
         loaded = self.loaded
         assert self.pool.draft_kv is not None, "the pool was opened with the drafter's spec"
         backend = select_attention(self.pool.draft_kv, self.attention, loaded.spec.places)
@@ -69,10 +68,10 @@ class PlacedDrafter:
 def beside_drafter(
     config: EngineConfig, target: LoadedModel, spec: KvCacheSpec
 ) -> tuple[LoadedDrafter | None, KvCacheSpec]:
-    """Load the drafter that the configuration names, None if it needs no weights; with it, ``spec`` as it is
-    with the drafter's KV in the same blocks.
+    """Load the drafter that the configuration names, None if it needs no weights. Also returns ``spec`` with
+    the drafter's KV added to the same blocks.
 
-    ``spec``: the model's. Raises ConfigError with one sentence.
+    ``spec``: the model's. Raises ConfigError with a one-sentence message.
     """
     wanted = config.speculative
     if wanted is None or not wanted.has_weights:
@@ -138,7 +137,7 @@ def _load_head(
 
 
 def check_setup(wanted: SpeculativeConfig, model: ModelConfig, device: torch.device, attention: str) -> None:
-    """ConfigError where no drafter with weights works yet; before anything is loaded."""
+    """Raise ConfigError where drafters with weights are not supported; call it before loading anything."""
     name = _named(wanted)
     if device.type != "cpu" or attention == "triton":
         raise ConfigError(f"{name} drafts on CPUs only so far, not on a GPU.")

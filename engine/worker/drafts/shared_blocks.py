@@ -1,5 +1,5 @@
-"""A KV pool whose blocks hold the drafter's KV beside the model's: what finds, pins, evicts or copies a block
-does so for both. Does not know what a drafter computes."""
+"""A KV pool whose blocks hold the drafter's KV next to the model's: finding, pinning, evicting or copying a
+block applies to both. Does not know what a drafter computes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class KvPool:
     """The drafter's part of each block; None without one."""
 
     def first(self, num_blocks: int) -> KvPool:
-        """The first so many blocks."""
+        """The first ``num_blocks`` blocks."""
         draft_kv = None if self.draft_kv is None else self.draft_kv[:num_blocks]
         return KvPool(self.blocks[:num_blocks], self.kv[:num_blocks], draft_kv)
 
 
 def open_pool(spec: KvCacheSpec, draft: KvCacheSpec | None, num_blocks: int, device: torch.device) -> KvPool:
-    """Allocate the pool, zeroed. ``spec`` counts the bytes of ``draft`` among those of its blocks."""
+    """Allocate the pool, zeroed. The blocks of ``spec`` already include the bytes of ``draft``."""
     if draft is None:
         pool = spec.allocate(num_blocks, device)
         return KvPool(pool, pool)

@@ -1,1 +1,1 @@
-"""What runs on a GPU only, or in Triton's interpreter: kernels, the step on the device, graphs."""
+"""Code that runs only on a GPU, or in Triton's interpreter: kernels, the step on the device, graphs."""

@@ -1,4 +1,4 @@
-"""The GPU backend, assembled: model, attention, batch, sampler and CUDA graphs over one KV pool."""
+"""The GPU backend: assembles model, attention, batch, sampler and CUDA graphs over one KV pool."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class GPUBackend:
 
 
 def _prefix_groups(loaded: LoadedModel, places: LayerPlaces) -> list[int]:
-    """The KV cache groups with layers that see all tokens. Latents have no pass for a prefix."""
+    """The KV cache groups with layers that see all tokens; none for latents, which have no prefix pass."""
     model = loaded.model
     kinds = zip(places, model.windows, model.chunks, strict=True)
     groups = {place.group for place, window, chunk in kinds if window is None and chunk is None}
@@ -112,9 +112,9 @@ def _prefix_groups(loaded: LoadedModel, places: LayerPlaces) -> list[int]:
 
 
 def _graph_sizes(loaded: LoadedModel, config: EngineConfig) -> GraphSizes:
-    """None on a CPU, which has no launches to save, nor for models whose steps make the host wait, nor for a
-    stage of a pipeline, which receives and sends between its layers and others', nor where cores share
-    experts and each step has the tokens of all."""
+    """The sizes of the CUDA graphs. None are captured on a CPU, which has no launches to save, for models
+    whose steps make the host wait, for pipeline stages, which communicate between their layers and others',
+    or where cores share experts, so that each step has the tokens of all."""
     drafts, limits = config.speculative, config.scheduler
     verified_len = 1 if drafts is None else 1 + drafts.num_speculative_tokens
     is_part = config.model.pipeline_parallel_size > 1 or cores_sharing_experts(config) > 1

@@ -1,5 +1,5 @@
 """Per-request constraints on the logits: allowed tokens, bad words, minimum length, logit bias. Few requests
-have any, so the host collects them one by one; the device applies them all at once."""
+have any, so the host collects them one by one, and the device applies them all at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ANY_TOKEN = -1
 
 @dataclass(frozen=True, slots=True)
 class BadWords:
-    """Bad words of several tokens. The last token is banned where the others are at the end of a row."""
+    """Bad words of several tokens. The last token is banned where the others are the end of a row."""
 
     places: torch.Tensor
     """[num_words] int64: index of the last token in the step's flattened logits."""
@@ -133,7 +133,7 @@ def constrain(logits: torch.Tensor, constraints: Constraints, token_ids: torch.T
 def _ban_completed(flat: torch.Tensor, words: BadWords, token_ids: torch.Tensor) -> None:
     """Ban, in place, the last tokens of bad words that would be completed; flat [num_samples * vocab_size]"""
     back = torch.arange(1, words.beginnings.shape[1] + 1, device=flat.device)
-    # The padding of a shorter word may point before the start of the row; what is read there is not compared.
+    # The padding of a shorter word may point before the start of the row; the token there is not compared.
     places = (words.num_tokens[:, None] - back).clamp_(min=0)
     same = token_ids[words.rows[:, None], places] == words.beginnings
     complete = (same | (words.beginnings == _ANY_TOKEN)).all(dim=1)

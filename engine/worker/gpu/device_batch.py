@@ -57,9 +57,9 @@ class SampledDrafts:
     """The drafts of a step, by its samples."""
 
     num_drafts: IntArray
-    """[num_samples] drafts of the sequence up to each of them."""
+    """[num_samples] number of drafts of the sequence up to each sample."""
     drafts: IntArray
-    """[num_samples] the draft behind which each is sampled, or KNOWN."""
+    """[num_samples] the draft after which each sample is drawn, or KNOWN."""
     rows: IntArray
     """[num_samples]"""
 
@@ -75,12 +75,12 @@ class DeviceStep:
     sample_tokens: torch.Tensor
     """[num_samples] int64: indices of the tokens whose logits are sampled."""
     sampled_places: torch.Tensor
-    """[num_samples] int64: where the sampled tokens go in the flattened token ids of all rows."""
+    """[num_samples] int64: indices for the sampled tokens in the flattened token ids of all rows."""
     sampling: DeviceSampling
     sampled_drafts: SampledDrafts | None = None
     """None: there are no drafts."""
     prompts: Sequence[PromptRows] = ()
-    """Tokens whose logits are told, of requests that ask for log-probabilities of their prompts."""
+    """Tokens whose logits give log-probabilities of prompts, for requests that want them."""
 
 
 class _Scattered(NamedTuple):
@@ -91,7 +91,7 @@ class _Scattered(NamedTuple):
 
 
 class DeviceBatch:
-    """The rows of the requests, with their token ids and block tables on the device."""
+    """Keeps the rows of the requests, with their token ids and block tables on the device."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class DeviceBatch:
         prefix_groups: Sequence[int] = (),
     ) -> None:
         """``num_groups``: of the model's KV cache. ``samples``: see ``RequestRows``. ``prefix_groups``: those
-        whose layers attend to prefixes that sequences share in a pass of its own."""
+        whose layers attend to prefixes shared by sequences in a separate pass."""
         max_num_seqs = limits.max_num_seqs
         sizes = max_num_seqs, max_model_len, block_size, sampler.vocab_size, num_groups
         self._rows = RequestRows(*sizes, samples=samples)
@@ -130,7 +130,7 @@ class DeviceBatch:
         self._staging = Staging(num_words, device, streams)
 
     pictures: StepPictures | None = None
-    """Pictures of the requests, of a model that reads them; set before the first step."""
+    """Pictures of the requests, for a model that reads them; set before the first step."""
 
     @property
     def finds_prefixes(self) -> bool:
@@ -176,7 +176,7 @@ class DeviceBatch:
         return replace(sent, prompts=prompts) if prompts else sent
 
     def _ids_of(self, row: int, start: int, count: int) -> IntArray:
-        """Tokens of a row; the host waits for them."""
+        """Token ids of a row; the host waits for them."""
         ids: IntArray = self.token_ids[row, start : start + count].cpu().numpy().astype(np.int64)
         return ids
 
@@ -188,8 +188,8 @@ class DeviceBatch:
         *,
         has_prefix: bool = False,
     ) -> TokenArrays:
-        """Inputs of a warm-up step, which reads the null block only and writes nothing; uniform first.
-        ``has_prefix``: as of sequences that share one, of no tokens."""
+        """Inputs of a warm-up step, which reads only the null block and writes nothing; uniform sequences
+        first. ``has_prefix``: as if sequences shared a prefix, of 0 tokens."""
         step = _idle_rows(np.array(query_lens), np.array(seq_lens), uniform_len, self._num_groups)
         is_uniform = step.num_uniform == len(step.rows)
         graph = self._graph_sizes.smallest(len(step.rows), uniform_len) if is_uniform else None
@@ -209,8 +209,8 @@ class DeviceBatch:
     def store_sampled(self, step: DeviceStep, token_ids: torch.Tensor) -> None:
         """Write the sampled tokens [num_samples] into the rows, where the next steps read them.
 
-        Of a step with drafts all samples go where they were sampled for: accepted drafts stay what they are,
-        and what is behind the first rejected one is beyond the row's end, as soon as that is told.
+        In a step with drafts, each sample is written to the place that it was drawn for. Accepted drafts do
+        not change, and samples after the first rejected draft are past the row's end once that is known.
         """
         self.token_ids.view(-1).index_copy_(0, step.sampled_places, token_ids.to(torch.int32))
 
@@ -219,8 +219,8 @@ class DeviceBatch:
         return self.token_ids.view(-1).index_select(0, arrays.input_places).long()
 
     def take_verified(self, sampled: SampledDrafts, token_ids: IntArray) -> Verified:
-        """Compare the drafts of a step with the sampled tokens [num_samples], and let the rows grow by what
-        is accepted. Before the next plan is sent."""
+        """Compare the drafts of a step with the sampled tokens [num_samples], and extend the rows by the
+        accepted ones. Call it before the next plan is sent."""
         verified = verify(sampled.num_drafts, sampled.drafts, token_ids)
         self._rows.add_tokens(sampled.rows[verified.starts], verified.counts)
         return verified
@@ -261,8 +261,8 @@ class DeviceBatch:
         return sent
 
     def _sampled_columns(self, rows: IntArray, num_drafts: IntArray | None) -> IntArray:
-        """Where sampled tokens go in their rows, which grow by them: with drafts, once it is known how
-        many."""
+        """Columns for the sampled tokens in their rows. Without drafts, the rows grow by them now; with
+        drafts, once it is known how many are accepted."""
         if num_drafts is None:
             return self._rows.add_tokens(rows)
         columns: IntArray = self._rows.num_tokens_of(rows) + num_drafts
@@ -284,7 +284,7 @@ class DeviceBatch:
             flat.index_copy_(0, places, values)
 
     def _drafted(self, plan: SchedulerOutput) -> _Scattered:
-        """The drafts of a plan, behind the tokens of their rows."""
+        """The drafts of a plan, placed after the tokens of their rows."""
         places: list[int] = []
         values: list[int] = []
         for row, start, drafts in self._rows.places_of_drafts(plan):
@@ -294,7 +294,7 @@ class DeviceBatch:
         return _Scattered(places, values)
 
     def _appended(self, appended: list[tuple[int, int, list[int]]]) -> _Scattered:
-        """Block ids that are new in the block tables."""
+        """New block ids for the block tables."""
         num_groups, num_rows, width = self.block_tables.shape
         places = [
             (i % num_groups * num_rows + row) * width + i // num_groups
@@ -315,8 +315,8 @@ class DeviceBatch:
         prefix: CommonPrefix | None,
         positions: IntArray | None = None,
     ) -> TokenArrays:
-        """The inputs of a forward pass, padded to the size of its CUDA graph if it has one. ``positions``:
-        [num_tokens] or [3, num_tokens] where they are not the step's own."""
+        """The inputs of a forward pass, padded to the size of its CUDA graph if it has one. ``positions``
+        [num_tokens] or [3, num_tokens] replaces the step's own."""
         positions = step.positions if positions is None else positions
         axes = None if positions.ndim == 1 else self._streams.upload(positions)
         positions = positions if axes is None else step.positions
@@ -383,7 +383,7 @@ def _idle_rows(query_lens: IntArray, seq_lens: IntArray, uniform_len: int, num_g
 
 
 def _step_words(limits: SchedulerConfig, block_size: int, graph_sizes: GraphSizes, num_groups: int) -> int:
-    """The most 32-bit words that the inputs of a step take, without those of sampling."""
+    """The most 32-bit words that the inputs of a step take, without those for sampling."""
     num_seqs = max(limits.max_num_seqs, graph_sizes.largest)
     num_tokens = max(limits.max_num_batched_tokens, graph_sizes.most_tokens)
     num_samples = most_samples(limits, graph_sizes.verified_len)
@@ -396,5 +396,5 @@ def _step_words(limits: SchedulerConfig, block_size: int, graph_sizes: GraphSize
 
 
 def most_samples(limits: SchedulerConfig, verified_len: int) -> int:
-    """The most samples of a step: behind the last token of each request and behind its drafts."""
+    """The most samples of a step: after the last token of each request and after its drafts."""
     return min(limits.max_num_seqs * verified_len, limits.max_num_batched_tokens)

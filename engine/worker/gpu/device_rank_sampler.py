@@ -12,7 +12,7 @@ from engine.worker.sampler import TokenBitmask
 
 
 class DeviceRankSampler(DeviceSampler):
-    """Rank 0 samples and broadcasts the tokens to the other ranks; no host waits for it."""
+    """Rank 0 samples and broadcasts the tokens to the other ranks; no host waits for the result."""
 
     def __init__(
         self, seed: int, vocab_size: int, ops: SamplingOps, streams: DeviceStreams, group: TensorParallelGroup

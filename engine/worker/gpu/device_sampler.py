@@ -19,7 +19,7 @@ from engine.worker.sampler import TokenBitmask, draw_keys
 from engine.worker.sampling_batch import SamplingBatch
 
 MAX_LISTED = 1024
-"""Up to this top-k the best tokens are sorted; above it the filters search for their threshold."""
+"""Up to this top-k, the best tokens are sorted; above it, the filters search for their threshold."""
 _MASKED = float("-inf")
 
 
@@ -28,7 +28,7 @@ class Penalties:
     """Penalties of the requests that have any; tensors [num_penalized]."""
 
     indices: torch.Tensor
-    """Places among those sampled, int64."""
+    """Indices among the samples, int64."""
     rows: torch.Tensor
     num_prompt_tokens: torch.Tensor
     num_tokens: torch.Tensor
@@ -43,7 +43,7 @@ class Filters:
     """Top-k, top-p and min-p of the requests that use any; tensors [num_filtered]."""
 
     indices: torch.Tensor
-    """Places among those sampled, int64."""
+    """Indices among the samples, int64."""
     top_k: torch.Tensor
     top_p: torch.Tensor
     min_p: torch.Tensor
@@ -66,7 +66,7 @@ class WantedLogprobs:
     """The requests whose log-probabilities are returned."""
 
     samples: list[int]
-    """[num_wanted] indices among those sampled."""
+    """[num_wanted] indices among the samples."""
     counts: list[int]
     """[num_wanted] numbers of alternatives."""
     indices: torch.Tensor
@@ -213,7 +213,7 @@ class DeviceSampler:
 
 
 def _floors_of_best(logits: torch.Tensor, temperature: torch.Tensor, filters: Filters) -> torch.Tensor:
-    """The floors where all have a small top-k, by sorting: [num_filtered]"""
+    """The floors if every top-k is small, by sorting: [num_filtered]"""
     best = logits.float().topk(filters.max_top_k, dim=-1).values / temperature[:, None]
     floor = best[:, 0] + filters.min_p.log()
     kth = best.gather(1, filters.top_k.long()[:, None] - 1)[:, 0]

@@ -1,4 +1,4 @@
-"""The forward pass of a step: by replaying a CUDA graph where one fits the step, eagerly otherwise."""
+"""The forward pass of a step: replays a CUDA graph if one fits the step, otherwise runs eagerly."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Forward:
         streams: DeviceStreams,
         decoder: Decoder | None = None,
     ) -> None:
-        """``decoder``: whose layers the model runs; None: it runs other code."""
+        """``decoder``: the decoder whose layers the model runs; None: the model runs other code."""
         self._model = model
         self._decoder = decoder
         self._attention = attention
@@ -78,9 +78,9 @@ class Forward:
         return model.forward(input_ids, positions, sample_tokens, self._attention)
 
     def told(self, step: DeviceStep) -> tuple[torch.Tensor, dict[str, PromptLogprobs]]:
-        """As ``logits``, and log-probabilities of the prompts whose requests ask for them. The host waits.
+        """Like ``logits``, with log-probabilities of the prompts of requests that want them. The host waits.
 
-        A prompt's logits are not in memory all at once: the model ends with what its head reads.
+        A prompt's logits are never in memory all at once: the model returns the inputs of its head.
         """
         decoder, num_samples = self._decoder, len(step.sample_tokens)
         assert decoder is not None, "others tell no prompts"

@@ -1,7 +1,7 @@
-"""A decoder with fused elementwise ops between its GEMMs; K and V are written to their pages on the way.
+"""A decoder with fused elementwise ops between its GEMMs, which also write K and V to their pages.
 
-No call makes the host wait and no shape depends on data, so a whole step can be a CUDA graph. Sizes are those
-of the decoder it is given, which may be a tensor-parallel shard.
+No call makes the host wait and no shape depends on data, so a CUDA graph can capture a whole step. Sizes are
+those of the given decoder, which may be a tensor-parallel shard.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from engine.worker.models.rotary import RotaryEmbedding
 def with_fused_steps(
     model: CausalModel, attention: PagedKv, ops: FusedOps, max_positions: int
 ) -> CausalModel:
-    """``model`` with fused ops if they know all of it. All positions are below ``max_positions``."""
+    """``model`` with fused ops if they support all of it. All positions are below ``max_positions``."""
     return FusedDecoder(model, attention, ops, max_positions) if can_be_fused(model) else model
 
 
 def can_be_fused(model: CausalModel) -> TypeGuard[Decoder]:
-    """Whether fused ops know all that this model computes: their rope rotates whole heads."""
+    """Whether fused ops support all that this model computes: their rope rotates whole heads."""
     return isinstance(model, Decoder) and not model.shape.rotary_dim and model.shape.is_plain
 
 

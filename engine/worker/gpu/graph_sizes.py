@@ -1,4 +1,4 @@
-"""The steps for which CUDA graphs are captured. Arithmetic alone."""
+"""The steps for which CUDA graphs are captured. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import NamedTuple
 _FINE, _FINE_LIMIT = 8, 256
 _COARSE, _COARSE_LIMIT = 64, 1024
 MOST_VERIFIED_TOKENS = 1024
-"""Tokens of the largest step with drafts that is captured: a larger one computes for longer than it takes to
-launch, and the logits of all its tokens would be kept."""
+"""Tokens of the largest captured step with drafts. A larger step computes for longer than its launches take,
+and a graph would keep the logits of all its tokens."""
 
 
 class GraphShape(NamedTuple):
-    """A step of equal sequences, which a graph computes."""
+    """The shape of a step of equal sequences that a graph computes."""
 
     num_seqs: int
     uniform_len: int
@@ -28,18 +28,18 @@ class GraphShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GraphSizes:
-    """Graphs of decodes, of one token of each sequence, and of steps that verify drafts."""
+    """Sizes of graphs for decodes, of one token per sequence, and for steps that verify drafts."""
 
     sizes: tuple[int, ...]
     """Numbers of sequences, ascending; empty: nothing is captured."""
     verified_len: int = 1
-    """Query tokens of each sequence in a step with drafts: 1 and the most drafts. 1: nothing drafts."""
+    """Query tokens of each sequence in a step with drafts: 1 plus the most drafts. 1: there is no drafter."""
     max_tokens: int | None = None
-    """Most tokens of a step that verifies drafts, padding included; None: no limit."""
+    """The most tokens of a step that verifies drafts, padding included; None: no limit."""
 
     @classmethod
     def up_to(cls, max_num_seqs: int, verified_len: int = 1, max_tokens: int | None = None) -> GraphSizes:
-        """1, 2, 4, then in steps that trade padding against captures; ends with ``max_num_seqs``."""
+        """Sizes 1, 2, 4, then in steps that trade padding against captures; the last is ``max_num_seqs``."""
         limit = min(max_num_seqs, _COARSE_LIMIT)
         wanted = [1, 2, 4, *range(_FINE, _FINE_LIMIT, _FINE), *range(_FINE_LIMIT, _COARSE_LIMIT, _COARSE)]
         return cls((*(size for size in wanted if size < limit), limit), verified_len, max_tokens)
@@ -54,14 +54,14 @@ class GraphSizes:
         return max((shape.num_tokens for shape in self.shapes()), default=0)
 
     def shapes(self) -> Iterator[GraphShape]:
-        """All graphs, each kind in ascending order; without drafts, those of decodes alone."""
+        """All graphs, each kind in ascending order; without drafts, only those of decodes."""
         for size in self.sizes:
             yield GraphShape(size, 1)
         for size in self._verified_sizes():
             yield GraphShape(size, self.verified_len)
 
     def smallest(self, num_seqs: int, uniform_len: int = 1) -> GraphShape | None:
-        """The smallest graph for as many sequences of ``uniform_len`` tokens; None if there is none."""
+        """The smallest graph for ``num_seqs`` sequences of ``uniform_len`` tokens; None if there is none."""
         if uniform_len not in (1, self.verified_len):
             return None
         sizes = self.sizes if uniform_len == 1 else self._verified_sizes()

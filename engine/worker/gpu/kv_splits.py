@@ -1,5 +1,5 @@
-"""KV splits (Flash-Decoding): how many parts the KV of a sequence is split into, and scratch memory for the
-partial results.
+"""KV splits (Flash-Decoding): chooses how many parts the KV of a sequence is split into, and keeps scratch
+memory for the partial results.
 
 Knows no kernel.
 """
@@ -37,15 +37,15 @@ class SplitScratch:
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """How one launch is split."""
+    """The split of one launch."""
 
     number: int
-    """Number of parts, without others a power of two; 1: not split."""
+    """Number of parts, a power of two if there are no others; 1: not split."""
     min_part: int
-    """Least tokens of KV per part, except the last: a short sequence has fewer parts."""
+    """The fewest tokens of KV per part, except the last: a short sequence has fewer parts."""
     scratch: SplitScratch
     num_others: int = 0
-    """Parts of another launch, which are merged with these: one attends to a prefix, one to the rest."""
+    """Parts of another launch that are merged with these: one attends to a prefix, one to the rest."""
     first: int = 0
     """Index of the first part among all of them."""
 
@@ -55,7 +55,7 @@ class Splits:
         return self.number + self.num_others
 
     def target(self, output: torch.Tensor) -> torch.Tensor:
-        """Where programs write their results: ``output``, or scratch memory that is merged into it."""
+        """The tensor that programs write to: ``output``, or scratch memory that is merged into it."""
         return output if self.total == 1 else self.scratch.partial
 
 
@@ -65,17 +65,17 @@ class KvSplitter:
 
     scratch: SplitScratch
     enough_programs: int
-    """Number of programs that keeps the device busy."""
+    """The number of programs that keeps the device busy."""
     worth_it: int
-    """Least tokens of KV that justify merging another part, if there are too few programs."""
+    """The fewest tokens of KV that justify merging another part, if there are too few programs."""
     too_many: int
     """Tokens of KV that one program should not read alone, even if there are enough programs."""
 
     @classmethod
     def for_few_queries(cls, scratch: SplitScratch, num_processors: int) -> KvSplitter:
-        """For decode. Each processor runs several programs that wait for memory; lengths differ, and a long
-        sequence should not be left to a few programs after the others have ended. Two programs for each
-        processor keep an H200's memory as busy as more would, with less to merge."""
+        """For decode. Each processor runs several programs that wait for memory. Lengths differ, and a long
+        sequence should not be left to a few programs after the others have ended. Two programs per processor
+        keep an H200's memory as busy as more would, with less to merge."""
         return cls(scratch, 2 * num_processors, worth_it=128, too_many=16384)
 
     @classmethod
@@ -94,8 +94,8 @@ class KvSplitter:
     def choose_beside_prefix(
         self, *, num_programs: int, num_rows: int, longest: int
     ) -> tuple[Splits, Splits] | None:
-        """For what lies behind a shared prefix, see ``choose``; and for the prefix, whose queries are few
-        tiles: all other parts that there may be. None: scratch memory has no room for both."""
+        """Splits for the tokens after a shared prefix, see ``choose``, and for the prefix, whose queries fill
+        few tiles: it gets all other possible parts. None if scratch memory is too small for both."""
         total = min(MAX_SPLITS, self._possible(num_rows))
         if total < 2:
             return None
@@ -110,7 +110,7 @@ class KvSplitter:
         return self.too_many // 4 if num_programs >= self.enough_programs else self.worth_it
 
     def _possible(self, num_rows: int) -> int:
-        """The most parts that scratch memory holds for so many rows, a power of two, or 0."""
+        """The most parts for ``num_rows`` rows that fit in scratch memory, a power of two, or 0."""
         possible = len(self.scratch) // num_rows
         return 1 << possible.bit_length() - 1 if possible else 0
 

@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class KVWrite:
-    """Where one layer's keys and values of a step go."""
+    """The pages and slots for one layer's keys and values of a step."""
 
     keys: torch.Tensor
     """[num_blocks, block_size, num_kv_heads, head_dim], a view of the pool."""

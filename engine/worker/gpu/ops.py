@@ -14,7 +14,7 @@ from engine.worker.models.moe import Experts
 
 
 class FusedOps(Protocol):
-    """Each call reads the tokens once. Nothing makes the host wait, no shape depends on data."""
+    """Each call reads the tokens once. No call makes the host wait, and no shape depends on data."""
 
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
@@ -49,7 +49,7 @@ class FusedOps(Protocol):
     def mix_experts(
         self, x: torch.Tensor, experts: Experts, chosen: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """As ``Experts.forward``, for experts that ``can_mix`` says yes to."""
+        """Like ``Experts.forward``, for experts that ``can_mix`` accepts."""
 
     def can_mix(self, experts: Experts) -> bool:
         """Whether there is a grouped GEMM for these experts."""

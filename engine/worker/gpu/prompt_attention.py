@@ -1,7 +1,7 @@
 """Prefill attention: a prompt's many query tokens justify a library kernel over gathered, contiguous KV.
 
-The fastest installed kernel that computes correct results on this device is chosen once; what it does not
-support falls back to the next one, and finally to our Triton kernel.
+It chooses once the fastest installed kernel that computes correct results on this device. Layers that this
+kernel does not support use the next one, and finally our Triton kernel.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ logger = logging.getLogger(__name__)
 MIN_QUERY_TOKENS = 128
 """Mean query tokens per prompt below which a gather costs more than a faster kernel saves."""
 MIN_GATHERED_TOKENS = 16384
-"""Least tokens of KV that are gathered at a time, even if all sequences are short."""
+"""The fewest tokens of KV that scratch memory for gathering holds, even if all sequences are short."""
 
 
 class PromptAttention(Protocol):
-    """Computes the prefill attention of a step, whose K and V are in the pool already."""
+    """Computes the prefill attention of a step, whose K and V are already in the pool."""
 
     def attend(
         self,
@@ -110,7 +110,7 @@ class FastPromptAttention:
         return next((proven.path for proven in self._paths if proven.can(kind)), None)
 
     def _groups_of(self, batch: StepBatch) -> tuple[Prompts, ...]:
-        """The prompts in groups that fit the gather buffer; computed at the first layer of a KV cache
+        """The prompts in groups that fit the gather buffer; computed at the first layer of each KV cache
         group in each step."""
         if batch.query_starts is not self._step:
             self._step = batch.query_starts
@@ -132,8 +132,8 @@ def select_prompt_attention(
     fallback: PromptAttention,
     min_query_tokens: int = MIN_QUERY_TOKENS,
 ) -> PromptAttention:
-    """The fastest for ``pool`` [num_blocks, num_slots, 2, block_size, num_kv_heads, head_dim]; never fails.
-    Queries are of ``dtype``; ``kv_scale`` is the scale of an 8-bit pool."""
+    """The fastest prefill attention for ``pool`` [num_blocks, num_slots, 2, block_size, num_kv_heads,
+    head_dim]; never fails. ``dtype``: of the queries; ``kv_scale``: of an 8-bit pool."""
     scratch = GatherScratch(pool, dtype, _gathered_tokens(max_model_len), kv_scale)
     probe = Probe.like(pool, dtype, kv_scale)
     paths: list[ProvenPath] = []
@@ -151,7 +151,7 @@ def select_prompt_attention(
 
 
 def _gathered_tokens(max_model_len: int) -> int:
-    """Most tokens of KV that are gathered at a time: one layer of the longest sequence fits."""
+    """The most tokens of KV gathered at a time: one layer of the longest sequence fits."""
     return max(max_model_len, MIN_GATHERED_TOKENS)
 
 

@@ -1,7 +1,7 @@
 """The sampling ops over whole vocabularies: one Protocol; Triton on a GPU, plain torch anywhere.
 
-Tokens are drawn by the Gumbel-max trick: the argmax of the logits plus noise. The noise of a token is a
-function of the row's key and the token only, so a row's result does not depend on the batch it is in.
+They draw tokens by the Gumbel-max trick: the argmax of the logits plus noise. The noise of a token depends
+only on the row's key and the token, so a row's result does not depend on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from engine.worker.gpu.torch_sampling import TorchSamplingOps
 
 
 class SamplingOps(Protocol):
-    """Draws tokens and finds the thresholds of filters. Nothing makes the host wait."""
+    """Draws tokens and finds the thresholds of filters. No call makes the host wait."""
 
     def draw(
         self, logits: torch.Tensor, temperature: torch.Tensor, floors: torch.Tensor, keys: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A token for each row [num_rows] int64: drawn from the softmax of logits / temperature among those
-        not below the floor; the argmax, the first one of ties, where the temperature is 0. And its score
-        [num_rows] float32, which is not finite where no token could be drawn: -inf if all are masked, NaN
-        or infinity if a logit is.
+        """Draw a token for each row [num_rows] int64 from the softmax of logits / temperature among those not
+        below the floor; where the temperature is 0, take the argmax, the first one of ties. Also returns its
+        score [num_rows] float32, which is not finite where no token could be drawn: -inf if all are masked,
+        NaN or infinity if a logit is.
 
         logits [num_rows, vocab_size], temperature, floors [num_rows] float32, keys [num_rows, 2] int32
         """
@@ -38,8 +38,8 @@ class SamplingOps(Protocol):
     ) -> torch.Tensor:
         """The lowest of logits / temperature that the filters keep [num_rows] float32; ties are kept, too.
 
-        logits [num_rows, vocab_size], top_k [num_rows] int32, the others [num_rows] float32. As in
-        ``Sampler``: first min-p; of those the ``top_k`` best; of those the best that reach ``top_p``.
+        logits [num_rows, vocab_size], top_k [num_rows] int32, the others [num_rows] float32. The order is
+        that of ``Sampler``: first min-p; then the ``top_k`` best; of those, the best that reach ``top_p``.
         """
 
 

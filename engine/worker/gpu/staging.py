@@ -1,5 +1,5 @@
-"""Sends the inputs of a step to the device in one copy, double-buffered: the next step is written while the
-copy of this one is read."""
+"""Sends the inputs of a step to the device in one copy, double-buffered: the host writes the next step while
+the device reads the copy of this one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WORD_BYTES = 4
 class Staging:
     """Two alternating buffers on the host, and one on the device, which the device reads in order.
 
-    Steps that begin with arrays of the same lengths have them at the same addresses, which CUDA graphs need.
+    Steps that begin with arrays of the same lengths get the same addresses for them, as CUDA graphs need.
     """
 
     def __init__(self, num_words: int, device: torch.device, streams: DeviceStreams) -> None:
@@ -42,7 +42,7 @@ class Staging:
             sent.synchronize()
 
     def put(self, values: npt.ArrayLike, dtype: npt.DTypeLike) -> torch.Tensor:
-        """Add ``values`` [n] to the step; returns where they will be on the device once it is sent."""
+        """Add ``values`` [n] to the step; returns the tensor that holds them on the device after ``send``."""
         array = np.asarray(values, dtype)
         num_words = array.nbytes // _WORD_BYTES
         part = slice(self._used, self._used + num_words)
@@ -66,7 +66,7 @@ _TORCH_TYPES = {
 
 
 def words_of(*num_values_and_bytes: tuple[int, int]) -> int:
-    """32-bit words that arrays take together, given the number of values and bytes per value of each."""
+    """The 32-bit words that arrays take together, given the number of values and bytes per value of each."""
     return sum(
         -(-num_values * num_bytes // _WORD_BYTES) + _ALIGNED_WORDS
         for num_values, num_bytes in num_values_and_bytes

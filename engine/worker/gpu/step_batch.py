@@ -1,4 +1,4 @@
-"""The sequences of one step on the device: what kernels read, and what their launches need."""
+"""The sequences of one step on the device: the inputs of kernels and of their launches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from engine.worker.attention.backend import IntArray
 from engine.worker.request_rows import StepRows
 
 PREFIX_UNIT = 64
-"""Tokens that a shared prefix has a multiple of: all tiles of KV divide it, so that it ends with one."""
+"""The length of a shared prefix is a multiple of this, and so of all tile sizes: the prefix ends with a
+tile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +21,14 @@ class PromptChunk:
     seq: int
     """Index among the sequences of the step."""
     first_token: int
-    """Index of its first token among the tokens of the step."""
+    """Index of the chunk's first token among the tokens of the step."""
     query_len: int
     seq_len: int
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """Tokens that several uniform sequences of a step begin with, in the same blocks."""
+    """A prefix that several uniform sequences of a step share, in the same blocks."""
 
     place: torch.Tensor
     """[2] int32: a row of ``StepBatch.block_tables`` that begins with it, and its length in tokens, a
@@ -41,13 +42,13 @@ class StepBatch:
     """Tokens of all sequences flattened into one axis: first ``num_uniform`` sequences of ``uniform_len``
     query tokens each (1: decode; more: draft tokens to verify), then the prompts.
 
-    All tensors are on the device; nothing here makes the host wait for it.
+    All tensors are on the device; no method makes the host wait for it.
     """
 
     rows: torch.Tensor
     """[num_seqs] int32: the row of ``block_tables`` of each sequence."""
     query_starts: torch.Tensor
-    """[num_seqs + 1] int32: where each sequence's tokens begin."""
+    """[num_seqs + 1] int32: start of each sequence's tokens."""
     seq_lens: torch.Tensor
     """[num_seqs] int32: tokens in the KV cache after the step; 0: padding of a CUDA graph."""
     block_tables: torch.Tensor
@@ -55,7 +56,7 @@ class StepBatch:
     positions: torch.Tensor
     """[num_tokens] int64."""
     slots: torch.Tensor
-    """[num_tokens] int64: where K and V of each token go, block * block_size + offset; -1: not stored."""
+    """[num_tokens] int64: slot of each token's K and V, block * block_size + offset; -1: not stored."""
     num_uniform: int
     uniform_len: int
     max_uniform_seq_len: int
@@ -63,7 +64,7 @@ class StepBatch:
     prompts: tuple[PromptChunk, ...] = ()
     """The sequences that follow the uniform ones, in order."""
     prefix: SharedPrefix | None = None
-    """Attended to in a pass of its own by layers that see all tokens; None: each sequence reads its own."""
+    """Layers that see all tokens attend to it in a separate pass; None: each sequence reads its own KV."""
     other_groups: tuple[StepBatch, ...] = ()
     """The same step with the block tables and slots of the KV cache groups after the first."""
 

@@ -1,6 +1,6 @@
 """CUDA streams, events and graphs, and their stand-in on a CPU.
 
-All work is queued and done in order; the host waits only at marks (events).
+All work is queued and executed in order; the host waits only at marks (events).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Mark(Protocol):
 
 
 class StepGraph(Protocol):
-    """Work that is captured once and replayed with one call, on the same memory."""
+    """Work that is captured once and then replayed with one call, on the same memory."""
 
     def capture(self, run: Callable[[], None]) -> None:
-        """Capture ``run``, which writes its result to memory that is allocated already."""
+        """Capture ``run``, which must write its result to memory that is already allocated."""
 
     def replay(self) -> None: ...
 
@@ -37,19 +37,19 @@ class DeviceStreams(Protocol):
         """[num_words] int32 in memory that the device can read (pinned)."""
 
     def send(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copy a part of a host buffer to the device; it must not change before a later mark is reached."""
+        """Copy a part of a host buffer to the device; do not change it before a later mark is reached."""
 
     def upload(self, values: npt.NDArray[Any]) -> torch.Tensor:
-        """A copy on the device; the array may change right after the call."""
+        """Return a copy on the device; the array may change right after the call."""
 
     def fetch(self, source: torch.Tensor) -> torch.Tensor:
-        """A copy in host memory, valid once a later mark is reached."""
+        """Return a copy in host memory, valid once a later mark is reached."""
 
     def mark(self) -> Mark: ...
 
     def new_graph(self) -> StepGraph:
-        """A graph that shares memory with the others of this object: none may be replayed before the result
-        of the previous one is used."""
+        """A graph that shares memory with the others of this object: use the result of one before replaying
+        another."""
 
 
 def streams_of(device: torch.device) -> DeviceStreams:
@@ -79,7 +79,7 @@ class HostStreams:
 
 
 class _Passed:
-    """A Mark that is reached already."""
+    """A Mark that is already reached."""
 
     def synchronize(self) -> None:
         return
@@ -101,7 +101,7 @@ class RecordedStep:
 
 
 class CudaStreams:
-    """DeviceStreams of a GPU: its current stream, which everything of a step goes through."""
+    """DeviceStreams of a GPU: its current stream, which all work of a step goes through."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

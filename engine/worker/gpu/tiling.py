@@ -1,6 +1,6 @@
 """Tile sizes of the Triton attention kernels. Knows no kernel.
 
-Found by compiling for sm_90, where no register is spilled, and by timing them on an H200.
+The sizes were found by compiling for sm_90, where no register is spilled, and by timing on an H200.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Tiling:
     num_stages: int
     """Software pipelining: KV tiles in flight, from the block table lookup to the GEMM."""
     max_registers: int | None = None
-    """Limit per thread; None: the compiler's choice. More registers mean fewer programs at a time."""
+    """Limit per thread; None: the compiler chooses. More registers mean fewer programs at a time."""
 
 
 def uniform_tiling(head_dim: int, dtype: torch.dtype) -> Tiling:
-    """For decode, which is bound by loading KV of type ``dtype``: many programs at a time, four per
-    processor, so 128 of its 65,536 registers per thread. Fewer rows are used if there are fewer."""
+    """For decode, which is bound by loading KV of type ``dtype``: four programs per processor at a time, so
+    128 of its 65,536 registers per thread. Callers use fewer rows if there are fewer."""
     return Tiling(
         num_rows=64,
         tile_size=max(16, min(64, 4096 // padded(head_dim))),
@@ -41,9 +41,9 @@ def uniform_tiling(head_dim: int, dtype: torch.dtype) -> Tiling:
 
 
 def prompt_tiling(head_dim: int, dtype: torch.dtype, shared_bytes: int) -> Tiling:
-    """For prefill, which is bound by the tensor cores: as many rows as the registers hold accumulators for.
-    Where shared memory holds more than the 99 KiB that all GPUs since Ampere have, tiles of 128 tokens: an
-    H200 is a fifth faster with them."""
+    """For prefill, which is bound by the tensor cores: as many rows as there are registers for accumulators.
+    Tiles of 128 tokens, with which an H200 is a fifth faster, where shared memory exceeds the 99 KiB that all
+    GPUs since Ampere have."""
     size = padded(head_dim)
     if size <= 128 and 6 * 128 * size * max(2, dtype.itemsize) < shared_bytes:
         return Tiling(num_rows=128, tile_size=128, num_warps=8, num_stages=3)
@@ -52,8 +52,9 @@ def prompt_tiling(head_dim: int, dtype: torch.dtype, shared_bytes: int) -> Tilin
 
 
 def prefix_tiling(num_rows: int, head_dim: int, dtype: torch.dtype) -> Tiling:
-    """For a prefix that sequences with so many rows share: as decode if they are one of its tiles, but with
-    all registers; else as prefill where shared memory is small, two programs per processor. Not timed."""
+    """For a prefix that sequences with ``num_rows`` rows share: like decode if one of its tiles holds the
+    rows, but with all registers; else like prefill with small shared memory, two programs per processor. Not
+    timed."""
     few = uniform_tiling(head_dim, dtype)
     if num_rows <= few.num_rows:
         return replace(few, max_registers=None)
@@ -61,8 +62,8 @@ def prefix_tiling(num_rows: int, head_dim: int, dtype: torch.dtype) -> Tiling:
 
 
 def latent_tiling(num_rows: int, shared_bytes: int) -> Tiling:
-    """For decode over latents with so many rows for each sequence. 128 heads are bound by the tensor cores,
-    which want 64 rows; their tiles need a Hopper's shared memory."""
+    """For decode over latents with ``num_rows`` rows per sequence. 128 heads are bound by the tensor cores,
+    which need 64 rows; their tiles need a Hopper's shared memory."""
     if num_rows <= 16 or shared_bytes < HOPPER_SHARED_BYTES:
         return Tiling(num_rows=16, tile_size=32, num_warps=4, num_stages=2)
     if num_rows <= 32:
@@ -71,12 +72,12 @@ def latent_tiling(num_rows: int, shared_bytes: int) -> Tiling:
 
 
 def padded(size: int) -> int:
-    """The least power of two of at least ``size`` that tensor cores support."""
+    """The smallest power of two that is at least ``size`` and that tensor cores support."""
     return max(16, 1 << (size - 1).bit_length())
 
 
 def shared_bytes_of(device: torch.device) -> int:
-    """Shared memory that one program may have; where kernels are interpreted, a Hopper GPU's."""
+    """Shared memory available to one program; where kernels are interpreted, a Hopper GPU's."""
     if device.type != "cuda":
         return HOPPER_SHARED_BYTES
     properties = torch.cuda.get_device_properties(device)

@@ -1,6 +1,6 @@
 """FusedOps in plain torch: the reference for the kernels, and the fallback where there is no Triton.
 
-Numbers are rounded to the dtype of the activations where transformers' models round them.
+It rounds numbers to the dtype of the activations where transformers' models do.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class TorchOps:
         return experts.forward(x, chosen, weights)
 
     def can_mix(self, experts: Experts) -> bool:
-        """See FusedOps. Which experts are chosen is asked of the device."""
+        """See FusedOps. No: the plain implementation queries the device for the chosen experts."""
         return False
 
 
@@ -69,7 +69,7 @@ def store(pages: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor, scale: f
     """Write rows [num_tokens, num_kv_heads, head_dim] to those slots of pages [num_blocks, block_size,
     num_kv_heads, head_dim] that are not -1.
 
-    For a row without a slot, the first slot of the null block is written back: shapes do not depend on data.
+    For a row without a slot, it rewrites the first slot of the null block: shapes do not depend on data.
     """
     block_size = pages.shape[1]
     places = slots.clamp(min=0)

@@ -8,7 +8,7 @@ GOLDEN_RATIO = 0x9E3779B9
 FIRST_FACTOR, SECOND_FACTOR = 0x7FEB352D, 0x846CA68B
 """Constants of the hash function ``lowbias32`` (C. Wellons, "Prospecting for Hash Functions", 2018)."""
 SERIES_LIMIT = 0.01
-"""Below this, a series is more exact for -log(1 - u) than 1 - u in 24 bits."""
+"""Below this, a series is more exact for -log(1 - u) than computing 1 - u with 24 bits."""
 LARGEST_BELOW_ONE = 1.0 - 2.0**-24
 
 
@@ -71,7 +71,7 @@ def _search(
 
 
 def sort_keys(x: torch.Tensor) -> torch.Tensor:
-    """float32 -> int32 of the same order."""
+    """float32 -> int32 with the same order."""
     bits = x.view(torch.int32)
     return torch.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
 

@@ -1,18 +1,18 @@
 """Launches the Triton kernels of paged attention. Knows no requests.
 
-The query heads that share a KV head, its group, are rows of one query tile: each value of the KV is read
-once for all of them, and decode has more rows for the tensor cores, which need at least 16. The size of a
-KV tile is chosen for those, the page size for the prefix cache: the page of each token is looked up.
-Softmax is in base 2, which the hardware computes; all sums are in fp32. 8-bit KV is converted in registers,
-and its scale is a factor of the scores and of the result.
+The query heads that share a KV head, its group, are rows of one query tile: they read each value of the KV
+once together, and decode has more rows for the tensor cores, which need at least 16. The tile size suits the
+tensor cores, the page size suits the prefix cache, so the kernels look up the page of each token. Softmax is
+in base 2, which the hardware computes; all sums are in fp32. 8-bit KV is converted in registers, and its
+scale is a factor of the scores and of the result.
 
-The KV of few sequences is split (Flash-Decoding): one program per KV head would leave most processors idle. A
-CUDA graph keeps the grid it was captured with: the number of splits is chosen for all that the graph may see,
-and a program whose part lies past the end of a shorter sequence returns at once.
+The KV of few sequences is split (Flash-Decoding), because one program per KV head would leave most processors
+idle. A CUDA graph keeps the grid it was captured with: the number of splits suits the longest sequences that
+the graph may see, and a program whose part is past the end of a shorter sequence returns at once.
 
-A prefix that many decodes share (cascade attention) is attended to by a launch of its own, whose query tiles
-have rows of many sequences: its KV is read once for each tile, not for each sequence. Its splits are merged
-with those of what lies behind it.
+A separate launch attends to a prefix that many decodes share (cascade attention). Its query tiles have rows
+of many sequences, so it reads the KV once per tile, not per sequence. Its splits are merged with those of the
+tokens after the prefix.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LOG2_E = math.log2(math.e)
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """How a layer turns Q·K into scores."""
+    """How a layer computes scores from Q·K."""
 
     scale: float
     window: int | None = None
@@ -48,11 +48,11 @@ class Scoring:
     soft_cap: float | None = None
     """Logit soft capping: soft_cap * tanh(score / soft_cap)."""
     sinks: torch.Tensor | None = None
-    """[num_heads] the score of one more key of each head, whose value is 0."""
+    """[num_heads] the score of one more key per head, whose value is 0."""
     kv_scale: float = 1.0
     """Scale of the stored K and V."""
     chunk: int | None = None
-    """A token attends to itself and the tokens before it in its chunk of so many."""
+    """A token attends to itself and the tokens before it in its chunk of this many tokens."""
 
     @property
     def sees_all(self) -> bool:
@@ -61,7 +61,7 @@ class Scoring:
 
     @property
     def factor(self) -> float:
-        """Factor of Q·K that gives scores in base 2 or, if capped, the argument of tanh."""
+        """The factor of Q·K that gives scores in base 2 or, if capped, the argument of tanh."""
         scale = self.scale * self.kv_scale
         return scale * LOG2_E if self.soft_cap is None else scale / self.soft_cap
 
@@ -92,8 +92,8 @@ def attend_uniform(
     tiling: Tiling,
     splits: Splits,
 ) -> None:
-    """Attention of the first ``batch.num_uniform`` sequences; if ``splits`` have others beside them, to
-    what lies behind the shared prefix, merged with what ``attend_prefix`` has left in scratch memory.
+    """Attention of the first ``batch.num_uniform`` sequences. If ``splits`` have others, it attends to the
+    tokens after the shared prefix and merges the result of ``attend_prefix`` from scratch memory.
 
     output, contiguous, and query [batch.num_uniform_tokens, num_heads, head_dim]
     """
@@ -129,8 +129,8 @@ def attend_uniform(
 def attend_prefix(
     query: torch.Tensor, pages: Pages, batch: StepBatch, scoring: Scoring, tiling: Tiling, splits: Splits
 ) -> None:
-    """Attention of the uniform sequences to their shared prefix, left in scratch memory for
-    ``attend_uniform``. It knows neither windows nor chunks.
+    """Attention of the uniform sequences to their shared prefix, stored in scratch memory for
+    ``attend_uniform``. Supports neither windows nor chunks.
 
     query [batch.num_uniform_tokens, num_heads, head_dim]
     """

@@ -15,10 +15,10 @@ import triton.language as tl
 from engine.worker.gpu.triton_dot import dot
 
 _HIDDEN = tl.constexpr(-1.0e30)
-"""Score of a masked token. Finite, so that differences are not NaN: the sums of a row that has only masked
-tokens so far vanish with its first unmasked score."""
+"""Score of a masked token. Finite, so that differences are not NaN. If all tokens of a row so far are masked,
+their sums vanish with its first unmasked score."""
 _NO_WEIGHT = tl.constexpr(1.0e-30)
-"""Weight used instead of an empty sum of weights."""
+"""Replaces an empty sum of weights."""
 _LOG2_E = tl.constexpr(1.4426950408889634)
 STEP_TENSORS = ["rows", "query_starts", "seq_lens", "block_tables", "slots", "prefix", "prefix_lens"]
 """Slices of larger tensors: their alignment must not specialize a kernel."""
@@ -36,7 +36,7 @@ STEP_NUMBERS = [
 
 @triton.jit
 def _tanh(x):
-    """1 - 2 / (e^2x + 1) by the hardware's power of two; correct at both infinities."""
+    """1 - 2 / (e^2x + 1) with the hardware's power of two; correct at both infinities."""
     return 1.0 - 2.0 / (1.0 + tl.exp2(x * 2.8853900817779268))
 
 
@@ -71,8 +71,8 @@ def attend_tiles(
     """Update the online softmax of the rows with the KV tiles from ``first_tile`` on, and return it.
 
     query [rows, PADDED_DIM]; query_positions [rows]; keys, values: of one KV head; begin, end: of the
-    tokens that some row attends to: others may have any value, even NaN.
-    MASKED: some token of these tiles may be masked for some row.
+    tokens that any row attends to; others may have any value, even NaN.
+    MASKED: a token of these tiles may be masked for some row.
     """
     dims = tl.arange(0, PADDED_DIM)
     for tile in range(first_tile, last_tile):
@@ -125,14 +125,14 @@ def _first_seen(first_query_position, WINDOW: tl.constexpr, CHUNK: tl.constexpr)
     if WINDOW > 0:
         first = tl.maximum(first_query_position - WINDOW + 1, 0)
     if CHUNK > 0:
-        position = tl.maximum(first_query_position, 0)  # less for a sequence without tokens
+        position = tl.maximum(first_query_position, 0)  # negative for a sequence without tokens
         first = position - position % CHUNK
     return first
 
 
 @triton.jit
 def tiles_of_split(first, end, min_tiles):
-    """This program's split of the tiles from ``first`` to ``end``: its first, and one past its last."""
+    """This program's split of the tiles from ``first`` to ``end``: its first tile, and one past its last."""
     size = tl.maximum(tl.cdiv(end - first, tl.num_programs(2)), min_tiles)
     begin = first + tl.program_id(2) * size
     return begin, tl.minimum(begin + size, end)
@@ -140,14 +140,14 @@ def tiles_of_split(first, end, min_tiles):
 
 @triton.jit
 def _sink_weight(sink, maximum):
-    """The weight of a sink beside scores with this maximum, in base 2. If it is huge, for the rows of a
-    sequence without tokens, the weighted sums become zeros."""
+    """The weight of a sink next to scores with this maximum, in base 2. For the rows of a sequence without
+    tokens it is huge, so that the weighted sums become zeros."""
     return tl.exp2(tl.minimum(sink.to(tl.float32) * _LOG2_E - maximum, 126.0))
 
 
 @triton.jit
 def places_of_split(rows, num_splits, first_split):
-    """Where this program's split of rows is stored, of ``num_splits``; this launch's begin with the first."""
+    """Indices of this program's split of rows with ``num_splits`` each; its launch's begin at first_split."""
     return rows.to(tl.int64) * num_splits + first_split + tl.program_id(2)
 
 
@@ -156,10 +156,10 @@ def store_rows(
     output, log_sums, sinks, rows, num_splits, first_split, heads, is_row, sums, row_max, row_sum, kv_scale,
     SPLIT: tl.constexpr, SINKS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Normalize and store the sums of rows; of a split, also their log-sum-exp, in base 2.
+    """Normalize and store the sums of rows; for a split, also their log-sum-exp, in base 2.
 
-    output [num_rows, num_splits, HEAD_DIM], log_sums [num_rows, num_splits]; rows: indices into both. The
-    sinks of splits are added when these are merged.
+    output [num_rows, num_splits, HEAD_DIM], log_sums [num_rows, num_splits]; rows: indices into both. Sinks
+    of splits are added when the splits are merged.
     """
     dims = tl.arange(0, PADDED_DIM)
     if SINKS and not SPLIT:
@@ -180,11 +180,11 @@ def uniform_kernel(
     PAGE: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
     ROWS: tl.constexpr, PADDED_DIM: tl.constexpr, TILE: tl.constexpr, ALL_SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """One program: the query rows of one KV head of one sequence, for one split of the KV. With ALL_SPLITS
-    (otherwise 0), those of a prefix included, the KV begins behind the prefix if the sequence shares it.
+    """One program computes the query rows of one KV head of one sequence, for one split of the KV. ALL_SPLITS
+    is 0, or the number of splits with those of a prefix: then the KV begins after the sequence's prefix.
 
-    The KV heads of a sequence, adjacent in memory, are read by programs that run at the same time. A sequence
-    without tokens, the padding of a CUDA graph, has no tiles: its result is zeros.
+    Programs that run at the same time read the KV heads of a sequence, which are adjacent in memory. A
+    sequence without tokens, the padding of a CUDA graph, has no tiles: its result is zeros.
     """
     seq, row_tiles = tl.program_id(1), tl.num_programs(0) // NUM_KV_HEADS
     kv_head, row_tile = tl.program_id(0) // row_tiles, tl.program_id(0) % row_tiles
@@ -227,9 +227,9 @@ def latent_kernel(
     PAGE: tl.constexpr, ROWS: tl.constexpr, PADDED_DIM: tl.constexpr, PADDED_REST: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
-    """One program: some query rows of one sequence, for one split of its latents, of which HEAD_DIM numbers
-    are the key and the first VALUE_DIM the value. These are loaded once for both; the rest of the key is a
-    GEMM of its own, so that nothing is padded to the power of two above HEAD_DIM."""
+    """One program computes some query rows of one sequence, for one split of its latents: HEAD_DIM numbers
+    are the key and the first VALUE_DIM of them the value. These are loaded once for both; the rest of the key
+    has a separate GEMM, so that nothing is padded to the power of two above HEAD_DIM."""
     seq, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_row = row < uniform_len * NUM_HEADS
     tokens, heads = seq * uniform_len + row // NUM_HEADS, row % NUM_HEADS
@@ -274,7 +274,7 @@ def latent_kernel(
 
 @triton.jit
 def store_nothing(log_sums, rows, num_splits, first_split, is_row):
-    """Store a log-sum-exp of no weight for a split without tiles, so that the merge ignores it."""
+    """Store the log-sum-exp of zero weight for a split without tiles, so that the merge ignores it."""
     places = places_of_split(rows, num_splits, first_split)
     tl.store(log_sums + places, tl.full(rows.shape, _HIDDEN, tl.float32), mask=is_row)
 
@@ -306,8 +306,8 @@ def _queries_of_tile(tile, query_starts, num_seqs, QUERIES: tl.constexpr):
     """The sequence that a query tile belongs to, the tile's first token, and the end of the sequence's
     tokens; counted from the first sequence and its first token.
 
-    The tiles of sequence i begin at start_i // QUERIES + i, so that no two sequences share one; some are
-    empty. The sequence is found by bisection.
+    The tiles of sequence i begin at start_i // QUERIES + i, so that no tile belongs to two sequences; some
+    are empty. The sequence is found by bisection.
     """
     origin = tl.load(query_starts)
     low, high = 0, num_seqs
@@ -328,8 +328,8 @@ def prompt_kernel(
     PAGE: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
     ROWS: tl.constexpr, PADDED_DIM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """One program: a query tile of one prompt, the heads of one KV head, one split of the KV. The last tiles,
-    which have the most KV, run first."""
+    """One program computes a query tile of one prompt, the heads of one KV head, one split of the KV. The
+    last tiles, which have the most KV, run first."""
     queries: tl.constexpr = ROWS // GROUP
     tile, kv_head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
     seq, first_token, end = _queries_of_tile(tile, query_starts + first_seq, num_seqs, queries)
@@ -347,7 +347,7 @@ def prompt_kernel(
     if SPLIT and first >= stop:
         store_nothing(log_sums, output_rows, tl.num_programs(2), 0, is_row)
         return
-    # Before this tile no token is masked for any row.
+    # Before this tile, no token is masked for any row.
     clear = first
     if WINDOW == 0 and CHUNK == 0:
         clear = tl.minimum(tl.maximum((first_position + 1) // TILE, first), stop)

@@ -1,4 +1,4 @@
-"""What all Triton kernels here share: the matrix multiplication, and rounding as torch does it."""
+"""Functions that all Triton kernels here share: the matrix multiplication, and rounding like torch's."""
 
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
 # (arguments of kernels have Triton's types)

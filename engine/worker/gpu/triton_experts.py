@@ -1,6 +1,6 @@
-"""Experts in Triton: rows sorted by expert, a grouped GEMM for what is gated, one for outputs, their sum.
+"""Experts in Triton: rows sorted by expert, a grouped GEMM for gates and ups, one for outputs, their sum.
 
-A tile is rows of one expert, found from a table on the device: nothing makes the host wait and no shape
+A tile holds rows of one expert, found from a table on the device: no call makes the host wait, and no shape
 depends on data.
 """
 
@@ -26,55 +26,55 @@ class _Tiles:
 
     rows: int
     columns: int
-    """Rows of weights that a program multiplies by: half of them gates, half ups, in the first GEMM."""
+    """Rows of weights that a program multiplies by: in the first GEMM half are gates, half ups."""
     depth: int
-    """Inputs of a product that are loaded at a time."""
+    """Inputs of the GEMM that are loaded at a time."""
     num_warps: int
     num_stages: int
 
 
 _FEW = _Tiles(rows=16, columns=64, depth=128, num_warps=4, num_stages=4)
-"""For decodes, of which most experts have a row or two: bound by loading weights."""
+"""For decodes, where most experts have a row or two: bound by loading weights."""
 _SOME = _Tiles(rows=64, columns=128, depth=64, num_warps=4, num_stages=3)
 """For short prompts; for long ones where ``_MANY`` does not fit. It takes 72 KiB of shared memory."""
 _MANY = _Tiles(rows=128, columns=256, depth=64, num_warps=8, num_stages=3)
-"""For prompts: bound by the tensor cores. Of those tried on an H200 the fastest at 128 rows per expert. Not
-for an A100, which has the shared memory, but spills."""
+"""For prompts: bound by the tensor cores. The fastest of those tried on an H200 at 128 rows per expert. Not
+used on an A100, which has enough shared memory but spills registers."""
 _ROWS_EACH_FOR_SOME, _ROWS_EACH_FOR_MANY = 32, 64
-"""Rows per expert from which larger tiles are used. The second is twice the first: some power of two of
-tokens lies between them, and warm-up runs try all of these."""
+"""Rows per expert from which larger tiles are used. The second is twice the first, so that some power of two
+of tokens is between them, and warm-up runs use all of these tiles."""
 _TILES_TOGETHER = 8
-"""Tiles whose programs are neighbors, see ``_tile_and_block``."""
+"""The number of tiles whose programs are neighbors, see ``_tile_and_block``."""
 _SORTED_AT_ONCE, _SUMMED_AT_ONCE = 2048, 1024
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows of a step, one for each token and expert that it goes to; sorted by expert."""
+    """Rows of a step, one per token and chosen expert; sorted by expert."""
 
     chosen: torch.Tensor
     """[num_tokens, experts_per_token] numbers of experts, of all ranks."""
     tokens: torch.Tensor
-    """[num_rows] int32, the token of each sorted row; anything behind the last of an own expert."""
+    """[num_rows] int32, the token of each sorted row; arbitrary after the last row of this rank's experts."""
     places: torch.Tensor
-    """[num_tokens, experts_per_token] int32, where each row of an own expert was sorted to."""
+    """[num_tokens, experts_per_token] int32, the sorted position of each row of this rank's experts."""
     tiles: _Tiles
     table: torch.Tensor
-    """[num_tiles, 3] int32: a tile's expert, its first row, and where the rows of its expert end; not behind
-    its first row for tiles that have none."""
+    """[num_tiles, 3] int32: a tile's expert, its first row, and the end of the rows of its expert, which is
+    at most its first row for an empty tile."""
 
 
 def mix_experts(
     x: torch.Tensor, experts: Experts, chosen: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """As ``Experts.forward``."""
+    """Like ``Experts.forward``."""
     rows = _sort(chosen.contiguous(), experts)
     found = _outputs(_gated(x.contiguous(), experts, rows), experts, rows)
     return _weighted_sum(found, experts, rows, weights.contiguous())
 
 
 def _tiles_for(num_rows: int, num_experts: int, device: torch.device) -> _Tiles:
-    """num_experts: of all ranks, as the rows are"""
+    """num_experts: of all ranks, like the rows"""
     if num_rows < _ROWS_EACH_FOR_SOME * num_experts:
         return _FEW
     is_many = num_rows >= _ROWS_EACH_FOR_MANY * num_experts
@@ -193,8 +193,8 @@ def _sort_rows(
     TILE_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program places the rows of one expert, in their order, behind those of the experts before it, which
-    it counts. All read all rows, so that none waits for another: of 16,384 tokens these are a MB."""
+    """One program places the rows of one expert, in order, after those of the experts before it, which it
+    counts. Each program reads all rows, a MB for 16,384 tokens, so that none waits for another."""
     expert = tl.program_id(0)
     numbers = tl.arange(0, BLOCK)
     are_before, are_own = tl.zeros((BLOCK,), dtype=tl.int32), tl.zeros((BLOCK,), dtype=tl.int32)
@@ -220,23 +220,23 @@ def _sort_rows(
 
 @triton.jit
 def _experts_of(chosen, rows, num_rows, FIRST: tl.constexpr):
-    """The experts of rows by their numbers on this rank; below 0 or too large for those of others."""
+    """The experts of rows by their numbers on this rank; negative or too large for those of other ranks."""
     return tl.load(chosen + rows, mask=rows < num_rows, other=FIRST - 1).to(tl.int32) - FIRST
 
 
 @triton.jit
 def _first_tile(expert, begin, TILE_ROWS: tl.constexpr):
-    """Where the tiles of an expert begin in the table, of which ``begin`` rows are before its own.
+    """The index in the table of an expert's first tile; ``begin`` rows are before the expert's.
 
-    No count of the tiles before is needed: an expert's rows, n > 0, move this on by n // TILE_ROWS + 1 or
-    more, which is enough for them. A tile that is left over is empty.
+    It does not count the tiles before: an expert's n > 0 rows increase the index by n // TILE_ROWS + 1 or
+    more, which suffices for them. A tile that is left over is empty.
     """
     return begin // TILE_ROWS + tl.minimum(expert, begin)
 
 
 @triton.jit
 def _write_tiles(table, expert, begin, end, first_tile, last_tile, TILE_ROWS: tl.constexpr):
-    """Write the tiles of an expert, of which those behind its last row are empty."""
+    """Write the tiles of an expert; those after its last row are empty."""
     numbers = tl.arange(0, 128)
     for first in range(first_tile, last_tile, 128):
         tiles = first + numbers
@@ -248,11 +248,11 @@ def _write_tiles(table, expert, begin, end, first_tile, last_tile, TILE_ROWS: tl
 
 @triton.jit
 def _tile_and_block(NUM_BLOCKS: tl.constexpr, TOGETHER: tl.constexpr):
-    """The tile and the block of columns of this program. Programs that run at a time are neighbors: some
-    tiles, mostly of one or two experts, by some blocks. So L2 holds both what a block's weights are
-    multiplied by and the weights until the last of them is done, and memory is read about once. In the order
-    of tiles all rows would be read again for each block (at 16,384 tokens 0.5 GB, more than L2), in the order
-    of blocks all weights of an expert for each of its tiles (Mixtral's have 352 MB)."""
+    """The tile and the block of columns of this program. Programs that run at the same time are neighbors:
+    some tiles, mostly of one or two experts, by some blocks. So L2 holds the inputs and the weights of a
+    block until the last of them is done, and memory is read about once. In the order of tiles, all rows would
+    be read again for each block (0.5 GB for 16,384 tokens, more than L2); in the order of blocks, all weights
+    of an expert for each of its tiles (352 MB for Mixtral)."""
     program = tl.program_id(0)
     tile = program // (TOGETHER * NUM_BLOCKS) * TOGETHER + program % TOGETHER
     return tile, program // TOGETHER % NUM_BLOCKS
@@ -281,8 +281,8 @@ def _gates_times_ups(
     BLOCK_K: tl.constexpr,
     TOGETHER: tl.constexpr,
 ):
-    """One program computes some columns of one tile. Clamped gates and ups come in turn, with biases; others
-    are all gates before all ups."""
+    """One program computes some columns of one tile. Clamped gates and ups alternate and have biases;
+    otherwise all gates come before all ups."""
     tile, block = _tile_and_block((SIZE + BLOCK_N - 1) // BLOCK_N, TOGETHER)
     expert, begin, end = _load_tile(table + 3 * tile)
     if begin < end:
@@ -316,7 +316,7 @@ def _gates_times_ups(
 
 @triton.jit
 def _clamped(gates, ups, like, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
-    """As ``clamped_gate``, which rounds each step."""
+    """Like ``clamped_gate``, which rounds each step."""
     gates = tl.minimum(gates, LIMIT)
     ups = tl.clamp(ups, -LIMIT, LIMIT)
     shares = rounded(1.0 / (1.0 + tl.exp(-rounded(gates * ALPHA, like))), like)
@@ -375,7 +375,7 @@ def _sum_rows(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program adds up some columns of one token, in fp32, of the experts that this rank has."""
+    """One program adds up some columns of one token, in fp32, over this rank's experts."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < SIZE

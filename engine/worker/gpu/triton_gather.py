@@ -94,7 +94,7 @@ def _gather_pages(
 
 @triton.jit
 def _copy(source, target, read, mask, kv_scale):
-    """Copy what is read, zeros instead of the rest; 8-bit values are converted and scaled."""
+    """Copy what ``read`` selects, zeros for the rest; 8-bit values are converted and scaled."""
     numbers = tl.load(source, mask=read, other=0.0)
     if source.dtype.element_ty != target.dtype.element_ty:
         numbers = numbers.to(tl.float32) * kv_scale

@@ -1,7 +1,7 @@
 """FusedOps in Triton. Values are rounded where ``TorchOps`` rounds them, so both yield the same tokens.
 
-At each of those places a value is computed in fp32 and rounded to its narrow type: the compiler may fuse what
-lies between two of them, and no more.
+At each of those places, a value is computed in fp32 and rounded to its narrow type. The compiler may fuse the
+operations between two such places, but no more.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -23,7 +23,7 @@ from engine.worker.models.moe import Experts
 _FP8_MAX = tl.constexpr(FP8_MAX)
 _SWIGLU_BLOCK = 1024
 _HEADS_EACH = 8
-"""Heads of a token that one program handles in RoPE."""
+"""Heads of a token that one program rotates in RoPE."""
 
 
 class TritonOps:
@@ -105,7 +105,7 @@ class TritonOps:
         return linear_of_row(x, weight, bias, gated=True)
 
     def can_mix(self, experts: Experts) -> bool:
-        """See FusedOps. All kinds are in the kernels."""
+        """See FusedOps. The kernels support all kinds."""
         return True
 
     def mix_experts(

@@ -37,8 +37,8 @@ from engine.worker.gpu.triton_prompt import TritonPromptAttention
 class TritonPagedAttention:
     """A PagedKv over a pool [num_blocks, num_slots, num_vectors, block_size, num_kv_heads, head_dim].
 
-    The launches of a step depend on the host's numbers in its StepBatch, never on the contents of tensors:
-    they can be captured in a CUDA graph, and nothing makes the host wait.
+    The launches of a step depend on the host's numbers in its StepBatch, never on the contents of tensors, so
+    a CUDA graph can capture them, and no call makes the host wait.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class TritonPagedAttention:
         choose_prompts: Callable[[PromptAttention], PromptAttention] | None = None,
         places: LayerPlaces | None = None,
     ) -> None:
-        """``kv_scale`` is the scale of an 8-bit pool. ``choose_prompts`` is given the Triton prefill
-        attention, the fallback, and returns the prefill attention to use. ``places``: by default, the layers
-        are one KV cache group."""
+        """``kv_scale``: of an 8-bit pool. ``choose_prompts`` receives the Triton prefill attention, the
+        fallback, and returns the prefill attention to use. ``places``: by default, the layers are one KV
+        cache group."""
         head_dim = pool.shape[-1]
         self.kv_scale = kv_scale
         self._pool = pool
@@ -117,7 +117,7 @@ class TritonPagedAttention:
     def attend_latent(
         self, layer: int, query: torch.Tensor, latent: torch.Tensor, *, value_size: int, scale: float
     ) -> torch.Tensor:
-        """See AttentionBackend. Prompts are attended by torch."""
+        """See AttentionBackend. torch computes the attention of prompts."""
         latents, batch = self._pages[layer].keys, self._batch_of(layer)
         scoring = Scoring(scale, kv_scale=self.kv_scale)
         self.write(layer, latent[:, None], latent[:, None])

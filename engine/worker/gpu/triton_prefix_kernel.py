@@ -30,9 +30,9 @@ def prefix_kernel(
     CAP: tl.constexpr, ROWS: tl.constexpr, PADDED_DIM: tl.constexpr, TILE: tl.constexpr,
     ALL_SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """One program: query rows of one KV head, of whatever sequences, for one split of the prefix. The prefix
-    ends with a tile and before all queries: nothing is masked. What is computed for rows of sequences that
-    do not begin with it is not stored."""
+    """One program computes query rows of one KV head, of any sequences, for one split of the prefix. The
+    prefix ends with a tile and before all queries, so nothing is masked. Results for rows of sequences that
+    do not begin with the prefix are not stored."""
     row_tiles = tl.num_programs(0) // NUM_KV_HEADS
     kv_head, row_tile = tl.program_id(0) // row_tiles, tl.program_id(0) % row_tiles
     row = row_tile * ROWS + tl.arange(0, ROWS)

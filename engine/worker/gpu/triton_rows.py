@@ -1,5 +1,5 @@
-"""Linears of one row in Triton: a decode of one sequence is bound by reading weights, which a GEMM's tiles,
-made for many rows, read less fast."""
+"""Linears of one row in Triton: decoding one sequence is bound by reading weights, which a GEMM reads more
+slowly, as its tiles are made for many rows."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 # (arguments of kernels have Triton's types)
@@ -26,11 +26,11 @@ class RowTiles:
 
 _OF_ROWS = RowTiles(outputs=4, inputs=2048, num_warps=8)
 _OF_LONG_ROWS = RowTiles(outputs=4, inputs=512, num_warps=4)
-"""Both found on an H200. Rows of 4,096 weights are read in two loads, of 14,336 in twenty-eight."""
+"""Both found on an H200. Rows of 4,096 weights are read in two loads, rows of 14,336 in twenty-eight."""
 
 
 def row_tiles(inputs: int) -> RowTiles:
-    """The fastest of eleven that were tried with the linears of Llama-3.1-8B."""
+    """The fastest of eleven tile sizes that were tried with the linears of Llama-3.1-8B."""
     is_read_at_once = inputs % _OF_ROWS.inputs == 0 and inputs <= 4 * _OF_ROWS.inputs
     return _OF_ROWS if is_read_at_once else _OF_LONG_ROWS
 
@@ -38,8 +38,8 @@ def row_tiles(inputs: int) -> RowTiles:
 def linear_of_row(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, gated: bool = False
 ) -> torch.Tensor:
-    """x [1, inputs], weight [outputs, inputs] -> [1, outputs]. ``gated``: its first half are gates and its
-    second ups -> silu(gate) * up [1, outputs / 2]. Sums are in fp32."""
+    """x [1, inputs], weight [outputs, inputs] -> [1, outputs]. ``gated``: the first half of the weight are
+    gates, the second ups -> silu(gate) * up [1, outputs / 2]. Sums are in fp32."""
     outputs, inputs = weight.shape
     outputs = outputs // 2 if gated else outputs
     tiles = row_tiles(inputs)

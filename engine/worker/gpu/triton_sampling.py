@@ -79,7 +79,7 @@ def _block(vocab_size: int) -> int:
 def _scaled(logits, offsets, temperature, vocab_size):
     """logits / temperature; -inf past the vocabulary."""
     x = tl.load(logits + offsets, mask=offsets < vocab_size, other=float("-inf")).to(tl.float32)
-    # Rounded as torch does: a value that torch found to be the floor must not be below it here.
+    # Rounded like torch's: a value that torch found to be the floor must not be below it here.
     return tl.div_rn(x, tl.where(temperature > 0.0, temperature, 1.0))
 
 

@@ -1,7 +1,7 @@
-"""Layers with states in Triton: a program has a part of one sequence's state in registers, token after token;
-prompts of some length go by chunks (``state_chunks``).
+"""Layers with states in Triton: a program holds a part of one sequence's state in registers and processes
+token after token; longer prompts are computed in chunks (``state_chunks``).
 
-The functions are those of ``torch_states``, which they are held to.
+They compute the functions of ``torch_states``, against which they are tested.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -19,13 +19,13 @@ from engine.worker.gpu.state_chunks.table import StepTable, table_on
 from engine.worker.states.state_batch import StateBatch
 
 _STATE_NUMBERS = 4096
-"""Numbers of a program's part of a state, in 32 registers of each of its 128 threads."""
+"""Numbers of the part of a state that a program holds, in 32 registers of each of its 128 threads."""
 _IN_CHUNKS = {torch.bfloat16}
-"""Types whose prompts go by chunks in the gated delta rule: without tensor cores these have as many
-operations, and spill."""
+"""Types whose prompts the gated delta rule computes in chunks: without tensor cores chunks need as many
+operations, and spill registers."""
 _SCANS_IN_CHUNKS: frozenset[torch.dtype] = frozenset()
-"""The same of the selective scan. None: on an H200 its chunks were wrong in bf16, and what was changed since
-has not run there."""
+"""The same for the selective scan. Empty: on an H200 its chunks were wrong in bf16, and later changes have
+not been run there."""
 _CONV_TOKENS, _CONV_CHANNELS = 16, 128
 
 
@@ -157,12 +157,12 @@ class TritonStates:
 
 
 def _num_short(table: StepTable, in_chunks: bool) -> int:
-    """How many of the table's first sequences go token by token."""
+    """The number of the table's first sequences that are computed token by token."""
     return table.num_short if in_chunks else len(table.sequences)
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """x [tokens, ...] with each token's numbers one after the other"""
+    """Returns x [tokens, ...] with each token's numbers contiguous."""
     return x if x[0].is_contiguous() else x.contiguous()
 
 
@@ -172,14 +172,14 @@ def _slot_stride(pool: torch.Tensor) -> int:
 
 
 def _part(size: int, padded_other: int) -> int:
-    """How much of ``size`` a program has, beside all of the other size of a state."""
+    """The part of ``size`` that a program holds, along with all of the state's other size."""
     whole: int = triton.next_power_of_2(size)
     return min(whole, max(1, _STATE_NUMBERS // padded_other))
 
 
 @triton.jit
 def _sequence(sequences, seq):
-    """Its first token, tokens, source and target."""
+    """The sequence's first token, number of tokens, source and target."""
     own = sequences + 6 * seq
     return tl.load(own), tl.load(own + 1), tl.load(own + 2), tl.load(own + 3)
 
@@ -237,7 +237,7 @@ def _causal_conv(
 
 @triton.jit
 def _inputs(x, history, places, is_wanted, is_channel, source, x_stride):
-    """The inputs at these places of a sequence, which are negative for those of former steps."""
+    """The inputs at these places of a sequence; places of earlier steps are negative."""
     wanted = is_wanted[:, None] & is_channel[None, :]
     is_new = (places >= 0)[:, None]
     new = tl.load(x + places[:, None] * x_stride, mask=wanted & is_new, other=0.0)
@@ -265,7 +265,7 @@ def _gated_delta_rule(
     PADDED_K: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """One program has some columns of the state of one head of one sequence."""
+    """One program computes some columns of the state of one head of one sequence."""
     seq, head, num_heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     start, length, source, target = _sequence(sequences, seq)
     rows, columns = tl.arange(0, PADDED_K), tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
@@ -313,7 +313,7 @@ def _selective_scan(
     ROWS: tl.constexpr,
     PADDED_STATE: tl.constexpr,
 ):
-    """One program has some rows of the state of one head of one sequence."""
+    """One program computes some rows of the state of one head of one sequence."""
     seq, head, num_heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     start, length, source, target = _sequence(sequences, seq)
     rows, columns = tl.program_id(2) * ROWS + tl.arange(0, ROWS), tl.arange(0, PADDED_STATE)

@@ -1,4 +1,4 @@
-"""Steps that verify drafts: which of their sequences are uniform, and how all are made so for a graph."""
+"""Steps that verify drafts: which of their sequences are uniform, and how all become uniform for a graph."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from engine.worker.sampling_batch import BoolArray
 NOWHERE = -1
 """Slot of a token whose K and V are not stored."""
 KNOWN = -1
-"""In place of a draft: the sample is behind a token that is known."""
+"""In place of a draft: the sample follows a known token."""
 
 
 def uniform_len_of(plan: SchedulerOutput, verified_len: int) -> int:
-    """Query tokens of the uniform sequences of a plan: 1; with drafts, the length that most sequences of at
-    most ``verified_len`` tokens have. Those of other lengths are computed as prompts are."""
+    """Query tokens of the uniform sequences of a plan: 1; with drafts, the most frequent length of at most
+    ``verified_len`` tokens. Sequences of other lengths are computed like prompts."""
     if not plan.scheduled_spec_decode_tokens:
         return 1
     lengths = np.fromiter(plan.num_scheduled_tokens.values(), dtype=np.int64)
@@ -39,10 +39,11 @@ def graph_of(step: StepRows, sizes: GraphSizes) -> GraphShape | None:
 
 
 def with_equal_lengths(step: StepRows, length: int) -> StepRows:
-    """The step with ``length`` tokens of each sequence, which has at most as many and is at least as long.
+    """The step with ``length`` tokens for each sequence, which has at most that many and is at least that
+    long.
 
-    What it lacks are the tokens before its own. They are computed again; their KV, which is there, is not
-    written, and nothing is sampled behind them. So no sequence gets longer, and nothing counts them.
+    Missing tokens are those before its own. They are recomputed; their KV is already there and is not
+    written, and nothing is sampled after them. So no sequence gets longer, and nothing counts them.
     """
     if (step.query_lens == length).all():
         return step
@@ -62,7 +63,7 @@ def with_equal_lengths(step: StepRows, length: int) -> StepRows:
 
 
 def drafts_of_samples(plan: SchedulerOutput, step: StepRows) -> IntArray:
-    """[num_samples] the draft behind which each is sampled, or KNOWN."""
+    """[num_samples] the draft after which each sample is drawn, or KNOWN."""
     assert step.sample_drafts is not None
     behind = np.full_like(step.sample_drafts, KNOWN)
     starts = np.flatnonzero(step.sample_drafts == 0)
@@ -73,7 +74,7 @@ def drafts_of_samples(plan: SchedulerOutput, step: StepRows) -> IntArray:
 
 
 def _spread(slots: IntArray, own: BoolArray) -> IntArray:
-    """slots [num_tokens], own [num_seqs, length] -> [num_seqs * length], NOWHERE where it is not own"""
+    """slots [num_tokens], own [num_seqs, length] -> [num_seqs * length], NOWHERE where ``own`` is false"""
     spread: IntArray = np.full(own.size, NOWHERE)
     spread[own.ravel()] = slots
     return spread

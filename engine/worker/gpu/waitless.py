@@ -1,5 +1,5 @@
-"""Native models that fused ops do not know: their steps run layer by layer, and no call of one makes the host
-wait, so that a CUDA graph may hold it."""
+"""Native models that fused ops do not support: their steps run layer by layer, and no call makes the host
+wait, so that a CUDA graph can capture a step."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from engine.worker.models.moe import Experts, MixtureOfExperts
 
 
 class GroupedExperts(nn.Module):
-    """Experts by one grouped GEMM, in place of one GEMM for each that is chosen, for which the host has to
-    know which these are."""
+    """Experts in one grouped GEMM instead of one GEMM per chosen expert, which needs the choice on the
+    host."""
 
     def __init__(self, experts: Experts, ops: FusedOps) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class GroupedExperts(nn.Module):
 
 
 def group_experts(model: CausalModel, ops: FusedOps) -> None:
-    """Replace the experts of a model that runs layer by layer; others' are as they are."""
+    """Replace the experts of a model that runs layer by layer; leave other models as they are."""
     if not isinstance(model, Decoder) or can_be_fused(model):
         return
     for mixture in _mixtures(model):
@@ -37,7 +37,7 @@ def group_experts(model: CausalModel, ops: FusedOps) -> None:
 
 
 def never_waits(model: CausalModel) -> bool:
-    """Whether no step makes the host wait. transformers' models may; states are told by the host."""
+    """Whether no step makes the host wait. Steps of transformers' models and of models with states may."""
     if not isinstance(model, Decoder) or any(model.shape.states):
         return False
     return can_be_fused(model) or all(isinstance(each.experts, GroupedExperts) for each in _mixtures(model))

@@ -1,5 +1,5 @@
-"""Warm-up runs of steps of all kinds, which compile kernels and grow memory to its peak. They read the null
-block only and write no KV."""
+"""Warm-up runs of steps of all kinds, which compile kernels and grow memory to its peak. They read only the
+null block and write no KV."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ EXPENSIVE = SamplingParams(
     logit_bias={0: 1.0},
     bad_words_token_ids=[[0, 0]],
 )
-"""Uses every feature that needs memory or kernels of its own."""
+"""Uses every feature that needs separate memory or kernels."""
 LISTED, SEARCHED = SamplingParams(top_k=20, top_p=0.95), SamplingParams(top_p=0.95)
-"""The usual parameters: the best tokens are sorted, or the threshold is searched for (see MAX_LISTED)."""
+"""The usual parameters: the sampler sorts the best tokens, or searches for the threshold (see MAX_LISTED)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class StepLengths:
     seq_lens: list[int]
     uniform_len: int = 1
     has_prefix: bool = False
-    """Whether there is a prefix that they share, of no tokens."""
+    """Whether the sequences share a prefix, of 0 tokens."""
 
     def __add__(self, other: StepLengths) -> StepLengths:
         return StepLengths(self.query_lens + other.query_lens, self.seq_lens + other.seq_lens)
@@ -51,9 +51,9 @@ class StepLengths:
 def warm_up_steps(
     limits: SchedulerConfig, max_model_len: int, verified_len: int = 1, *, has_prefixes: bool = False
 ) -> Iterator[StepLengths]:
-    """A step of one token, whose linears have kernels of their own; decode batches and prompts, alone and
-    together, in contexts from short to long; with drafts, steps that verify them, too; then prompts of more
-    and more tokens, at most twice as many as before, up to the most; then steps with a shared prefix."""
+    """Yields a step of one token, whose linears have separate kernels; decode batches and prompts, alone and
+    together, in contexts from short to long; with drafts, steps that verify them; then prompts of increasing
+    length, at most doubled each time, up to the longest; then steps with a shared prefix."""
     budget = limits.max_num_batched_tokens
     short, long = min(_SHORT_PROMPT, budget, max_model_len), min(budget, max_model_len)
     num_decodes = min(limits.max_num_seqs, budget)
@@ -76,7 +76,7 @@ def warm_up_steps(
 
 
 def _with_prefixes(limits: SchedulerConfig, longest: int) -> Iterator[StepLengths]:
-    """Steps of more and more sequences: how the KV is split depends on their number, and on nothing else."""
+    """Steps of increasing numbers of sequences, which alone determine how the KV is split."""
     for length in (1, *_doublings(2, longest)) if longest > 1 else (1,):
         most = min(limits.max_num_seqs, limits.max_num_batched_tokens // length)
         for num_seqs in _doublings(MIN_SEQS, most) if most >= MIN_SEQS else ():
@@ -84,7 +84,7 @@ def _with_prefixes(limits: SchedulerConfig, longest: int) -> Iterator[StepLength
 
 
 def _verifications(limits: SchedulerConfig, context: int, longest: int) -> Iterator[StepLengths]:
-    """Steps that verify drafts, of one sequence and of the most, with ``longest`` tokens each at most. The
+    """Steps that verify drafts, of one sequence and of the most, with at most ``longest`` tokens each. The
     rows of a kernel's tile are a power of two, so other lengths need no other kernels."""
     for length in _doublings(2, longest) if longest > 1 else ():
         for num_seqs in sorted({1, min(limits.max_num_seqs, limits.max_num_batched_tokens // length)}):
@@ -103,7 +103,7 @@ def run_warm_up(
     """Run all warm-up steps, with logits of one token; sample the most tokens with the usual and the most
     expensive parameters.
 
-    ``verified_len``: 1 and the most drafts of a request.
+    ``verified_len``: 1 plus the most drafts of a request.
     """
     num_samples = most_samples(limits, verified_len)
     first = torch.zeros(1, dtype=torch.int64, device=batch.token_ids.device)

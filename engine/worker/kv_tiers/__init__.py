@@ -1,1 +1,1 @@
-"""Offloaded KV blocks in host memory and on disk: slots, copies and the threads that make them."""
+"""Offloaded KV blocks in host memory and on disk: slots, copies and the threads that copy."""

@@ -1,7 +1,7 @@
 """Streams of copies that run concurrently with the steps, and events that order them. Knows no blocks and no
 slots.
 
-The seam between the host tier and CUDA: the implementations only pass the calls on.
+The interface between the host tier and CUDA: the implementations only pass the calls on.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ import torch
 
 Copy = tuple[torch.Tensor, torch.Tensor]
 """Destination and source: both contiguous, of the same shape and dtype. Neither may change before the copy is
-done."""
+complete."""
 
 
 class Event(Protocol):
-    """A point in a stream: it is done when everything queued there before it is."""
+    """A point in a stream, complete when all work queued there before it is complete."""
 
     def query(self) -> bool:
-        """Whether it is done. Does not wait."""
+        """Whether it is complete. Does not wait."""
 
     def synchronize(self) -> None:
-        """Wait until it is done. Thread-safe."""
+        """Wait until it is complete. Thread-safe."""
 
 
 class Stream(Protocol):
-    """Work that a device does in the order in which it was queued. Queuing does not wait for the device."""
+    """Work that a device runs in the order in which it was queued. Queuing does not wait for the device."""
 
     def wait_event(self, event: Event) -> None:
-        """Make everything that is queued from now on wait for ``event``."""
+        """Make all work that is queued from now on wait for ``event``."""
 
     def record_event(self) -> Event:
-        """Return an event after everything that is queued by now."""
+        """Return an event after all work that is queued by now."""
 
     def synchronize(self) -> None:
-        """Wait until everything that is queued is done."""
+        """Wait until all queued work is complete."""
 
 
 class CopyStream(Stream, Protocol):
@@ -61,11 +61,11 @@ class CopyStreams(Protocol):
         """The stream of the steps: the calling thread's current one."""
 
     def pin(self, memory: torch.Tensor) -> bool:
-        """Pin host memory, so that copies to and from it are asynchronous; False if that is not possible.
+        """Pin host memory, so that copies to and from it are asynchronous; False if that is impossible.
         Thread-safe."""
 
     def unpin(self, memory: torch.Tensor) -> None:
-        """Unpin memory; called before pinned memory is freed."""
+        """Unpin memory. Call it before pinned memory is freed."""
 
 
 def copy_streams_of(device: torch.device) -> CopyStreams:
@@ -73,7 +73,7 @@ def copy_streams_of(device: torch.device) -> CopyStreams:
 
 
 class HostCopyStreams:
-    """CopyStreams of a CPU: everything is done when the call returns."""
+    """CopyStreams of a CPU: all work is complete when the call returns."""
 
     def __init__(self) -> None:
         self.loads = self.stores = self.steps = _HostStream()
@@ -86,7 +86,7 @@ class HostCopyStreams:
 
 
 class _HostStream:
-    """A CopyStream whose queue is always empty, and each event on it."""
+    """A CopyStream whose queue is always empty; it is also each of its events."""
 
     def wait_event(self, event: Event) -> None:
         return
@@ -106,7 +106,7 @@ class _HostStream:
 
 
 class CudaCopyStreams:
-    """CopyStreams of a GPU. Its copy engines move pinned memory: steps lose nothing but bandwidth."""
+    """CopyStreams of a GPU. Its copy engines move pinned memory, so steps lose only bandwidth."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

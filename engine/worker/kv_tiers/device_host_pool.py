@@ -1,7 +1,7 @@
 """The host tier of a GPU: offloads and loads KV blocks while steps run. Does not know which request uses
 which block.
 
-Nothing here waits for the device. Where a copy would read what another still writes, or overwrite what
+No call waits for the device. Where a copy would read a block that another still writes, or overwrite one that
 another still reads, events on the device's streams order copies and steps.
 """
 
@@ -28,9 +28,9 @@ class _Load:
     """A load in flight. It is over when both of its parts have ended, successfully or not."""
 
     copied: Event | None
-    """The end of its copies from host memory; None if it has none."""
+    """The event after its copies from host memory; None if it has none."""
     is_read: bool
-    """Whether its reads from disk have ended, or it has none."""
+    """Whether its reads from disk have ended; true if it has none."""
     failed: bool = False
 
     def is_over(self) -> bool:
@@ -38,18 +38,18 @@ class _Load:
 
 
 class DeviceHostPool:
-    """HostTransfers whose copies run concurrently with steps. Called on one thread.
+    """HostTransfers whose copies run concurrently with steps. Call it on one thread only.
 
     - A load waits for all steps queued before, which may still use its blocks, for the stores that still read
       them, and for the stores into its slots. Steps need not wait for it: its blocks are used only after it
-      was reported as done.
+      was reported as finished.
     - A store waits for the step that computes its blocks.
     - A step that gets a newly allocated block waits for the stores that still read it.
-    - A state is stored as its slot is handed on, after the steps queued before; the step waits for that.
+    - A state is stored when its slot is reassigned, after the steps queued before; the step waits for that.
     - A write to disk waits for the store into its slot. The slot gets other memory, so nothing waits for the
       write.
-    - Nothing is stored into a slot that is being loaded from: the scheduler does not reuse it until the load
-      is reported.
+    - Nothing is stored into a slot that a load reads from: the scheduler does not reuse it until the load is
+      reported.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class DeviceHostPool:
         portion_bytes: int = PORTION_BYTES,
     ) -> None:
         """``device_pool``: [num_blocks, num_slots, 2, block_size, num_kv_heads, head_dim]. ``num_groups``:
-        block tables of a request. ``max_writes``: writes to disk at once."""
+        block tables per request. ``max_writes``: concurrent writes to disk."""
         self._block_size = device_pool.shape[3]
         self._num_groups = num_groups
         self._blocks = device_pool
@@ -107,7 +107,7 @@ class DeviceHostPool:
         return [self._streams.steps.record_event(), *self._stores.reading(np.array(block_ids))]
 
     def close(self) -> None:
-        """Finish the copies on the streams; stores that are not queued there yet are dropped."""
+        """Finish the copies on the streams, and drop stores that are not queued there yet."""
         self._streams.loads.synchronize()
         self._streams.stores.synchronize()
         if self._disk is not None:
@@ -115,8 +115,8 @@ class DeviceHostPool:
         self._slabs.close()
 
     def _start(self, loads: Sequence[KVLoad]) -> None:
-        """Start loads after all queued steps, which may still use their blocks: for a request that was
-        aborted, or has ended."""
+        """Start loads after all queued steps, which may still use their blocks for a request that was aborted
+        or has ended."""
         before = self._streams.steps.record_event()
         for load in loads:
             copied = self._copy(load.copies, before) if len(load.copies) else None
@@ -136,14 +136,14 @@ class DeviceHostPool:
         return stream.record_event()
 
     def _store_states(self, stores: BlockCopies) -> None:
-        """Store states before the step, which may write others into their slots."""
+        """Store states before the step, which may write other states into their slots."""
         block_ids = np.array(stores.block_ids)
         self._stores.add(block_ids, self._rows.of(stores.host_slots), self._streams.steps.record_event())
         for copied in self._stores.reading(block_ids):
             self._streams.steps.wait_event(copied)
 
     def _write_to_disk(self, writes: DiskWrites) -> None:
-        """Write the content of these slots, after the stores into them."""
+        """Write the content of these slots after the stores into them."""
         for host_slot, disk_slot in zip(writes.host_slots, writes.disk_slots, strict=True):
             assert self._disk is not None, "there is no disk to write to"
             row = self._rows.give_to_write(host_slot, disk_slot)
@@ -173,7 +173,7 @@ def select_host_pool(
     max_writes: int = MAX_DISK_WRITES,
 ) -> HostTransfers | None:
     """Return the host pool; None if no host tier is configured. ``during_steps``: steps are queued on the
-    device and not done when the call returns, so copies must run concurrently."""
+    device and still run when the call returns, so copies must run concurrently."""
     if not num_slots:
         return None
     if not during_steps:

@@ -1,4 +1,4 @@
-"""Opens the disk tier, and measures at the start for how many tokens reading from it beats recomputing."""
+"""Opens the disk tier, and measures at the start from how many tokens on reading beats recomputing."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _level(
     measure_token_s: Callable[[], float],
     max_writes: int,
 ) -> DiskLevel | None:
-    """Which reads are worth it; None if none is."""
+    """The level, which says what reads are worth it; None if none is."""
     if cache.kv_offloading_disk_min_tokens is not None:
         return DiskLevel(
             num_blocks=num_blocks,

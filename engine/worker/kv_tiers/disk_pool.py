@@ -1,7 +1,7 @@
 """A file of KV blocks on disk, read and written by its own threads. Does not know which request uses which
 block.
 
-The file has no name: the system deletes it however the process ends. The index is in this object alone, so
+The file has no name, so the system deletes it however the process ends. Only this object holds the index, so
 nothing survives a restart.
 """
 
@@ -29,7 +29,7 @@ from engine.worker.kv_tiers.copy_streams import Event
 logger = logging.getLogger(__name__)
 
 NUM_THREADS = 4
-"""Number of threads: one may write at a time, the others serve reads."""
+"""Number of threads: one at a time may write, the others serve reads."""
 PROBE_BYTES = 64 * 2**20
 MAX_PROBE_BLOCKS = 32
 
@@ -57,13 +57,13 @@ class _Load:
 
     num_left: int
     after: Sequence[Event]
-    """Events to wait for: work on the device that still reads or writes these blocks."""
+    """Events to wait for: the end of device work that still reads or writes these blocks."""
     failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ReadSpeed:
-    """Measured seconds per block: of a single block, and of each of many."""
+    """Measured seconds per block: for a single block, and for each of many."""
 
     first_s: float
     block_s: float
@@ -73,11 +73,11 @@ class KvDisk(Protocol):
     """The disk tier: slots for blocks evicted from host memory."""
 
     def read(self, load_id: int, reads: DiskReads, after: Sequence[Event] = ()) -> None:
-        """Read into blocks of the device, once these events are done."""
+        """Read into blocks of the device after these events."""
 
     def write(self, slot: int, content: memoryview, after: Sequence[Event] = ()) -> None:
-        """Write a block's bytes, after all pending reads. They are valid once these events are done, and must
-        not change until the write is reported."""
+        """Write a block's bytes, after all pending reads. They are valid after these events, and must not
+        change until the write is reported."""
 
     def take_reports(self) -> TransferReports: ...
 
@@ -90,13 +90,13 @@ class DiskPool:
     is being read. No call waits for the disk."""
 
     def __init__(self, folder: Path, device_pool: torch.Tensor) -> None:
-        """``device_pool``: [num_blocks, ...], block-major. Raises OSError if no file can be made in
+        """``device_pool``: [num_blocks, ...], block-major. Raises OSError if no file can be created in
         ``folder``."""
         self._device = device_pool
         self._block_bytes = device_pool[0].numel() * device_pool.element_size()
         self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
         self._checksums: dict[int, int] = {}
-        """Checksums by slot, of the slots that were written."""
+        """Checksums by slot, for slots that were written."""
         self._loads: dict[int, _Load] = {}
         self._reads: deque[tuple[int, int, int]] = deque()
         """Pending reads: load id, block id, slot."""
@@ -205,8 +205,8 @@ class DiskPool:
         self._checksums[slot] = zlib.crc32(content)
 
     def _attempt(self, what: str, transfer: Callable[[], None]) -> bool:
-        """Run a transfer and return whether it succeeded. A failure costs no more than recomputing; only the
-        first one is logged."""
+        """Run a transfer and return whether it succeeded. A failure only costs recomputing, so only the first
+        one is logged."""
         try:
             transfer()
         except Exception as error:
@@ -223,8 +223,8 @@ class DiskPool:
     # ---- at the start ----
 
     def measure(self, num_slots: int) -> ReadSpeed | None:
-        """Measure how fast blocks that are not in the page cache are read to the device; None if none can be
-        written. Call it before anything else is read or written, and before the device pool is used."""
+        """Measure how fast blocks that are not in the page cache are read to the device; None if no block can
+        be written. Call it before any other read or write, and before the device pool is used."""
         num_blocks = min(
             num_slots, MAX_PROBE_BLOCKS, len(self._device) - 1, max(1, PROBE_BYTES // self._block_bytes)
         )
@@ -251,8 +251,7 @@ class DiskPool:
         return time.perf_counter() - started_s
 
     def _drop_page_cache(self) -> None:
-        """Drop the file from the system's page cache, if possible: a cached read says nothing about the
-        disk."""
+        """Drop the file from the system's page cache if possible: a cached read does not measure the disk."""
         with suppress(OSError, AttributeError):
             os.fdatasync(self._file.fileno())
             os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -275,7 +274,7 @@ class _Lane:
         self._stream = torch.cuda.Stream(device_pool.device) if on_cuda else None  # type: ignore[no-untyped-call]
 
     def copy_to(self, block_id: int) -> None:
-        """Copy the buffer to a block of the device; returns when it is done."""
+        """Copy the buffer to a block of the device; returns when the copy is complete."""
         if self._stream is None:
             self._device[block_id].copy_(self._block)
             return

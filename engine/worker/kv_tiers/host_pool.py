@@ -1,4 +1,4 @@
-"""Host memory for offloaded KV blocks, and the interface that a runner uses. Copies what the plan says; does
+"""Host memory for offloaded KV blocks, and the interface that a runner uses. Makes the copies of a plan; does
 not know which request uses which block."""
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class HostTransfers(Protocol):
 
     def begin_step(self, plan: SchedulerOutput) -> None:
         """Start the plan's disk writes, store the states that it evicts, and start its loads. Work queued
-        from now on may overwrite what the plan allocates."""
+        from now on may overwrite the blocks that the plan allocates."""
 
     def end_step(self, plan: SchedulerOutput) -> None:
-        """Store the blocks that the step computes, which is queued by now."""
+        """Store the blocks that the step, which is already queued, computes."""
 
     def take_reports(self) -> TransferReports:
         """Return the loads and disk writes that have ended. Does not wait."""
 
     def before_overwriting(self, block_ids: Sequence[int]) -> Sequence[Event]:
-        """What to wait for before others write to these blocks of the device."""
+        """The events to wait for before others write to these blocks of the device."""
 
     def close(self) -> None:
         """Stop background transfers. Repeatable."""
@@ -63,8 +63,8 @@ class HostPool:
     """Slots shaped like the device's blocks. Copies to and from the device are synchronous; transfers to and
     from a disk run in the background.
 
-    When a slot is to be written to disk, the write takes over its memory, and the slot gets other memory at
-    once.
+    When a slot is to be written to disk, the write takes over its memory, and the slot gets other memory
+    immediately.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class HostPool:
         disk: DiskPool | None = None,
         max_writes: int = MAX_DISK_WRITES,
     ) -> None:
-        """``device_pool``: [num_blocks, ...], block-major. ``max_writes``: writes to disk at once."""
+        """``device_pool``: [num_blocks, ...], block-major. ``max_writes``: concurrent writes to disk."""
         self._rows = SlotRows(num_slots, 0 if disk is None else max_writes)
         num_rows = self._rows.num_rows
         self._device = device_pool
@@ -103,7 +103,7 @@ class HostPool:
         return ()
 
     def _load(self, load: KVLoad) -> None:
-        """Copy from host to device; blocks from disk follow later."""
+        """Copy from host to device, and start reading blocks from disk."""
         if len(load.copies):
             blocks = torch.tensor(load.copies.block_ids, device=self._device.device)
             rows = torch.from_numpy(self._rows.of(load.copies.host_slots))
@@ -115,7 +115,7 @@ class HostPool:
             self._disk.read(load.load_id, load.reads)
 
     def _write_to_disk(self, writes: DiskWrites) -> None:
-        """Write the current content of these slots; they may be stored to when the call returns."""
+        """Write the current content of these slots; the slots may be reused when the call returns."""
         for host_slot, disk_slot in zip(writes.host_slots, writes.disk_slots, strict=True):
             assert self._disk is not None, "there is no disk to write to"
             row = self._rows.give_to_write(host_slot, disk_slot)
@@ -142,7 +142,7 @@ def choose_num_host_blocks(
     max_writes: int = MAX_DISK_WRITES,
 ) -> int:
     """The number of slots of the host pool, each split among the ranks; 0 for no host tier. ModelLoadError if
-    the host has too little memory, of which the KV pool takes its part if the device is the host."""
+    the host has too little memory. If the device is the host, the KV pool's memory is not available."""
     num_slots = cache.num_host_blocks(spec.bytes_per_block * group.size * group.stage.size)
     if num_slots and group.stage.size > 1:  # stages may have one layer more or less
         num_slots = group.smallest(num_slots)

@@ -1,8 +1,8 @@
 """Host memory for rows of one shape, in slabs that are pinned in the background. Does not know what a row
 holds.
 
-Pinning 500 GiB takes a minute or more, and the start should not wait for it: slabs are pinned in order, and
-one that is needed earlier is pinned next.
+Pinning 500 GiB takes a minute or more, and the start should not wait for it. Slabs are pinned in order,
+except that a slab needed earlier is pinned next.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PinnedSlabs:
         streams: CopyStreams,
         slab_bytes: int = SLAB_BYTES,
     ) -> None:
-        """Pinning starts when a row is first used, not during the start, when graphs are captured."""
+        """Pinning starts when a row is first used, not now, as CUDA graphs are captured during the start."""
         self.num_rows = num_rows
         self._streams = streams
         row_bytes = int(np.prod(row_shape)) * dtype.itemsize
@@ -62,7 +62,7 @@ class PinnedSlabs:
     def copy_pairs(
         self, blocks: torch.Tensor, block_ids: IntArray, rows: IntArray
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Pair each of these blocks [num_blocks, *row_shape] with its row, in as few pairs as possible:
+        """Yields pairs of these blocks [num_blocks, *row_shape] and their rows, in as few pairs as possible:
         consecutive block ids with consecutive rows are one copy."""
         slabs = rows // self._rows_per_slab
         breaks = (np.diff(block_ids) != 1) | (np.diff(rows) != 1) | (np.diff(slabs) != 0)
@@ -82,7 +82,7 @@ class PinnedSlabs:
             self._streams.unpin(self._pinned.pop())
 
     def _part(self, first: int, count: int) -> torch.Tensor:
-        """Return rows [count, *row_shape] of one slab, which is pinned or cannot be."""
+        """Return rows [count, *row_shape] of one slab, after it is pinned or pinning has failed."""
         slab, row = divmod(first, self._rows_per_slab)
         if not self._is_ready[slab]:
             self._make_ready(slab)

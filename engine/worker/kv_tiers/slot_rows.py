@@ -1,4 +1,4 @@
-"""Maps each slot of a host pool to its row of host memory. Knows rows and slots by number alone."""
+"""Maps each slot of a host pool to its row of host memory. Knows only numbers of rows and slots."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from engine.worker.kv_tiers.disk_pool import TransferReports
 
 class SlotRows:
     """The row of each slot. When a slot is to be written to disk, the write takes over its row, and the slot
-    gets a spare one at once. The written row becomes spare when the write has ended."""
+    gets a spare one immediately. The old row becomes spare when the write has ended."""
 
     def __init__(self, num_slots: int, max_writes: int) -> None:
-        """``max_writes``: writes to disk at once, each of which takes a row; 0 without a disk."""
+        """``max_writes``: concurrent writes to disk, each of which takes a row; 0 without a disk."""
         self.num_rows = num_slots + max_writes
         self._rows: NDArray[np.int64] = np.arange(num_slots)
         self._spare = list(range(num_slots, self.num_rows))

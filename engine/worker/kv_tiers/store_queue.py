@@ -23,17 +23,17 @@ class _Portion:
     block_ids: IntArray
     rows: IntArray
     computed: Event
-    """The end of the step that fills these blocks."""
+    """The event after the step that fills these blocks."""
     copied: Event | None = None
-    """The end of the copy; None if it is not on the stream yet."""
+    """The event after the copy; None if it is not on the stream yet."""
 
 
 class StoreQueue:
-    """A FIFO queue of stores: an event of one is also an event of all before it.
+    """A FIFO queue of stores: the event of a store comes after all stores before it.
 
-    A store is waited for only when its block is overwritten or its row is read, so loads go first: while
-    there are any, one portion at a time is on the device's stream, and the others wait here. A portion that
-    is waited for is submitted at once, after those before it.
+    Others wait for a store only before they overwrite its block or read its row, so loads go first: while
+    there are any, only one portion at a time is on the device's stream. A portion that another operation
+    needs is submitted immediately, after those before it.
     """
 
     def __init__(
@@ -49,18 +49,18 @@ class StoreQueue:
         self._streams = streams
         self._portion_blocks = max(1, portion_bytes // blocks[0].nbytes)
         self._portions: deque[_Portion] = deque()
-        """Portions not known to be done, oldest first; the submitted ones come first."""
+        """Portions that may be incomplete, oldest first; the submitted ones come first."""
         self._num_submitted = 0
-        """How many of ``_portions`` are on the stream."""
+        """The number of ``_portions`` that are on the stream."""
         self._num_done = 0
-        """The number of portions that are done, which is the number of the first of ``_portions``."""
+        """The number of completed portions, which is the number of the first of ``_portions``."""
         self._readers = np.full(len(blocks), -1)
         self._writers = np.full(slabs.num_rows, -1)
         """``_readers``: the number of the last portion that reads each block; ``_writers``: that writes each
         row."""
 
     def add(self, block_ids: IntArray, rows: IntArray, computed: Event) -> None:
-        """Queue copies of these blocks to these rows, to run once they are computed."""
+        """Queue copies of these blocks to these rows, to run after ``computed``."""
         for start in range(0, len(block_ids), self._portion_blocks):
             part = slice(start, start + self._portion_blocks)
             number = self._num_done + len(self._portions)
@@ -69,7 +69,7 @@ class StoreQueue:
             self._portions.append(_Portion(block_ids[part], rows[part], computed))
 
     def advance(self, *, loads_first: bool) -> None:
-        """Drop portions that are done, and submit one more, or all."""
+        """Drop completed portions, and submit one more, or all."""
         while self._num_submitted and _is_done(self._portions[0]):
             self._portions.popleft()
             self._num_submitted -= 1
@@ -86,7 +86,7 @@ class StoreQueue:
         return self._last(self._writers[rows])
 
     def _last(self, numbers: IntArray) -> list[Event]:
-        """The event of the last of these portions, which is then submitted; none if all are done."""
+        """The event of the last of these portions, which this submits; none if all are complete."""
         if not self._portions or not len(numbers):
             return []
         index = int(numbers.max()) - self._num_done

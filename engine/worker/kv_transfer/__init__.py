@@ -1,1 +1,1 @@
-"""KV blocks on their way between servers: computed by one, fetched by the other over TCP."""
+"""Moves KV blocks between servers: over TCP, from memory to memory, or through a shared folder."""

@@ -1,4 +1,4 @@
-"""The bytes of KV blocks on the device, gathered from it and scattered to it on threads beside the steps."""
+"""Gathers the bytes of KV blocks from the device, and scatters them to it, on other threads than steps."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class BlockRows:
         self._stream = torch.cuda.Stream(device_pool.device) if self._on_cuda else None  # type: ignore[no-untyped-call]
 
     def buffer_of(self, num_blocks: int) -> memoryview:
-        """The buffer's first bytes, of so many blocks."""
+        """The bytes of the buffer's first ``num_blocks`` blocks."""
         return self._buffer[:num_blocks].reshape(-1).data
 
     def gather(self, block_ids: Sequence[int]) -> memoryview:
-        """Copy blocks of the device to the buffer; returns their bytes once they are there."""
+        """Copy blocks of the device to the buffer; returns their bytes when the copy is complete."""
         count = len(block_ids)
         if self._stream is None:
-            # Not by torch, whose threads are the model's.
+            # Not by torch, as the model uses its threads.
             np.take(self._rows.numpy(), block_ids, axis=0, out=self._buffer[:count])
             return self.buffer_of(count)
         with torch.cuda.stream(self._stream):
@@ -42,7 +42,7 @@ class BlockRows:
         return self.buffer_of(count)
 
     def scatter(self, block_ids: Sequence[int]) -> None:
-        """Copy the buffer's first blocks to these of the device; returns when they are there."""
+        """Copy the buffer's first blocks to these blocks of the device; returns when the copy is complete."""
         count = len(block_ids)
         if self._stream is None:
             self._rows.numpy()[np.asarray(block_ids)] = self._buffer[:count]

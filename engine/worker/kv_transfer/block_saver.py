@@ -1,4 +1,4 @@
-"""Writes blocks to the folder that servers share, on a thread beside the steps."""
+"""Writes blocks to the folder that servers share, on a thread parallel to the steps."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ from engine.worker.kv_tiers.copy_streams import Event, copy_streams_of
 logger = logging.getLogger(__name__)
 
 MAX_PENDING_BYTES = 512 * 2**20
-"""What may wait to be written. Beyond it blocks are left out: a slow folder must not delay the steps."""
+"""Limit of bytes waiting to be written. More blocks are skipped: a slow folder must not delay the steps."""
 MAX_KNOWN = 1_000_000
-"""Names that are known to be in the folder: 16 million tokens in blocks of 16."""
+"""Names known to be in the folder: 16 million tokens in blocks of 16."""
 SCANS_PER_LIMIT = 16
-"""The folder is measured again after this part of its limit has been written."""
+"""The folder is measured again after 1 / SCANS_PER_LIMIT of its limit has been written."""
 
 
 class BlockSaver:
-    """Copies blocks as a step has computed them, and writes each to the folder, once."""
+    """Copies blocks after a step has computed them, and writes each to the folder once."""
 
     def __init__(self, device_pool: torch.Tensor, saved: SavedBlocks, max_bytes: int | None) -> None:
-        """``device_pool``: [num_blocks, ...], block-major. ``max_bytes``: of all files; None for no limit."""
+        """``device_pool``: [num_blocks, ...], block-major. ``max_bytes``: limit of all files, or None."""
         self._rows = device_pool.view(len(device_pool), -1).view(torch.uint8)
         self._block_bytes = self._rows.shape[1]
         self._streams = copy_streams_of(device_pool.device)
         self._saved = saved
         self._max_bytes = max_bytes
         self._num_unmeasured = max_bytes or 0
-        """Bytes written since the folder was measured: at first it is measured at once."""
+        """Bytes written since the folder was last measured. Initially the limit, so the first write
+        measures."""
         self._lock = threading.Lock()
         self._num_pending = 0
         self._known: OrderedDict[bytes, None] = OrderedDict()
@@ -44,7 +45,7 @@ class BlockSaver:
         self._thread = ThreadPoolExecutor(1, "kv-saves")
 
     def save(self, saves: KVSaves) -> None:
-        """Keep blocks of the step that was queued last. Does not wait for the folder."""
+        """Save blocks of the step that was queued last. Does not wait for the folder."""
         if saves.useless:
             self._thread.submit(self._delete, saves.useless)
         names, block_ids = self._take(saves)
@@ -53,21 +54,21 @@ class BlockSaver:
             self._thread.submit(self._write, names, content, self._streams.steps.record_event())
 
     def flush(self) -> None:
-        """Wait until all that waits has been written."""
+        """Wait until all pending blocks are written."""
         self._thread.submit(lambda: None).result()
 
     def use(self, saved: SavedBlocks) -> None:
-        """Keep blocks in another folder from now on; after ``flush``."""
+        """Save blocks in another folder from now on. Call ``flush`` first."""
         self._saved = saved
         with self._lock:
             self._known.clear()
 
     def close(self) -> None:
-        """Write what waits, and stop. Repeatable."""
+        """Write all pending blocks, and stop. Repeatable."""
         self._thread.shutdown(wait=True)
 
     def _take(self, saves: KVSaves) -> tuple[list[bytes], list[int]]:
-        """Names and ids of the blocks that are not known to be in the folder, as far as there is room."""
+        """Names and ids of the blocks that are not known to be in the folder, up to MAX_PENDING_BYTES."""
         names, block_ids = list[bytes](), list[int]()
         with self._lock:
             num_left, is_full = (MAX_PENDING_BYTES - self._num_pending) // self._block_bytes, False
@@ -89,9 +90,9 @@ class BlockSaver:
         return names, block_ids
 
     def _copy(self, block_ids: Sequence[int]) -> torch.Tensor:
-        """[len(block_ids), block_bytes]: what these blocks are when the step is done."""
+        """[len(block_ids), block_bytes]: the content of these blocks after the step."""
         if self._rows.device.type == "cpu":
-            # Not by torch, whose threads are the model's.
+            # Not by torch, as the model uses its threads.
             return torch.from_numpy(np.take(self._rows.numpy(), block_ids, axis=0))
         return self._rows[torch.tensor(block_ids, device=self._rows.device)]
 
@@ -114,7 +115,7 @@ class BlockSaver:
                 self._known.pop(name, None)
 
     def _shrink(self) -> None:
-        """Keep to the limit. What was deleted may be saved again."""
+        """Delete files beyond the limit. Deleted blocks may be saved again."""
         if self._max_bytes is None or self._num_unmeasured < self._max_bytes // SCANS_PER_LIMIT:
             return
         self._saved.shrink(self._max_bytes)
@@ -130,7 +131,7 @@ class BlockSaver:
             self._saved.delete(name)
 
     def _log(self, reason: str) -> None:
-        """A failure costs no more than recomputing; the first of each kind is logged."""
+        """Log the first failure of each kind; a failure only costs recomputing."""
         if reason not in self._has_logged and len(self._has_logged) < 100:
             self._has_logged.add(reason)
             logger.warning("KV could not be saved in %s: %s.", self._saved.folder, reason)

@@ -42,21 +42,21 @@ Serve = Callable[[socketserver.BaseRequestHandler], None]
 
 MAX_CONNECTIONS = 256
 MAX_STRANGERS = 128
-"""Connections that have not said yet what fits this server."""
+"""Connections that have not yet sent a valid first message."""
 HELLO_S = 2.0
-"""How long a connection may wait with its first message."""
+"""Seconds in which a connection must send its first message."""
 IDLE_TIMEOUT_S = 120.0
-"""How long one that has said what fits may be silent."""
+"""Seconds that a connection may be silent after its first message."""
 MESSAGE_BYTES_PER_BLOCK = 64
-"""No reader names more blocks than the pool has, nor longer than this."""
+"""Limits messages: no reader names more blocks than the pool has, nor longer names than this."""
 MAX_ENDED = 4096
-"""Leases that are known to have ended, so that their readers are answered at once."""
+"""Leases that are remembered after their end, so that their readers are refused immediately."""
 
 
 class LeaseServer:
-    """Listens on a port of its own; each connection is served by a thread.
+    """Listens on a separate port; each connection is served by a thread.
 
-    A lease that ends is not read any more when ``end`` returns: its blocks may be overwritten.
+    When ``end`` returns, no one reads the lease any more: its blocks may be overwritten.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class LeaseServer:
         fingerprint: str,
         memory: PeerMemory | None = None,
     ) -> None:
-        """``device_pool``: [num_blocks, ...], block-major. ``memory``: where a library reads it, else blocks
-        go over the connection. ConfigError if it cannot listen there."""
+        """``device_pool``: [num_blocks, ...], block-major. ``memory``: the pool as a library reads it; None:
+        blocks are sent over the connection. ConfigError if it cannot listen on this port."""
         self._device_pool = device_pool
         self._memory = memory
         self.fingerprint = fingerprint
@@ -92,7 +92,7 @@ class LeaseServer:
     # ---- called by the worker ----
 
     def begin(self, leases: Iterable[NewKVLease]) -> None:
-        """Let these leases be read from now on."""
+        """Make these leases readable from now on."""
         with self._changed:
             self._leases |= {lease.lease_id: lease for lease in leases}
             self._changed.notify_all()
@@ -108,19 +108,19 @@ class LeaseServer:
             self._changed.notify_all()
 
     def end_all(self) -> None:
-        """End all leases: the pool is about to change."""
+        """End all leases, because the pool is about to change."""
         with self._changed:
             lease_ids = list(self._leases)
         self.end(lease_ids)
 
     def take_reports(self) -> TransferReports:
-        """The leases that readers have released or renewed since the last call."""
+        """Return the leases that readers have released or renewed since the last call."""
         with self._changed:
             reports, self._reports = self._reports, TransferReports()
         return reports
 
     def close(self) -> None:
-        """Stop to listen. Repeatable."""
+        """Stop listening. Repeatable."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -192,7 +192,7 @@ class LeaseServer:
         return self._memory.locate(block_ids) if answer is None else answer
 
     def _look_up(self, asked: ReadBlocks | LocateBlocks) -> tuple[NotYet | Refused | None, Sequence[int]]:
-        """Why the blocks cannot be read, or their ids. Nobody waits here: a reader asks again."""
+        """Returns why the blocks cannot be read, or their ids. It does not wait: a reader requests again."""
         if asked.fingerprint != self.fingerprint:
             reason = f"this one is {self.fingerprint}, the one that asks is {asked.fingerprint}"
             return Refused(f"the servers do not fit together: {reason}"), ()

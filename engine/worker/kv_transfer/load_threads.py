@@ -1,4 +1,4 @@
-"""Runs loads of blocks that come from elsewhere, on threads beside the steps."""
+"""Loads blocks from other servers or a folder, on threads parallel to the steps."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ logger = logging.getLogger(__name__)
 
 NUM_THREADS = 8
 THREADS_PER_OWNER = 4
-"""So many loads of one owner run at a time, or from one place where nobody has an owner."""
+"""At most this many loads of one owner run at a time; loads without an owner count by their place."""
 BEGIN_TIMEOUT_S = 2.0
-"""How long a lease may take to begin: a reader may be told of it before the worker that holds it."""
+"""Seconds in which a lease must begin: a reader may learn of it before the worker that holds it."""
 FIRST_RETRY_S = 0.02
 PAUSE_S = 5.0
-"""How long a server that did not answer in time is left alone: its loads fail at once."""
+"""Seconds for which a server is skipped after it did not answer in time: its loads fail immediately."""
 MAX_LOGGED = 100
 MAX_PAUSED = 1000
 
 
 class LeaseNotBegunError(OSError):
-    """There is no such lease so far."""
+    """The lease does not exist yet."""
 
 
 class BlockSource(Protocol):
-    """Where blocks come from."""
+    """A source of blocks: other servers, or a folder."""
 
     def fetch(self, reads: RemoteReads, rows: BlockRows, after: Sequence[Event]) -> None:
-        """Fetch blocks, and write them to the device once these events are done. Called on several threads,
-        each with its own ``rows``. Raises if not all could be had."""
+        """Fetch blocks, and write them to the device after these events. Called on several threads, each with
+        its own ``rows``. Raises if a block cannot be fetched."""
 
     def place_of(self, reads: RemoteReads) -> str:
-        """Where these come from, for a log."""
+        """The name of the place that these blocks come from, for a log."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """A load, and when to give up asking for its lease."""
+    """A load, and when to stop waiting for its lease."""
 
     load_id: int
     reads: RemoteReads
@@ -59,7 +59,7 @@ class _Load:
 
 
 class LoadThreads:
-    """Runs loads from one source, those of each owner in their turn. No call waits for it."""
+    """Runs loads from one source, fairly between owners. No call waits for a load."""
 
     def __init__(self, device_pool: torch.Tensor, source: BlockSource) -> None:
         """``device_pool``: [num_blocks, ...], block-major."""
@@ -73,7 +73,7 @@ class LoadThreads:
         self._paused_until: dict[str, float] = {}
 
     def start(self, load_id: int, reads: RemoteReads, after: Sequence[Event]) -> None:
-        """Fetch blocks, and write them to the device once these events are done."""
+        """Fetch blocks, and write them to the device after these events."""
         load = _Load(load_id, reads, after, time.monotonic() + BEGIN_TIMEOUT_S, FIRST_RETRY_S)
         self._threads.submit(self._owner_of(reads), lambda: self._run(load))
 
@@ -81,7 +81,7 @@ class LoadThreads:
         return reads.owner or self._source.place_of(reads)
 
     def take_reports(self) -> TransferReports:
-        """The loads that have ended since the last call."""
+        """Return the loads that have ended since the last call."""
         with self._lock:
             reports, self._reports = self._reports, TransferReports()
         return reports
@@ -99,7 +99,7 @@ class LoadThreads:
             worked = True
         except LeaseNotBegunError as error:
             if time.monotonic() + load.retry_s < load.begin_until:
-                self._ask_again(load)  # a wait belongs to its lease: no thread waits
+                self._ask_again(load)  # a timer waits, not a thread of the pool
                 return
             self._log(place, error)
             worked = False
@@ -134,7 +134,7 @@ class LoadThreads:
             self._paused_until[place] = time.monotonic() + PAUSE_S
 
     def _log(self, place: str, error: Exception) -> None:
-        """A failure costs no more than recomputing; the first of each kind is logged."""
+        """Log the first failure of each kind; a failure only costs recomputing."""
         reason = str(error) if isinstance(error, (OSError, msgspec.DecodeError)) else repr(error)
         with self._lock:
             is_new = reason not in self._logged and len(self._logged) < MAX_LOGGED

@@ -1,4 +1,4 @@
-"""Fetches blocks that other servers have leased out, from memory to memory."""
+"""Fetches blocks that other servers have leased out, directly from memory to memory."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from engine.worker.kv_transfer.remote_reader import CONNECT_TIMEOUT_S, READ_TIME
 
 
 class MemoryReader:
-    """The ``BlockSource`` of leased blocks, which a library reads where they are.
+    """The ``BlockSource`` of leased blocks that a library reads from the other server's memory.
 
-    The other server does not see the read: when it is done the lease is asked for again, and if it has ended
-    meanwhile, what came is not used.
+    The other server does not notice the read. So the reader asks after the read whether the lease still
+    exists, and discards the blocks if it has ended meanwhile.
     """
 
     def __init__(self, rank: int, fingerprint: str, memory: PeerMemory) -> None:
-        """``rank``: reads from the same of the others. ``fingerprint``: what both must have in common."""
+        """``rank``: it reads from the same rank of others. ``fingerprint``: must be equal on both sides."""
         self._rank = rank
         self.fingerprint = fingerprint
         self._memory = memory

@@ -1,4 +1,4 @@
-"""The device's KV pool as Mooncake's transfer engine has it. Loads Mooncake when one is made."""
+"""The device's KV pool in Mooncake's transfer engine. Imports Mooncake when an object is made."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from engine.worker.kv_transfer.peer_memory import failed
 
 
 class MooncakeMemory:
-    """A PeerMemory: a transfer engine that finds others without a server of metadata."""
+    """A PeerMemory over a transfer engine that finds others without a metadata server."""
 
     library = "mooncake"
 
     def __init__(self, device_pool: torch.Tensor, host: str, protocol: str) -> None:
-        """``device_pool``: [num_blocks, ...], block-major. ``host``: the address at which others find it.
+        """``device_pool``: [num_blocks, ...], block-major. ``host``: the address at which others reach it.
         ``protocol``: ``tcp`` or ``rdma``."""
         self._pool = device_pool
         make_engine = _import_engine()

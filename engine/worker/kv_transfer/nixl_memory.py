@@ -1,5 +1,5 @@
-"""The device's KV pool as NIXL has it: registered, described for readers, and read into. Loads NIXL when one
-is made."""
+"""The device's KV pool in NIXL: registers it, describes it for readers, and reads into it. Imports NIXL when
+an object is made."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from engine.worker.kv_transfer.peer_memory import failed
 logger = logging.getLogger(__name__)
 
 MODULES = ("nixl_cu13._api", "nixl_cu12._api", "nixl._api")
-"""Where NIXL's Python API may be, by how it was installed."""
+"""Modules of NIXL's Python API, depending on how it was installed."""
 POLL_S = 0.0002
 READ_TIMEOUT_S = 10.0
 
@@ -80,7 +80,7 @@ class NixlMemory:
             raise ConnectionError("NIXL: the blocks did not come")
 
     def _release(self, transfer: Any) -> None:
-        """Give a transfer back, canceled if it goes on; waits for one that cannot be canceled."""
+        """Release a transfer, canceling it if it still runs; wait for one that cannot be canceled."""
         while True:
             try:
                 self._agent.release_xfer_handle(transfer)
@@ -101,7 +101,7 @@ class NixlMemory:
             return name
 
     def _forget(self, metadata: bytes) -> None:
-        """Drop an agent that failed: its process may be another one by now."""
+        """Drop an agent that failed: another process may have taken its place."""
         with self._lock:
             name = self._remote.pop(metadata, None)
             if name is not None:
@@ -126,7 +126,7 @@ def _import_nixl() -> Any:
         except ImportError:
             continue
         if "NIXL_LOG_LEVEL" not in os.environ:
-            logging.getLogger("nixl").setLevel(logging.WARNING)  # it is told of agents at the level INFO
+            logging.getLogger("nixl").setLevel(logging.WARNING)  # it logs agents at level INFO
         return api
     raise ConfigError(
         "kv_transfer_config: NixlConnector needs NIXL: install continuum-engine[nixl], for GPUs the build "

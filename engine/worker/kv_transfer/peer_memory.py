@@ -1,4 +1,4 @@
-"""A KV pool whose blocks other servers read where they are, and that reads theirs. Knows no library."""
+"""A KV pool whose blocks other servers read in place, and that reads theirs. Knows no library."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from engine.kv_transfer.wire import Located
 
 
 class PeerMemory(Protocol):
-    """A device's KV pool as a library for such reads has it. May be used by several threads."""
+    """A device's KV pool in a library for such reads. Several threads may use it."""
 
     library: str
-    """The library's name: both sides must have the same."""
+    """The library's name; both sides must use the same."""
 
     def locate(self, block_ids: Sequence[int]) -> Located:
-        """Where these blocks are, for a reader."""
+        """Describes where these blocks are, for a reader."""
 
     def read(self, there: Located, block_ids: Sequence[int]) -> None:
-        """Read blocks of another pool into these, and wait until they are there.
+        """Read blocks of another pool into these, and wait until they are written.
 
-        Raises OSError if they do not come; then nothing is written to the blocks any more.
+        Raises OSError if the read fails; after that nothing is written to the blocks any more.
         """
 
 
 def open_memory(transfer: KVTransferConfig, device_pool: torch.Tensor) -> PeerMemory | None:
-    """The pool ([num_blocks, ...], block-major) as the connector's library has it; None if it needs none.
+    """The pool ([num_blocks, ...], block-major) in the connector's library; None if it needs no library.
 
     ConfigError if the library is not installed, or cannot use the pool.
     """

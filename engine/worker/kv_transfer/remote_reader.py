@@ -24,14 +24,14 @@ from engine.worker.kv_transfer.load_threads import LeaseNotBegunError
 
 CONNECT_TIMEOUT_S = 2.0
 READ_TIMEOUT_S = 10.0
-"""How long the other server may be silent."""
+"""Seconds that the other server may be silent."""
 
 
 class RemoteReader:
     """The ``BlockSource`` of leased blocks."""
 
     def __init__(self, rank: int, fingerprint: str) -> None:
-        """``rank``: reads from the same of the others. ``fingerprint``: what both must have in common."""
+        """``rank``: it reads from the same rank of others. ``fingerprint``: must be equal on both sides."""
         self._rank = rank
         self.fingerprint = fingerprint
 

@@ -1,4 +1,4 @@
-"""A plan's transfers where KV moves between servers, or to a folder, with or without a host tier beside."""
+"""Runs a plan's transfers if KV moves between servers, or to a folder, with or without a host tier."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROTOCOL = 2
 
 
 class RemoteTransfers:
-    """HostTransfers that hand loads from elsewhere to threads, leases to a server, and saves to a saver."""
+    """HostTransfers that pass remote loads to threads, leases to a server, and saves to a saver."""
 
     def __init__(
         self,
@@ -40,11 +40,11 @@ class RemoteTransfers:
         saver: BlockSaver | None = None,
         serves: Callable[[str], None] = lambda identity: None,
     ) -> None:
-        """``base``: the host tier's; the others by the connector and the role of this engine. ``serves``:
-        lets the others know what is loaded."""
+        """``base``: the host tier's transfers; the others depend on the connector and this engine's role.
+        ``serves``: passes the others the identity of the loaded model."""
         self._base = base
         self.serve = serves
-        """Called with the identity of what was loaded: from now on KV is read and kept as its own."""
+        """Call it with the identity of the loaded model: from now on KV is read and saved under it."""
         self._server = server
         self._reader = reader
         self._saver = saver
@@ -67,7 +67,7 @@ class RemoteTransfers:
             self._base.begin_step(own)
 
     def rest(self) -> None:
-        """The pool is about to change: nothing of it can be read any more, and what is to be saved is."""
+        """End all leases and finish all saves, because the pool is about to change."""
         if self._server is not None:
             self._server.end_all()
         if self._saver is not None:
@@ -114,8 +114,8 @@ def with_remote(
     group: TensorParallelGroup,
     identity: str,
 ) -> HostTransfers | None:
-    """The transfers of an engine whose KV moves between servers, or to a folder; ``base`` of another one.
-    ``identity``: of what is loaded.
+    """Returns the transfers of an engine whose KV moves between servers, or to a folder; ``base`` for other
+    engines. ``identity``: of the loaded model.
 
     ConfigError if the port of this rank is taken, or the folder cannot be written to.
     """
@@ -161,7 +161,7 @@ def with_remote(
 def saved_folder(
     config: EngineConfig, identity: str, device_pool: torch.Tensor, group: TensorParallelGroup
 ) -> Path | None:
-    """The folder of a rank's saved KV; None if this engine reads none."""
+    """The folder of a rank's saved KV; None if this engine uses no folder."""
     if config.kv_transfer is None or config.kv_transfer.storage_path is None:
         return None
     layout = layout_of(identity, device_pool)
@@ -184,6 +184,6 @@ def fingerprint_of(identity: str, device_pool: torch.Tensor, group: TensorParall
 
 
 def layout_of(identity: str, device_pool: torch.Tensor) -> str:
-    """What is loaded and the layout of its KV, as a short text."""
+    """The identity of the loaded model and the layout of its KV, as a short text."""
     shape = "x".join(map(str, device_pool.shape[1:]))
     return f"model {identity}, KV {shape} {str(device_pool.dtype).removeprefix('torch.')}"

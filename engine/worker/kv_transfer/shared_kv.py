@@ -1,4 +1,4 @@
-"""KV of a rank that leaves the process, under the identity of what is loaded."""
+"""A rank's KV that leaves the process, under the identity of the loaded model."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ logger = logging.getLogger(__name__)
 
 
 class SharedKV:
-    """Costs nothing where no KV leaves the process."""
+    """Manages KV that leaves the process; does nothing if none does."""
 
     def __init__(self, config: EngineConfig, group: TensorParallelGroup) -> None:
-        """Before the model is loaded: what its files are is noted."""
+        """Make it before the model is loaded: it records the stamps of the model's files."""
         transfer = config.kv_transfer
         self._is_on = transfer is not None and bool(
             transfer.leases_out or transfer.fetches or transfer.storage_path
@@ -35,36 +35,36 @@ class SharedKV:
         self._transfers: RemoteTransfers | None = None
 
     def loaded(self, pool: torch.Tensor) -> None:
-        """The model has been loaded, and has its KV pool: [num_blocks, ...], block-major."""
+        """Call it after the model is loaded and has its KV pool: [num_blocks, ...], block-major."""
         self._pool = pool
         self._identity = self._identity_of(self._config.model, self._stamps)
 
     @property
     def folder(self) -> Path | None:
-        """The folder of the saved KV of what is loaded; None without one."""
+        """The folder of the loaded model's saved KV; None without one."""
         return saved_folder(self._config, self._identity, self._pool, self._group) if self._is_on else None
 
     def beside(self, base: HostTransfers | None) -> HostTransfers | None:
-        """The transfers of the host tier, with those between servers. ConfigError as ``with_remote``."""
+        """The transfers of the host tier, with those between servers. ConfigError like ``with_remote``."""
         transfers = with_remote(base, self._pool, self._config, self._group, self._identity)
         self._transfers = transfers if isinstance(transfers, RemoteTransfers) else None
         return transfers
 
     def rest(self) -> None:
-        """The pool is about to change: nothing of it can be read from elsewhere any more."""
+        """Make KV unreadable from elsewhere, because the pool is about to change."""
         if self._transfers is not None:
             self._transfers.rest()
 
     def serve(self, options: ModelConfig, stamps: Stamps | None) -> None:
-        """Go on under the identity of what was loaded last from files that were as ``stamps``; None: nothing
-        was."""
+        """Continue under the identity of the last loaded model, whose files had these ``stamps``; None: no
+        model was loaded."""
         if stamps is None or self._transfers is None:
             return
         self._identity = self._identity_of(options, stamps)
         self._transfers.serve(self._identity)
 
     def _identity_of(self, options: ModelConfig, stamps: Stamps) -> str:
-        """One that nobody shares if the files were written to while they were loaded."""
+        """The identity, or a unique one if the files were written to while they were loaded."""
         if not self._is_on:
             return ""
         try:

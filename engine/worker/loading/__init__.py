@@ -1,1 +1,1 @@
-"""From a model folder to a model: configuration, checkpoints, parts for ranks."""
+"""Loads a model from a folder: configuration, checkpoints, parts for ranks."""

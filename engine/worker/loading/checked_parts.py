@@ -11,8 +11,8 @@ from engine.worker.loading.tensor_part import TensorPart
 
 
 def check_parts(checkpoint: Checkpoint, parts: Mapping[str, TensorPart], owner: str, folder: Path) -> None:
-    """Raise ModelLoadError unless every part is there in its shape, and in a type that can be cast.
-    ``owner``: who needs them."""
+    """Raise ModelLoadError unless every part exists with its shape, and with a type that can be cast.
+    ``owner``: the model or head that needs them, for errors."""
     for name, part in parts.items():
         tensor = checkpoint.tensors.get(name)
         if tensor is None:

@@ -1,4 +1,4 @@
-"""The safetensors of a model folder: first what the headers say, then the tensors one by one."""
+"""The safetensors of a model folder: reads first the headers, then the tensors one by one."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _FLOATS = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
 }
-"""The supported dtypes, by their safetensors name. In others, such as fp8, numbers need scales to mean
-anything."""
+"""The supported dtypes, by their safetensors name. Numbers of other dtypes, such as fp8, mean nothing without
+scales."""
 
 
 class Checkpoint:
@@ -54,8 +54,8 @@ class Checkpoint:
         name_of: Callable[[str], str | None] | None = None,
     ) -> None:
         """``weights_name``: the file that the model's config names (``transformers_weights``);
-        ``weight_format``: how weights are stored, if not as they are; ``name_of``: from a tensor's name in
-        the files to the one here, None to leave it out."""
+        ``weight_format``: how weights are stored, if not plain; ``name_of``: maps a tensor's name in the
+        files to the one here, None to leave it out."""
         entries: dict[str, TensorEntry] = {}
         for file in _weight_files(folder, weights_name):
             found = _read_header(file)
@@ -66,7 +66,7 @@ class Checkpoint:
         if name_of is not None:
             entries = {here: entry for name, entry in entries.items() if (here := name_of(name)) is not None}
         self.num_left_out = num_found - len(entries)
-        """The number of tensors in the files that are not here."""
+        """The number of tensors in the files that are left out here."""
         self.tensors: dict[str, StoredTensor] = (
             {name: PlainTensor(entry) for name, entry in entries.items()}
             if weight_format is None
@@ -74,8 +74,8 @@ class Checkpoint:
         )
 
     def check_types(self, names: Collection[str], dtype: torch.dtype) -> None:
-        """Raise ModelLoadError for a plain tensor that is not of a plain float type; log how many will be
-        cast to the model's dtype."""
+        """Raise ModelLoadError for a plain tensor that is not of a plain float type; log how many tensors
+        will be cast to the model's dtype."""
         others: Counter[str] = Counter()
         for name in names:
             tensor = self.tensors.get(name)
@@ -103,8 +103,7 @@ class Checkpoint:
         }
 
     def is_idle_bias(self, name: str) -> bool:
-        """Whether it is the bias of a quantized weight and all zeros: some writers of GPTQ add one to every
-        linear."""
+        """Whether it is an all-zero bias of a quantized weight, as some GPTQ writers add to every linear."""
         bias = self.tensors[name]
         weight = self.tensors.get(f"{name.removesuffix('bias')}weight")
         if not name.endswith(".bias") or weight is None or isinstance(weight, PlainTensor):
@@ -113,8 +112,8 @@ class Checkpoint:
             return not files.read(bias.entries[0]).any()
 
     def fill(self, parts: Mapping[str, TensorPart]) -> None:
-        """Fill the parameters with their parts of the checkpoint, one at a time and file by file; nothing
-        else is read."""
+        """Fill the parameters with their parts of the checkpoint, one at a time and file by file; reads
+        nothing else."""
         files = list(dict.fromkeys(self._file_of(name) for name in parts))
         with _bar(files, len(parts)) as bar, TensorFiles() as opened:
             for name in sorted(parts, key=lambda name: files.index(self._file_of(name))):
@@ -133,7 +132,7 @@ class Checkpoint:
 
 
 def _bar(files: list[Path], num_tensors: int) -> tqdm[Any]:
-    """A progress bar for slow loads on a terminal; elsewhere, large loads are logged once."""
+    """A progress bar for slow loads on a terminal; elsewhere, it logs large loads once."""
     num_bytes = sum(file.stat().st_size for file in files)
     tells = start_log.isEnabledFor(logging.INFO)
     if tells and num_bytes >= ANNOUNCED_BYTES and not sys.stderr.isatty():
@@ -158,7 +157,7 @@ def check_fits(cast: torch.Tensor) -> None:
 
 
 def _weight_files(folder: Path, weights_name: str | None) -> list[Path]:
-    """Choose the safetensors files as transformers does: the one that the config names, else the one with the
+    """Choose the safetensors files like transformers: the one that the config names, else the one with the
     usual name, else those of the index. Without any of them: all safetensors files."""
     if weights_name is not None:
         if not (folder / _in_folder(weights_name, "config.json")).is_file():
@@ -172,7 +171,7 @@ def _weight_files(folder: Path, weights_name: str | None) -> list[Path]:
         return [folder / _SINGLE_NAME]
     if (folder / _INDEX_NAME).exists():
         return _files_of_index(folder, _INDEX_NAME)
-    # Other files, such as adapters and weights under another library's names, may be in the folder too.
+    # The folder may also have other files, such as adapters and weights under another library's names.
     files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
     if not files and list(folder.glob("*.bin")):
         raise ModelLoadError(

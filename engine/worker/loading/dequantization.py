@@ -1,4 +1,4 @@
-"""Says what becomes of a quantized checkpoint's weights, and dequantizes them for transformers' own
+"""Logs which of a quantized checkpoint's weights are dequantized, and dequantizes them for transformers' own
 loader."""
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ def log_dequantization(
     parts: Mapping[str, TensorPart],
     kept: KeptWeights | None,
 ) -> None:
-    """Log how many bytes of quantized weights are dequantized and how many stay as they are, before it
-    happens."""
+    """Log in advance how many bytes of quantized weights are dequantized and how many are kept."""
     names = frozenset[str]() if kept is None else kept.names
     dequantized = stored = stays = 0.0
     for name, part in parts.items():
@@ -49,7 +48,7 @@ def log_dequantization(
 
 
 def log_dequantization_of_all(plan: LoadPlan, checkpoint: Checkpoint) -> None:
-    """As ``log_dequantization``, for a model that keeps nothing."""
+    """Like ``log_dequantization``, for a model that keeps nothing."""
     coded = [tensor for tensor in checkpoint.tensors.values() if not isinstance(tensor, PlainTensor)]
     dequantized = sum(prod(tensor.shape) for tensor in coded) * plan.dtype.itemsize
     _log(plan, sum(map(_stored_bytes, coded)), dequantized, 0)
@@ -77,7 +76,7 @@ def _stored_bytes(tensor: StoredTensor) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LateTensor:
-    """A tensor that is read and dequantized when it is indexed by ``...``, as transformers does with slices
+    """A tensor that is read and dequantized when transformers indexes it by ``...``, as it does with slices
     of safetensors."""
 
     tensor: StoredTensor

@@ -1,8 +1,8 @@
-"""One identity of what is loaded: of every byte that was read, and of the options that change its KV.
+"""The identity of a loaded model: a hash of every byte that was read, and of the options that change its KV.
 
-Every key of KV that leaves the process carries it: two models that share an architecture and most of their
-tensors never take each other's KV. Reading all weights once more takes a second for each gigabyte or so, from
-memory; so the digests of large files are kept, beside them where the folder can be written to.
+Every key of KV that leaves the process contains it, so two models that share an architecture and most of
+their tensors never use each other's KV. Reading all weights once more takes about a second per gigabyte, from
+memory, so the digests of large files are saved, in the folder itself if it is writable.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ FRONT_FILES = (
     *("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json", "merges.txt"),
     *("preprocessor_config.json", "processor_config.json"),
 )
-"""Files of a folder that say how prompts and pictures become what the model reads."""
+"""Files of a folder that define how prompts and pictures become the model's inputs."""
 KEPT = ".digests.json"
 _READ_BYTES = 2**22
 _LARGE_BYTES = 2**26
-"""Smaller files are read again at each start, in a twentieth of a second: nothing is left beside them."""
+"""Smaller files are read again at each start, in a twentieth of a second, and their digests are not saved."""
 _NUM_THREADS = 4
 _RACY_S = 2.0
-"""A file that was changed so recently may change again with the same time."""
+"""A file that was changed this recently may change again without a change of its time."""
 
 Stamp = tuple[int, int, int, int]
-"""Size, the times of the last change of content and of anything, in nanoseconds, and the file's number."""
+"""Size, the times of the last change of content and of anything, in nanoseconds, and the inode number."""
 Stamps = Mapping[Path, Stamp]
 
 
 def stamps_of(config: EngineConfig, options: ModelConfig | None = None) -> Stamps:
-    """What the files of a model are before it is loaded; ``options``: of the model, if not the configured."""
+    """The stamps of a model's files before it is loaded; ``options``: its options, if not the config's."""
     return {path: _stamp(path) for path in _files(config, options or config.model)}
 
 
 def identity_of(config: EngineConfig, options: ModelConfig, before: Stamps) -> str:
-    """The identity of what was loaded from files that were as ``before``. ModelLoadError if one of them was
-    written to meanwhile."""
+    """The identity of a model that was loaded from files with the stamps ``before``. ModelLoadError if one of
+    them was written to meanwhile."""
     if options.load_format == "dummy":
         before = {path: stamp for path, stamp in before.items() if path.suffix == ".json"}
     digests = _digests(list(before))
@@ -88,7 +88,7 @@ def _stamp(path: Path) -> Stamp:
 
 
 def _digests(paths: list[Path]) -> dict[Path, str]:
-    """The digest of each file, from what is kept where it has not changed since."""
+    """The digest of each file; saved digests are used for files that have not changed since."""
     kept = {folder: _kept(folder) for folder in {path.parent for path in paths}}
     found: dict[Path, str] = {}
     for path in paths:
@@ -117,7 +117,7 @@ def _digest(path: Path) -> str:
 
 
 def _cache_file(folder: Path) -> Path:
-    """Beside the folder's files, or in the user's cache if they are not ours to write."""
+    """A file in the folder, or in the user's cache if the folder is not writable."""
     if os.access(folder, os.W_OK):
         return folder / KEPT
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

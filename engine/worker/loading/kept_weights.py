@@ -1,8 +1,8 @@
 """Weights that stay in the bits of their checkpoint, because a kernel of the CPU reads them.
 
-A linear or a layer's experts whose weights are stored in 4 bits with zeros, in MXFP4, or in 8 bits with a
-scale per output, are replaced by ones of the same numbers as soon as all their tensors are read: nothing is
-dequantized on the way, and the memory of their parameters is never touched.
+Linears and experts whose weights are stored in 4 bits with zeros, in MXFP4, or in 8 bits with a scale per
+output are replaced by modules with the same numbers when all their tensors are read. Nothing is dequantized
+in between, and the memory of their parameters is never touched.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from engine.worker.loading.tensor_part import TensorPart
 from engine.worker.models.moe import Experts
 
 _INT4_MIDDLE = 8
-"""The zero of a weight without one: a kernel's numbers are ``q - 8``."""
+"""The zero of a weight that stores none: a kernel's numbers are ``q - 8``."""
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class _KeptModule:
     """A linear or a layer's experts, to be replaced."""
 
     name: str
-    """Its name in the model."""
+    """The module's name in the model."""
     bits: int
     weights: tuple[tuple[str, ...], ...]
     """Names of the tensors that fill each weight, in the order of its rows."""
@@ -46,7 +46,7 @@ class _KeptModule:
         return len(self.read) == sum(map(len, self.weights))
 
     def take(self, weight: int, dtype: torch.dtype) -> Quantized:
-        """One of its weights, whose tensors are all read."""
+        """Return one of its weights, whose tensors are all read, and drop them."""
         convert = _as_int4 if self.bits == 4 else _as_int8
         read = [self.read.pop(name) for name in self.weights[weight]]
         pieces = [each if isinstance(each, Quantized) else convert(each, dtype) for each in read]
@@ -68,12 +68,12 @@ class KeptWeights:
         dtype: torch.dtype,
         gemm: CompiledGemm | None,
     ) -> None:
-        """``model``: on the meta device; ``parts``: those of all its tensors; ``gemm``: what multiplies,
-        None: torch."""
+        """``model``: on the meta device; ``parts``: of all its tensors; ``gemm``: the compiled GEMM, None:
+        torch multiplies."""
         self._model, self._checkpoint, self._dtype, self._gemm = model, checkpoint, dtype, gemm
         self._modules: dict[str, _KeptModule] = {}
         self.saved_bytes = 0
-        """What they take less than in the model's dtype."""
+        """The bytes saved compared with the model's dtype."""
         by_weight: dict[int, dict[str, TensorPart]] = {}
         for name, part in parts.items():
             by_weight.setdefault(_memory_of(part.view), {})[name] = part
@@ -84,7 +84,7 @@ class KeptWeights:
 
     @property
     def names(self) -> frozenset[str]:
-        """The checkpoint's tensors that stay as they are."""
+        """The checkpoint's tensors that are kept in their bits."""
         return frozenset(self._modules)
 
     def _consider(
@@ -93,8 +93,8 @@ class KeptWeights:
         parts: Sequence[Mapping[str, TensorPart]],
         files: TensorFiles,
     ) -> None:
-        """Keep the module's weights if all tensors that fill them, here for each weight, allow it, in the
-        same number of bits."""
+        """Keep the module's weights if all tensors that fill them, given per weight, allow it with the same
+        number of bits."""
         kinds = {
             _kept_bits(self._checkpoint.tensors[name], part, files)
             for own in parts
@@ -118,11 +118,11 @@ class KeptWeights:
         return can_keep(module.out_features, module.in_features, bits, self._gemm)
 
     def bytes_in_memory(self, name: str, num_numbers: int) -> int:
-        """What so many numbers of a kept tensor take."""
+        """The bytes that ``num_numbers`` numbers of a kept tensor take."""
         return _bytes_in_memory(num_numbers, self._modules[name].bits)
 
     def fill(self, parts: Mapping[str, TensorPart]) -> None:
-        """As ``Checkpoint.fill``; then replace the modules of which everything is read."""
+        """Like ``Checkpoint.fill``; then replace the modules whose tensors are all read."""
         names = [name for name in parts if name in self._modules]
         self._checkpoint.fill({name: part for name, part in parts.items() if name not in self._modules})
         with TensorFiles() as files:
@@ -162,7 +162,7 @@ def _weights_of(module: nn.Module) -> tuple[torch.Tensor, ...]:
 
 
 def _memory_of(tensor: torch.Tensor) -> int:
-    """The same for all views of a parameter, on the meta device too."""
+    """An id that all views of a parameter share, on the meta device, too."""
     memory: int = tensor.untyped_storage()._cdata
     return memory
 
@@ -172,7 +172,7 @@ def _is_coded(tensor: StoredTensor) -> TypeGuard[CodedTensor]:
 
 
 def _kept_bits(tensor: StoredTensor, part: TensorPart, files: TensorFiles) -> int | None:
-    """The bits in which a kernel can read this part of the tensor; None if it has to be dequantized."""
+    """The bits in which a kernel can read this part of the tensor; None if it must be dequantized."""
     if part.num_pieces > 1:
         return None
     inputs = region_of(tensor.shape, *part.slices)[1]
@@ -190,8 +190,8 @@ def _kept_bits(tensor: StoredTensor, part: TensorPart, files: TensorFiles) -> in
 
 
 def _as_int4(codes: Codes, dtype: torch.dtype) -> Quantized:
-    """The numbers as they are, with the scale and the zero of each group of GROUP_SIZE: ``scale · (q -
-    zero)`` is ``scale · (q - 8) + scale · (8 - zero)``."""
+    """The unchanged numbers, with the scale and the zero of each group of GROUP_SIZE: ``scale · (q - zero)``
+    is ``scale · (q - 8) + scale · (8 - zero)``."""
     num_groups = codes.numbers.shape[1] // GROUP_SIZE
     if isinstance(codes.groups, int):
         which = torch.arange(num_groups) * GROUP_SIZE // codes.groups
@@ -204,13 +204,13 @@ def _as_int4(codes: Codes, dtype: torch.dtype) -> Quantized:
 
 
 def _as_e2m1(numbers: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> Quantized:
-    """As they are: a power of two is exact in bf16, and there are no zeros."""
+    """The unchanged numbers and scales: a power of two is exact in bf16, and there are no zeros."""
     grid = torch.stack((scales, torch.zeros_like(scales)), dim=-1)
     return Quantized(numbers, grid.to(dtype), is_float=True)
 
 
 def _as_int8(codes: Codes, dtype: torch.dtype) -> Quantized:
-    """The numbers less their zero, which is the same for all, with the scale of each output."""
+    """The numbers minus their common zero, with the scale of each output."""
     assert isinstance(codes.zeros, int)
     numbers = codes.numbers
     if codes.zeros:
@@ -219,5 +219,5 @@ def _as_int8(codes: Codes, dtype: torch.dtype) -> Quantized:
 
 
 def _bytes_in_memory(num_numbers: int, bits: int) -> int:
-    """With the scale and the zero of each group, 16 bits each; a scale per output is next to nothing."""
+    """Includes the scale and the zero of each group, 16 bits each; a scale per output is negligible."""
     return num_numbers * 5 // 8 if bits == 4 else num_numbers

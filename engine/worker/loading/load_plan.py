@@ -33,10 +33,10 @@ class LoadPlan:
     device: torch.device
     dtype: torch.dtype
     weight_format: WeightFormat | None = None
-    """How the checkpoint stores weights, if not as they are."""
+    """How the checkpoint stores weights; None: plain."""
     group: TensorParallelGroup = ALONE
     headless: bool = False
-    """Whether the model's head is not computed."""
+    """Whether the model runs without its head."""
     pictures: PictureFolder | None = None
     """How the model reads pictures; None: it is served as text."""
 
@@ -46,13 +46,13 @@ class LoadPlan:
 
     @property
     def weights_name(self) -> str | None:
-        """The weight file that the config names, which few do."""
+        """The weight file that the config names; few configs do."""
         name = getattr(self.config, "transformers_weights", None)
         return name if isinstance(name, str) else None
 
     @property
     def multimodal(self) -> bool:
-        """Whether the folder holds other parts beside the decoder."""
+        """Whether the folder holds other parts in addition to the decoder."""
         return is_multimodal_folder(self.folder)
 
     def checkpoint(self) -> Checkpoint:
@@ -60,8 +60,8 @@ class LoadPlan:
         return Checkpoint(self.folder, self.weights_name, self.weight_format)
 
     def decoder_checkpoint(self) -> Checkpoint:
-        """Read the headers of the decoder's weights, by the names that they have in a folder of its own.
-        Raises ModelLoadError."""
+        """Read the headers of the decoder's weights, by their names in a folder of the decoder alone. Raises
+        ModelLoadError."""
         name_of = decoder_name if self.multimodal else headless_name if self.headless else None
         return Checkpoint(self.folder, self.weights_name, self.weight_format, name_of)
 
@@ -71,8 +71,8 @@ class LoadPlan:
 
 
 def check_memory(model: torch.nn.Module, plan: LoadPlan, saved_bytes: int = 0) -> None:
-    """Raise ModelLoadError if there is no room for the parameters; ``saved_bytes``: what they take less than
-    in the model's dtype, because some stay in fewer bits."""
+    """Raise ModelLoadError if memory does not suffice for the parameters. ``saved_bytes``: bytes saved
+    compared with the model's dtype, because some weights stay in fewer bits."""
     needed = sum(parameter.numel() for parameter in model.parameters()) * plan.dtype.itemsize - saved_bytes
     available = available_bytes(plan.device) // sharers(plan.group, plan.device)
     if needed > available:

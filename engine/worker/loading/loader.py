@@ -1,6 +1,6 @@
-"""Loads a model folder into a CausalModel: the native decoder where it fits, transformers' own otherwise.
+"""Loads a model folder into a CausalModel: the native decoder where it fits, otherwise transformers' own.
 
-Everything that can be wrong with a folder is found from its headers, before memory is allocated.
+It finds all faults of a folder from its headers, before it allocates memory.
 
 Knows nothing of the KV pool.
 """
@@ -66,9 +66,9 @@ class LoadedModel:
     max_model_len: int
     vocab_size: int
     pooler: Pooler | None = None
-    """Makes answers of hidden states; None: the model generates."""
+    """Computes answers from hidden states; None: the model generates."""
     pooling: PoolingModel | None = None
-    """What is told of a model that pools."""
+    """The description of a model that pools, for API servers."""
     tower: VisionTower | None = None
     """Encodes pictures; None: the model is served as text."""
 
@@ -77,7 +77,7 @@ def load_model(
     options: ModelConfig, group: TensorParallelGroup = ALONE, *, headless: bool = False
 ) -> LoadedModel:
     """Load the model that ``options`` names, or this rank's part of it. Raises ModelLoadError or ConfigError
-    with one sentence. ``headless``: a native one that returns what its head would read."""
+    with a one-sentence message. ``headless``: load a native model that returns its head's inputs."""
     if options.load_format not in LOAD_FORMATS:
         raise ConfigError(
             f"load_format must be one of {', '.join(LOAD_FORMATS)}, got {options.load_format!r}."
@@ -111,8 +111,8 @@ def load_model(
 
 
 def _with_tied_head(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The config of a decoder whose head is never computed: none is looked for in the checkpoint."""
-    own: object = config  # which may stand in for one
+    """The config of a decoder whose head is never computed, so that loading needs none in the checkpoint."""
+    own: object = config  # may be a NativeConfig
     if isinstance(own, NativeConfig):
         return cast("PreTrainedConfig", msgspec.structs.replace(own, tie_word_embeddings=True))
     config.tie_word_embeddings = True
@@ -198,8 +198,8 @@ def _load_native(plan: LoadPlan) -> CausalModel:
 
 
 def _with_own_head(plan: LoadPlan, checkpoint: Checkpoint) -> LoadPlan:
-    """A config may say that the head is the embedding, while the files hold another head: that one is what
-    the model was trained with, and what transformers uses."""
+    """Untie the head if the files hold a head that differs from the embedding, though the config ties them:
+    the model was trained with that head, and transformers uses it."""
     head = checkpoint.tensors.get(_HEAD)
     embedding = checkpoint.tensors.get(_EMBEDDING)
     is_tied = getattr(plan.config, "tie_word_embeddings", False)
@@ -220,7 +220,7 @@ def _with_own_head(plan: LoadPlan, checkpoint: Checkpoint) -> LoadPlan:
 
 
 def _take_decoder(plan: LoadPlan, checkpoint: Checkpoint) -> None:
-    """Settle what the config of a multimodal folder leaves open, and tell what is not served."""
+    """Resolve what the config of a multimodal folder leaves open, and log what is not served."""
     if _HEAD in checkpoint.tensors:
         plan.config.tie_word_embeddings = False
     if plan.pictures is None:
@@ -265,7 +265,7 @@ def _load_by_transformers(plan: LoadPlan) -> CausalModel:
 def _check_tensors(
     checkpoint: Checkpoint, model: Decoder, parts: Mapping[str, TensorPart], plan: LoadPlan
 ) -> None:
-    """Check that every tensor of the architecture is there in its shape, and no other."""
+    """Check that every tensor of the architecture exists in its shape, and that there is no other."""
     check_parts(checkpoint, parts, plan.architecture, plan.folder)
     for name in checkpoint.tensors.keys() - parts.keys():
         if not model.is_unused(name) and not checkpoint.is_idle_bias(name):
@@ -275,8 +275,8 @@ def _check_tensors(
 
 
 def _random_weights(plan: LoadPlan) -> Callable[[Mapping[str, TensorPart]], None]:
-    """Return a function that fills parameters with random weights that preserve the scale of activations;
-    different on each rank."""
+    """Return a function that fills parameters with random weights, different on each rank, that preserve the
+    scale of activations."""
     generator = torch.Generator(plan.device).manual_seed(plan.options.seed + plan.group.rank)
 
     def fill(parts: Mapping[str, TensorPart]) -> None:

@@ -1,4 +1,4 @@
-"""Finds the model folder and reads from its config what the engine needs. Loads no weights."""
+"""Finds the model folder and reads the facts that the engine needs from its config. Loads no weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _HUB_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py")
 _READ_AS = {"kimi_k2": "deepseek_v3"}
-"""Model types that transformers does not know, each with the one whose architecture it is."""
+"""Model types that transformers does not know, with a model type that has the same architecture."""
 _MOST = {
     "vocab_size": 2**24,
     "hidden_size": 2**20,
@@ -34,7 +34,7 @@ _MOST = {
     "head_dim": 2**16,
     "max_position_embeddings": 2**40,
 }
-"""Sizes of a config, and far more than any model has."""
+"""Upper limits for sizes in a config, far above those of any model."""
 _STRETCHING_ROPE_TYPES = ("linear", "dynamic", "yarn")
 
 
@@ -64,7 +64,7 @@ def _from_hub(model: str) -> Path:
 
 
 def read_config(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
-    """Read the folder's config, without transformers where possible. It says nothing of how weights are
+    """Read the folder's config, without transformers if possible. The result does not contain how weights are
     stored: see ``read_format``."""
     native = native_config(_without_format(raw_config(folder)))
     if native is not None:
@@ -74,13 +74,12 @@ def read_config(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
 
 
 def is_multimodal_folder(folder: Path) -> bool:
-    """Whether the folder holds a decoder beside parts that are left out."""
+    """Whether the folder holds a decoder with other parts that are left out."""
     return is_multimodal(raw_config(folder))
 
 
 def read_format(folder: Path) -> WeightFormat | None:
-    """How the folder's weights are stored, or those of its decoder; None if as they are. Raises
-    ModelLoadError."""
+    """The format of the folder's weights, or of its decoder's; None if plain. Raises ModelLoadError."""
     raw = raw_config(folder)
     own = read_weight_format(raw)
     if own is None and is_multimodal(raw):
@@ -107,7 +106,7 @@ def raw_config(folder: Path) -> dict[str, Any]:
 
 
 def _check_sizes(path: Path, raw: dict[str, Any]) -> None:
-    """Before anything is sized by them. Raises ModelLoadError for one that no model has."""
+    """Check sizes before memory is allocated by them. Raises ModelLoadError for a size that no model has."""
     for name, most in _MOST.items():
         value = raw.get(name)
         if isinstance(value, int) and not 0 <= value <= most:
@@ -143,13 +142,13 @@ def read_by_transformers(folder: Path, trust_remote_code: bool) -> PreTrainedCon
 
 
 def _named_in(path: Path) -> Any:
-    """The architecture that a config.json names, else its model type."""
+    """The architecture that a config.json names, or else its model type."""
     raw = json.loads(path.read_text(encoding="utf-8"))
     return (raw.get("architectures") or [raw.get("model_type")])[0]
 
 
 def choose_dtype(requested: str, config: PreTrainedConfig) -> torch.dtype:
-    """The type of weights and KV: the requested one, else the checkpoint's."""
+    """The type of weights and KV: the requested one, or else the checkpoint's."""
     if requested != "auto":
         dtype = getattr(torch, requested)
         assert isinstance(dtype, torch.dtype)
@@ -164,13 +163,13 @@ def choose_dtype(requested: str, config: PreTrainedConfig) -> torch.dtype:
 
 
 def dtype_of_dequantized(own: torch.dtype, device: torch.device) -> torch.dtype:
-    """The type for a quantized checkpoint if none was requested: on CPUs bfloat16 instead of float16, which
-    writers of such checkpoints name for their GPU kernels, and none here is written for."""
+    """The type for a quantized checkpoint if none was requested. On CPUs, bfloat16 replaces float16, which
+    such checkpoints name for GPU kernels and for which there are no kernels here."""
     return torch.bfloat16 if device.type == "cpu" and own == torch.float16 else own
 
 
 def choose_device(requested: str, rank: int = 0, num_ranks: int = 1) -> torch.device:
-    """The device of a rank: the requested one, else cuda where there is one."""
+    """The device of a rank: the requested one, or else cuda if available."""
     if requested == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is 'cuda', but torch sees no CUDA device.")
     if requested == "auto":
@@ -186,7 +185,7 @@ def choose_device(requested: str, rank: int = 0, num_ranks: int = 1) -> torch.de
 
 
 def choose_max_model_len(model: ModelConfig, config: PreTrainedConfig) -> int:
-    """The requested length if the model can do it, else the model's own limit."""
+    """The requested length if the model supports it, or else the model's own limit."""
     limit = _own_max_model_len(config)
     if model.max_model_len is None:
         if limit is None:
@@ -204,7 +203,7 @@ def _own_max_model_len(config: PreTrainedConfig) -> int | None:
     limit: int | None = getattr(text, "max_position_embeddings", None)
     if limit is None:
         return None
-    # A window's layers need no more than its length, whatever their rope.
+    # Layers with a window need no more than its length, whatever their rope.
     reaches = [
         _stretched(limit, rope) for kind, rope in all_ropes(text).items() if kind != "sliding_attention"
     ]
@@ -219,7 +218,7 @@ def _stretched(limit: int, rope: dict[str, Any]) -> int:
 
 
 def check_rope(config: PreTrainedConfig, max_model_len: int) -> None:
-    """Refuse frequencies that change with a sequence's length: one batch holds sequences of many lengths."""
+    """Refuse frequencies that depend on a sequence's length, as one batch holds sequences of many lengths."""
     text = config.get_text_config(decoder=True)
     for kind, rope in all_ropes(text).items():
         rope_type = rope.get("rope_type") or "default"

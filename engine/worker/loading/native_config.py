@@ -1,8 +1,7 @@
-"""A model's config.json as the native decoder needs it, read without transformers, whose config classes
-import its modeling code and half of torch: 150 MB and seconds.
+"""Reads the fields of a model's config.json that the native decoder needs, without transformers, whose config
+classes import its modeling code and half of torch: 150 MB and seconds.
 
-Accepts a config only if it knows every field; everything else, and every invalid config, is left to
-transformers.
+Accepts a config only if it knows every field; transformers handles all others, and all invalid configs.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _WITHOUT_BEARING = frozenset(
         *("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
     )
 )
-"""Fields that do not change what a decoder computes; end-of-sequence tokens are the API server's."""
+"""Fields that do not change what a decoder computes; the API server handles end-of-sequence tokens."""
 _RENAMED = {"torch_dtype": "dtype", "rope_scaling": "rope_parameters"}
 """Older field names; if both are present, transformers decides."""
 _ROPE_NUMBERS: Mapping[str, frozenset[str]] = {
@@ -37,14 +36,14 @@ _ROPE_NUMBERS: Mapping[str, frozenset[str]] = {
 """The numeric fields of each rope type."""
 _DEFAULT_ROPE_THETA = 10_000.0
 _ROPE_THETAS = {"mixtral": 1_000_000.0}
-"""Where a family has another default."""
+"""Defaults of families that differ."""
 _PARTIAL_ROPE = "partial_rotary_factor"
 _REQUIRED = {"mistral": "sliding_window", "qwen3": "head_dim"}
 """Fields that must be present, because the family's default differs from the native one."""
 
 
 class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Replaces a ``PreTrainedConfig``: the same field names, with the values that it would have."""
+    """Replaces a ``PreTrainedConfig``: has the same field names and values."""
 
     model_type: Literal["llama", "mistral", "qwen2", "qwen3"]
     hidden_act: Literal["silu"]
@@ -67,7 +66,7 @@ class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     layer_types: list[Literal["full_attention"]] | None = None
 
     def get_text_config(self, decoder: bool = False) -> Self:
-        """As ``PreTrainedConfig.get_text_config``; the native decoder has only text."""
+        """Like ``PreTrainedConfig.get_text_config``; the native decoder has only text."""
         return self
 
 
@@ -113,11 +112,11 @@ _STRUCTS: Mapping[str, type[NativeConfig]] = {
     "mixtral": MixtralConfig,
     "glm4_moe": Glm4MoeConfig,
 }
-"""The families with fields of their own."""
+"""The families with additional fields."""
 
 
 def native_config(raw: Mapping[str, Any]) -> NativeConfig | None:
-    """Parse the fields of a config.json; None if transformers has to read it."""
+    """Parse the fields of a config.json; None if transformers must read it."""
     fields = {name: value for name, value in raw.items() if name not in _WITHOUT_BEARING}
     for old, new in _RENAMED.items():
         if old in fields and fields.setdefault(new, fields[old]) is not fields.pop(old):
@@ -129,7 +128,7 @@ def native_config(raw: Mapping[str, Any]) -> NativeConfig | None:
         return None
     if model_type.startswith("qwen"):  # the window applies only if use_sliding_window is set
         fields.pop("sliding_window", None)
-    if model_type == "qwen3_moe" and "num_local_experts" in fields:  # as transformers 5 writes it
+    if model_type == "qwen3_moe" and "num_local_experts" in fields:  # transformers 5 writes this name
         fields.setdefault("num_experts", fields.pop("num_local_experts"))
     fields["rope_parameters"] = _rope_parameters(
         model_type, fields.pop("rope_theta", None), fields.get("rope_parameters")
@@ -145,8 +144,8 @@ def native_config(raw: Mapping[str, Any]) -> NativeConfig | None:
 
 
 def _rope_parameters(model_type: str, theta: Any, given: Any) -> dict[str, Any] | None:
-    """Return the rope parameters with type and theta, whichever form the config uses; None if they are
-    unknown here."""
+    """Return the rope parameters with type and theta, whichever form the config uses; None if they are not
+    supported here."""
     if given is not None and not isinstance(given, dict):
         return None
     rope = dict(given or {})

@@ -11,7 +11,7 @@ import torch
 @dataclass(frozen=True, slots=True)
 class TensorPart:
     """One of ``count`` equal parts of a tensor, split along ``dim``; by default the whole tensor. If the
-    tensor is ``num_pieces`` equal pieces, one after the other along ``dim``, it is a part of each of them."""
+    tensor consists of ``num_pieces`` equal pieces along ``dim``, it is a part of each piece."""
 
     view: torch.Tensor
     """The view of a parameter that this part fills."""
@@ -29,7 +29,7 @@ class TensorPart:
 
     @property
     def slices(self) -> tuple[tuple[slice, ...], ...]:
-        """The slices of the checkpoint's tensor that select this part, of one piece after the other."""
+        """The slices of the checkpoint's tensor that select this part, piece by piece."""
         length = self.view.shape[self.dim] // self.num_pieces
         starts = ((piece * self.count + self.index) * length for piece in range(self.num_pieces))
         return tuple((*(slice(None),) * self.dim, slice(start, start + length)) for start in starts)
@@ -42,7 +42,7 @@ class TensorPart:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Consecutive rows of a tensor, of which a part is needed."""
+    """Consecutive rows of a tensor, of which one of ``count`` parts is needed."""
 
     length: int
     """Rows of the part."""
@@ -52,7 +52,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class SectionedPart(TensorPart):
-    """A part of each of several sections of a tensor, which lie one after the other along its first
+    """A part of each of several sections of a tensor. The sections follow each other along its first
     dimension and may differ in length."""
 
     sections: tuple[Section, ...] = ()

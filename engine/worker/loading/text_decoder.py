@@ -1,5 +1,5 @@
-"""Folders that hold a text decoder beside other parts, such as a vision tower: which of them are known, and
-what of them is the decoder's. Knows no model code."""
+"""Folders that hold a text decoder with other parts, such as a vision tower: which of them are known, and
+which of their tensors are the decoder's. Knows no model code."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ MULTIMODAL_TYPES = frozenset(
         *("mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe", "voxtral"),
     )
 )
-"""Model types of folders whose ``text_config`` is the config of a decoder that computes, without images and
-sound, what it computes alone."""
+"""Model types of folders whose ``text_config`` is the config of a decoder that computes the same without the
+other parts, if there are no images and no sound."""
 _PREFIXES = {
     "model.language_model.": "model.",
     "language_model.": "",
     "lm_head.": "lm_head.",
     **{name: name for name in ("model.embed_tokens.", "model.layers.", "model.norm.")},
 }
-"""How the names of a decoder's tensors begin in such folders, and how in a folder of its own: the first and
-the third as Qwen3.5 is published and transformers has it in memory, the last as Qwen2.5-VL is published, the
-second as all others are."""
+"""Prefixes of a decoder's tensor names in such folders, and in a folder of the decoder alone. The first and
+the third are Qwen3.5's, as published and as transformers holds it; the last ones are Qwen2.5-VL's, the second
+all others'."""
 _TOWERS = {
     **dict.fromkeys(("model.visual.", "visual."), ""),
     **{f"{of}{part}": part for of in ("model.", "") for part in ("vision_tower.", "multi_modal_projector.")},
 }
-"""The same for a vision tower: Qwen's is alone, others are with a projector."""
+"""The same for a vision tower: Qwen's is alone, others have a projector."""
 
 
 _HEADS = ("lm_head.", "score.")
 
 
 def is_multimodal(raw: Mapping[str, Any]) -> bool:
-    """Whether the config.json is of a folder with a decoder that is served without the other parts."""
+    """Whether the config.json belongs to a folder with a decoder that is served without the other parts."""
     return str(raw.get("model_type")) in MULTIMODAL_TYPES
 
 
 def decoder_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The config of the decoder in a multimodal one, with the folder's architecture.
+    """The config of the decoder in a multimodal config, with the folder's architecture.
 
-    Its head is tied if either config says so, which holds only where the checkpoint has no head: configs
-    leave the field out, and its defaults differ.
+    Its head is tied if either config says so; a head in the checkpoint overrides this. Configs may omit the
+    field, and its defaults differ.
     """
     decoder = config.get_text_config(decoder=True)
     decoder.architectures = config.architectures
@@ -58,16 +58,16 @@ def decoder_config(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def headless_name(name: str) -> str | None:
-    """The name that a tensor of a folder without a head has in one with a head; None for heads of any
-    kind."""
+    """Maps the name of a tensor of a folder without a head to that in a folder with one; None for heads of
+    any kind."""
     if name.startswith("model."):
         return name
     return None if name.startswith(_HEADS) else f"model.{name}"
 
 
 def tower_name(name: str) -> str | None:
-    """The name that a tensor of such a folder has in its vision tower, alone or with a projector; None for
-    tensors of other parts."""
+    """Maps the name of a tensor of such a folder to that in its vision tower, alone or with a projector; None
+    for tensors of other parts."""
     for prefix, alone in _TOWERS.items():
         if name.startswith(prefix):
             return alone + name.removeprefix(prefix)
@@ -75,8 +75,8 @@ def tower_name(name: str) -> str | None:
 
 
 def decoder_name(name: str) -> str | None:
-    """The name that a tensor of a multimodal folder has in a folder of the decoder alone; None for tensors of
-    other parts."""
+    """Maps the name of a tensor of a multimodal folder to that in a folder of the decoder alone; None for
+    tensors of other parts."""
     for prefix, alone in _PREFIXES.items():
         if name.startswith(prefix):
             return alone + name.removeprefix(prefix)

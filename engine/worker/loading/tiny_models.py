@@ -1,6 +1,6 @@
 """Makes small model folders of real architectures, with random weights and a real tokenizer.
 
-For the demo, benchmarks and tests where no checkpoint is at hand. Must not know how the engine loads them.
+For the demo, benchmarks and tests if no checkpoint is available. Must not know how the engine loads them.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from transformers import (
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TOOL_TOKENS = ("<tool_call>", "</tool_call>")
 MAX_TRAINED_TOKENS = 32_000
-"""Maximum number of trained tokens; further tokens of a vocabulary exist only to be sampled."""
+"""Maximum number of trained tokens; larger vocabularies add tokens that exist only to be sampled."""
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS) + len(TOOL_TOKENS)
 
 _GEMMA = ("gemma2", "gemma3_text")
 _SPARSE = ("qwen3_moe", "mixtral", "glm4_moe", "gpt_oss", "llama4_text")
 _FUSED = ("gpt_oss", "llama4_text")
-"""Families published with the experts of a layer in one tensor, too."""
+"""Families that are also published with the experts of a layer in one tensor."""
 _LATENT = ("deepseek_v2", "deepseek_v3")
 _WITH_STATES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid")
 _OTHERS = ("gpt_neox", "phi", "olmo2")
@@ -42,10 +42,10 @@ _GROUPED_QUERY = frozenset(
 )
 _OWN_HEAD_DIM = frozenset({"llama", "mistral", "qwen3", *_GEMMA, *_SPARSE, *_WITH_STATES})
 _CORRECTIONS = "e_score_correction_bias"
-"""Buffers that a checkpoint holds, in fp32 whatever the dtype."""
+"""Buffers that a checkpoint holds, always in fp32."""
 
 _DECAYS = "A_log"
-"""Parameters small enough here that states hold what lies many tokens back."""
+"""Parameters that are made small here, so that states remember tokens from far back."""
 
 _CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 _CORPUS_CHARACTERS_PER_TOKEN = 400
@@ -72,7 +72,7 @@ def make_model_folder(
 ) -> Path:
     """Write a complete model folder and return its path; equal arguments give equal folders.
 
-    ``extra_config`` holds further fields of the family's own config, such as ``sliding_window``. Without
+    ``extra_config`` holds additional fields of the family's config, such as ``sliding_window``. Without
     ``weights`` the folder works only with ``load_format="dummy"``.
     """
     if family not in FAMILIES:
@@ -147,8 +147,8 @@ def _write_weights(folder: Path, model: PreTrainedModel, dtype: torch.dtype, see
 
 
 def _as_published(name: str, tensor: torch.Tensor, model_type: str) -> dict[str, torch.Tensor]:
-    """A tensor under its published names: transformers 5 holds the experts of a layer in one, as only
-    gpt-oss is published."""
+    """A tensor under its published names: transformers 5 joins the experts of a layer in one tensor, as only
+    the families in ``_FUSED`` and Granite are published."""
     gate, up, down = ("w1", "w3", "w2") if model_type == "mixtral" else ("gate_proj", "up_proj", "down_proj")
     if model_type == "mixtral":
         name = name.replace(".mlp.", ".block_sparse_moe.")
@@ -209,10 +209,9 @@ def _write_tokenizer(folder: Path, tokenizer: Tokenizer, max_length: int) -> Non
 
 
 def _train_tokenizer(vocab_size: int) -> Tokenizer:
-    """Train a byte-level BPE tokenizer of exactly ``vocab_size`` tokens: the added ones come last, as in
-    Qwen.
+    """Train a byte-level BPE tokenizer of exactly ``vocab_size`` tokens; the added ones are last, as in Qwen.
 
-    Each stands for some text, so that anything a model samples is readable.
+    Each token has some text, so that every sampled token is readable.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -234,8 +233,7 @@ def _train_tokenizer(vocab_size: int) -> Tokenizer:
 
 
 def _fill_vocabulary(tokenizer: Tokenizer, size: int) -> None:
-    """Add filler tokens until there are ``size``. No text is encoded with them, because no merge leads to
-    them."""
+    """Add filler tokens up to ``size``. No text is encoded with them, because no merge leads to them."""
     num_tokens = tokenizer.get_vocab_size()
     if num_tokens == size:
         return

@@ -28,7 +28,7 @@ def load_transformers(plan: LoadPlan) -> CausalModel:
     model = TransformersModel(plan.config, plan.dtype, plan.options.trust_remote_code)
     checkpoint = None if plan.dummy else plan.checkpoint()
     if checkpoint is not None:
-        # Old checkpoints hold unused integer buffers, and some names are not the model's.
+        # Old checkpoints hold unused integer buffers, and some names differ from the model's.
         parameters = {name for name, _ in model.skeleton.named_parameters()}
         checkpoint.check_types(parameters | checkpoint.float_names(), plan.dtype)
     check_memory(model.skeleton, plan)
@@ -50,7 +50,7 @@ def load_transformers(plan: LoadPlan) -> CausalModel:
 def _pretrained(
     plan: LoadPlan, model: TransformersModel, folder: Path | None, tensors: dict[str, LateTensor] | None
 ) -> PreTrainedModel:
-    """Load from a folder, or from tensors by name."""
+    """Load the model from a folder, or from tensors by name."""
     loader: Any = AutoModelForCausalLM if tensors is None else type(model.skeleton)
     try:
         result: Any = loader.from_pretrained(
@@ -96,7 +96,7 @@ def _random_transformers(plan: LoadPlan, model: TransformersModel) -> PreTrained
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Disable transformers' progress bars: the terminal belongs to the API server."""
+    """Disable transformers' progress bars, as the API server uses the terminal."""
     were_on = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:

@@ -1,1 +1,1 @@
-"""LoRA adapters in the worker: read from peft's folders, and added to the outputs of linears row by row."""
+"""LoRA adapters in the worker: reads peft's folders, and adds adapters to linears' outputs row by row."""

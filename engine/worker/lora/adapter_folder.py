@@ -1,6 +1,6 @@
 """Reads an adapter as peft saves it: ``adapter_config.json`` and ``adapter_model.safetensors``.
 
-Everything that would change the result and is not supported is refused by name.
+Unsupported settings that would change the result are refused by name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TENSOR = re.compile(
     r"base_model\.model\.(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d{1,6})\.(.+)"
     r"\.lora_([AB])(?:\.default)?\.weight"
 )
-"""A tensor of the decoder: a vision tower has numbered layers, too."""
+"""A tensor of the decoder. A vision tower has numbered layers, too, which this does not match."""
 _NEUTRAL: tuple[object, ...] = (None, False, "", [], {}, "none")
 _READ = frozenset(("peft_type", "lora_alpha", "r", "use_rslora", "rank_pattern", "alpha_pattern"))
 _WITHOUT_EFFECT = frozenset(
@@ -42,14 +42,14 @@ _WITHOUT_EFFECT = frozenset(
         *("qalora_group_size", "runtime_config", "ensure_weight_tying", "megatron_core"),
     )
 )
-"""Fields that say how it was trained, or which modules: its tensors say that, too."""
+"""Fields that describe the training, or which modules are adapted, which the tensors show, too."""
 _INITIALIZATIONS = (None, True, False, "gaussian", "eva", "orthogonal")
-"""Those that leave the base model as it is."""
+"""Initializations that do not change the base model."""
 
 
 @dataclass(frozen=True, slots=True)
 class LowRankWeights:
-    """What an adapter adds to one linear: ``up (down x) * scale``."""
+    """The weights of an adapter for one linear, to which it adds ``up (down x) * scale``."""
 
     down: torch.Tensor
     """[rank, in_features]"""
@@ -59,12 +59,12 @@ class LowRankWeights:
 
 
 Linears = Mapping[tuple[int, str], LowRankWeights]
-"""What is added, by the number of a layer and a linear's name in it, such as ``self_attn.q_proj``."""
+"""An adapter's weights by the number of a layer and a linear's name in it, such as ``self_attn.q_proj``."""
 
 
 def read_adapter(folder: Path, max_rank: int) -> tuple[Linears, str]:
-    """All that an adapter adds, and the digest of the bytes that were read. Raises RequestError with one
-    sentence that names the adapter's folder."""
+    """All weights of an adapter, and the digest of the bytes that were read. Raises RequestError with a
+    one-sentence message that names the adapter's folder."""
     config_bytes = _read(folder, CONFIG_FILE, MAX_CONFIG_BYTES)
     weights_bytes = _read(folder, WEIGHTS_FILE, None)
     config = _read_config(folder, config_bytes)

@@ -1,4 +1,4 @@
-"""The adapters of a worker: loaded from their folders, and given to the rows of each step."""
+"""The adapters of a worker: loads them from their folders, and assigns them to the rows of each step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from engine.worker.parallel.linears import RowParallelLinear
 logger = logging.getLogger(__name__)
 
 STEPS_TO_STAY = 64
-"""More than there are ever under way: so long an adapter stays that was dropped."""
+"""Steps for which a dropped adapter is kept: more than can be under way."""
 
 _JOINED_NAMES = {
     JoinedLinear.QKV: ("attention", "qkv"),
@@ -37,7 +37,7 @@ class AdapterStore:
     """Adapters by their keys. They may be loaded while a step runs."""
 
     def __init__(self, model: Decoder, config: LoRAConfig, group: TensorParallelGroup) -> None:
-        """Puts a LowRankLinear around each linear that adapters may change."""
+        """Wrap each linear that adapters may change in a LowRankLinear."""
         self.step = StepAdapters()
         self._max_rank = config.max_lora_rank
         self._dtype, self._device = model.final_norm.dtype, model.final_norm.device
@@ -46,13 +46,13 @@ class AdapterStore:
         self._places: dict[int, dict[str, Place]] = {}
         self._loaded: dict[str, LoadedAdapter] = {}
         self._leaving: dict[str, tuple[LoadedAdapter, int]] = {}
-        """Adapters that were dropped, each with the number of steps before."""
+        """Dropped adapters, each with the number of steps that were begun before."""
         self._num_steps = 0
         self._group = group
         self.attach(model)
 
     def attach(self, model: CausalModel) -> None:
-        """Add what adapters add to this model from now on, which has the sizes of the one before."""
+        """Apply adapters to this model from now on; it must have the sizes of the previous model."""
         assert isinstance(model, Decoder)
         for index, layer in enumerate(model.layers):
             assert isinstance(layer, DecoderLayer)
@@ -62,19 +62,19 @@ class AdapterStore:
                 _wrap(layer, joined, index, self.step)
 
     def load(self, adapter: Adapter) -> None:
-        """Load an adapter, unless it is loaded. RequestError if it does not fit the model."""
+        """Load an adapter unless it is loaded. RequestError if it does not fit the model."""
         if adapter.key not in self._loaded:
             self._loaded[adapter.key] = self._read(adapter)
             logger.info("Loaded adapter %s from %s.", adapter.name, adapter.path)
 
     def drop(self, key: str) -> None:
-        """Forget an adapter that no request names. Steps under way may still have rows of one that ended."""
+        """Remove an adapter that no request names. Steps under way may still have rows of ended requests."""
         adapter = self._loaded.pop(key, None)
         if adapter is not None:
             self._leaving[key] = adapter, self._num_steps
 
     def begin_step(self, keys: Sequence[str | None], query_lens: IntArray) -> None:
-        """Give the rows of a step their adapters, by the key of each sequence's."""
+        """Assign the rows of a step their adapters, given the key of each sequence's adapter."""
         self._num_steps += 1
         self.step.begin_step([None if key is None else self._find(key) for key in keys], query_lens)
         for key, (_, dropped_at) in list(self._leaving.items()):
@@ -97,7 +97,7 @@ class AdapterStore:
             if number >= self._num_all_layers:
                 raise self._misfit(adapter, f"the model has no layer {number}")
             if number not in self._layers:
-                continue  # another stage's
+                continue  # the layer is in another stage
             index = number - self._layers.start
             place = self._places[index].get(name)
             if place is None:
@@ -123,8 +123,8 @@ class AdapterStore:
 def open_adapters(
     model: CausalModel, config: LoRAConfig | None, group: TensorParallelGroup, attention: str
 ) -> AdapterStore | None:
-    """The store, with all adapters that are configured; None without adapters. ConfigError if the model can
-    have none, or one cannot be loaded."""
+    """The store, with all configured adapters; None without adapters. ConfigError if the model does not
+    support adapters, or one cannot be loaded."""
     if config is None:
         return None
     if attention == "triton":
@@ -144,6 +144,6 @@ def _wrap(layer: DecoderLayer, joined: JoinedLinear, index: int, step: StepAdapt
     part, name = _JOINED_NAMES[joined]
     parent: nn.Module = layer.get_submodule(part)
     plain = parent.get_submodule(name)
-    if isinstance(plain, RowParallelLinear):  # what is added is summed with the ranks' outputs
+    if isinstance(plain, RowParallelLinear):  # additions are summed with the ranks' outputs
         parent, name, plain = plain, "partial", plain.partial
     setattr(parent, name, LowRankLinear(plain, index * NUM_JOINED + joined, step))

@@ -1,7 +1,7 @@
 """``alpha_pattern`` of an adapter.
 
-Its patterns come from a stranger, and peft runs them as regular expressions: here they are names with
-wildcards, matched in linear time. Everything else is refused.
+Its patterns are untrusted, and peft runs them as regular expressions. Here they are names with wildcards,
+matched in linear time. All other patterns are refused.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ _PLAIN_NAME = re.compile(r"[\w.-]+")
 
 
 Pieces = tuple[tuple[str, str], ...]
-"""Literal texts, each with the wildcard behind it."""
+"""Literal texts, each with the wildcard after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AlphaPatterns:
-    """Values of some linears, by the end of their names."""
+    """Values for linears, by the end of their names."""
 
     names: Mapping[str, tuple[int, float]]
-    """Plain names, each with its place among all patterns: the first that fits counts, as in peft."""
+    """Plain names, each with its index among all patterns: the first match wins, as in peft."""
     wildcards: Sequence[tuple[int, Pieces, float]]
     default: float
 
     @classmethod
     def of(cls, patterns: Mapping[str, Any], default: float) -> AlphaPatterns:
-        """ValueError, which says why, for a pattern that is no name with wildcards."""
+        """Parse patterns. ValueError, with the reason, for a pattern that is not a name with wildcards."""
         names: dict[str, tuple[int, float]] = {}
         wildcards: list[tuple[int, Pieces, float]] = []
         for place, (pattern, value) in enumerate(patterns.items()):
@@ -48,7 +48,7 @@ class AlphaPatterns:
         return cls(names, wildcards, float(default))
 
     def value(self, name: str) -> float:
-        """The value of the first pattern that fits the end of a linear's name."""
+        """The value of the first pattern that matches the end of a linear's name."""
         parts = f"model.{name}".split(".")
         ends = [".".join(parts[start:]) for start in range(len(parts))]
         fits = [self.names[end] for end in ends if end in self.names]
@@ -61,7 +61,7 @@ class AlphaPatterns:
 
 
 def _pieces(pattern: str) -> Pieces | None:
-    """Literal texts, each with the wildcard behind it; None if the pattern holds anything else."""
+    """Literal texts, each with the wildcard after it; None if the pattern contains anything else."""
     pieces = []
     start = 0
     for found in _WILDCARD.finditer(pattern):
@@ -73,7 +73,7 @@ def _pieces(pattern: str) -> Pieces | None:
 
 
 def _fits(pieces: Sequence[tuple[str, str]], name: str) -> bool:
-    """Whether a whole name fits: digits are taken as many as there are, anything as little as will do."""
+    """Whether the pieces match a whole name, with any length that each wildcard allows."""
     reached = {0}
     for literal, wildcard in pieces:
         behind = {at + len(literal) for at in reached if name.startswith(literal, at)}
@@ -82,7 +82,7 @@ def _fits(pieces: Sequence[tuple[str, str]], name: str) -> bool:
 
 
 def _ends(name: str, at: int, wildcard: str) -> Iterable[int]:
-    """Where a wildcard that begins there may end."""
+    """The places where a wildcard that begins at ``at`` may end."""
     if wildcard == "":
         return (at,)
     if wildcard.endswith("*"):

@@ -1,4 +1,4 @@
-"""What adapters add to the outputs of a decoder's linears, each row by its own adapter."""
+"""Adds low-rank adapters to the outputs of a decoder's linears, to each row those of its own adapter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.worker.attention.backend import IntArray
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What an adapter adds to some outputs of a linear: ``up (down x) * scale``."""
+    """An adapter's weights for some outputs of a linear, to which it adds ``up (down x) * scale``."""
 
     first: int
     """The first of the outputs."""
@@ -28,18 +28,18 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class LoadedAdapter:
-    """An adapter's part of a rank, by the number of a linear: layer * NUM_JOINED + JoinedLinear."""
+    """A rank's part of an adapter, by the number of a linear: layer * NUM_JOINED + JoinedLinear."""
 
     pieces: Mapping[int, Sequence[Piece]]
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptedRows:
-    """The rows of a step that have one adapter."""
+    """The rows of a step that use one adapter."""
 
     adapter: LoadedAdapter
     rows: torch.Tensor
-    """The rows that have it, as a tensor [num_rows] of int64."""
+    """[num_rows] int64: the rows that use it."""
 
 
 class StepAdapters:
@@ -48,10 +48,10 @@ class StepAdapters:
     def __init__(self) -> None:
         self.groups: list[AdaptedRows] = []
         self.of_row: IntArray | None = None
-        """[num_tokens]: a number in ``groups``, or -1; None: no row has any."""
+        """[num_tokens]: an index into ``groups``, or -1; None: no row uses an adapter."""
 
     def begin_step(self, adapters: Sequence[LoadedAdapter | None], query_lens: IntArray) -> None:
-        """``adapters``: of each sequence; ``query_lens`` [num_seqs]"""
+        """Set the adapters of a step. ``adapters``: of each sequence; ``query_lens`` [num_seqs]"""
         distinct = list(dict.fromkeys(adapter for adapter in adapters if adapter is not None))
         if not distinct:
             self.groups, self.of_row = [], None
@@ -66,7 +66,7 @@ class StepAdapters:
 
 
 class LowRankLinear(nn.Module):
-    """A linear and what adapters add to it."""
+    """A linear with the additions of adapters."""
 
     def __init__(self, plain: nn.Module, number: int, step: StepAdapters) -> None:
         """``number``: see ``LoadedAdapter``."""

@@ -1,4 +1,4 @@
-"""Where the linears of a checkpoint are in a decoder's joined ones, and which part of them a rank has."""
+"""Maps the linears of a checkpoint to a decoder's joined ones, and to the part of them that a rank has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.worker.models.shape import DecoderShape
 
 
 class JoinedLinear(IntEnum):
-    """The linears of a layer, as they are computed; the order is that of the compiled step."""
+    """The linears of a layer, as they are computed; in the order of the compiled step."""
 
     QKV = 0
     OUTPUT = 1
@@ -29,21 +29,21 @@ NUM_JOINED = len(JoinedLinear)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A linear of a checkpoint within a joined one, and a rank's part of it."""
+    """A checkpoint's linear within a joined one, and a rank's part of it."""
 
     linear: JoinedLinear
     first: int
-    """Its first output there."""
+    """The index of its first output in the joined linear."""
     num_outputs: int
-    """Outputs that the rank has."""
+    """The number of outputs that the rank has."""
     num_inputs: int
-    """Inputs that the rank has."""
+    """The number of inputs that the rank has."""
     part: int = 0
     num_parts: int = 1
     by_inputs: bool = False
 
     def part_of(self, weights: LowRankWeights) -> LowRankWeights | None:
-        """The rank's part of what is added; None if the sizes do not fit."""
+        """The rank's part of the adapter's weights; None if the sizes do not fit."""
         down, up = weights.down, weights.up
         if self.by_inputs:
             down = _part(down, 1, self.num_inputs, self.part, self.num_parts)
@@ -55,14 +55,14 @@ class Place:
 
 
 def _part(weight: torch.Tensor, dim: int, size: int, part: int, num_parts: int) -> torch.Tensor:
-    """A part, or the whole if it has not ``num_parts`` parts of this size."""
+    """A part, or the whole if it does not consist of ``num_parts`` parts of this size."""
     if weight.shape[dim] != size * num_parts:
         return weight
     return weight.narrow(dim, size * part, size)
 
 
 def places_of(layer: DecoderLayer, shape: DecoderShape, rank: int, size: int) -> dict[str, Place]:
-    """The places of a layer's linears by their names in a checkpoint; only those that adapters may change."""
+    """The places of a layer's linears that adapters may change, by their names in a checkpoint."""
     places: dict[str, Place] = {}
     if isinstance(layer.attention, SelfAttention):
         places |= _attention_places(layer.attention, shape.hidden_size, rank, size)

@@ -17,7 +17,7 @@ class SelfAttention(nn.Module):
     """The attention of one layer, or a rank's heads of it."""
 
     def __init__(self, shape: DecoderShape, index: int, build: Builder) -> None:
-        """``index``: the layer's number among those that attend."""
+        """``index``: the layer's number among those with attention."""
         super().__init__()
         self.shape = shape
         self._index = index
@@ -25,7 +25,7 @@ class SelfAttention(nn.Module):
         self._group = build.group
         hidden = shape.hidden_size
         self.queries_size = shape.query_size * (2 if shape.output_gate else 1)
-        """Outputs of ``qkv`` before the keys."""
+        """The number of outputs of ``qkv`` before the keys."""
         self.qkv = build.linear(hidden, self.queries_size + 2 * shape.kv_size, shape.qkv_bias)
         self.q_norm = build.parameter(shape.head_dim) if shape.qk_norm else None
         self.k_norm = build.parameter(shape.head_dim) if shape.qk_norm else None
@@ -62,7 +62,7 @@ class SelfAttention(nn.Module):
         return output
 
     def _positioned(self, qk: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Queries and keys as they are attended with. qk [num_tokens, num_heads + num_kv_heads, head_dim] ->
+        """Apply norms and rope to queries and keys. qk [num_tokens, num_heads + num_kv_heads, head_dim] ->
         the same shape"""
         if self.q_norm is not None and self.k_norm is not None:
             q, k = qk[:, : self.shape.num_heads], qk[:, self.shape.num_heads :]

@@ -21,15 +21,15 @@ class CausalModel(Protocol):
     num_kv_heads: int
     head_dim: int
     num_kv_vectors: int
-    """Vectors of a token in each key-value head: a key and a value, or one that is both, a latent."""
+    """Vectors per token in each key-value head: 2, a key and a value; or 1, a latent, which is both."""
 
     @property
     def windows(self) -> Sequence[int | None]:
-        """The attention window of each layer, None where it has none."""
+        """The attention window of each layer, None where there is none."""
 
     @property
     def chunks(self) -> Sequence[int | None]:
-        """The attention chunk of each layer, None where it has none."""
+        """The attention chunk of each layer, None where there is none."""
 
     def forward(
         self,
@@ -40,9 +40,9 @@ class CausalModel(Protocol):
     ) -> torch.Tensor:
         """Run one step over all its tokens and return the logits of the rows to sample.
 
-        input_ids, positions [num_tokens], of a model that reads pictures also positions [3, num_tokens];
+        input_ids, positions [num_tokens], for a model that reads pictures also positions [3, num_tokens];
         sample_rows [num_samples], ascending -> [num_samples, vocab_size], which the next step may overwrite;
-        of a model that pools [num_samples, hidden_size], what its head would read
+        for a model that pools [num_samples, hidden_size], the inputs of its head
         """
 
 
@@ -62,7 +62,7 @@ def layer_windows(config: PreTrainedConfig) -> list[int | None]:
 
 
 def architecture_of(config: PreTrainedConfig) -> str:
-    """The architecture's name as users know it."""
+    """The architecture's name for messages to users."""
     named: list[str] | None = config.architectures
     return named[0] if named else str(config.model_type)
 

@@ -13,7 +13,7 @@ from engine.worker.parallel.linears import RowParallelLinear
 
 @dataclass(frozen=True, slots=True)
 class Builder:
-    """Builds the part of one rank. Sizes are those of the part."""
+    """Builds one rank's part. Sizes are those of the part."""
 
     dtype: torch.dtype
     group: TensorParallelGroup

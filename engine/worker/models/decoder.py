@@ -1,4 +1,4 @@
-"""One decoder for all native families, built of parts: their differences are in ``DecoderShape``.
+"""One decoder for all native families, built of parts: ``DecoderShape`` describes their differences.
 
 Tokens of all sequences are flattened into one axis; only the attention backend knows which token belongs to
 which sequence.
@@ -47,7 +47,7 @@ _IN_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
 class DecoderLayer(nn.Module):
-    """Attention and an MLP, each with an RMS norm before it and a residual around it."""
+    """Attention and an MLP, each with an RMS norm before it and a residual connection around it."""
 
     def __init__(self, shape: DecoderShape, index: int, build: Builder) -> None:
         """``shape``: the shape of this rank's part."""
@@ -95,7 +95,7 @@ class DecoderLayer(nn.Module):
         return {_renamed(name, self._shape.other_names): part for name, part in parts.items()}
 
     def _named_norms(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The layer's norms, by their names in checkpoints: with norms of outputs, Gemma's."""
+        """The layer's norms, by their names in checkpoints: with output norms, by Gemma's names."""
         yield "input_layernorm", self.input_norm
         if self.attention_output_norm is None or self.mlp_output_norm is None:
             yield "post_attention_layernorm", self.post_attention_norm
@@ -108,7 +108,7 @@ class DecoderLayer(nn.Module):
 def _build_mixer(
     shape: DecoderShape, index: int, build: Builder
 ) -> SelfAttention | LatentAttention | GatedDeltaNet | Mamba2:
-    """What mixes tokens in a layer: attention, or one with a state in its place."""
+    """The module that mixes tokens in a layer: attention, or one with a state instead."""
     if shape.states:
         state = shape.states[index]
         if state is not None:
@@ -141,8 +141,8 @@ class Decoder(nn.Module):
         *,
         experts_by_rank: bool = False,
     ) -> None:
-        """``experts_by_rank``: a rank has some experts whole instead of a part of each. Raises ConfigError if
-        the model cannot be split among the group's ranks."""
+        """``experts_by_rank``: a rank has whole experts instead of a part of each. Raises ConfigError if the
+        model cannot be split among the group's ranks."""
         super().__init__()
         self.config = config
         self._group, self._stage = group, group.stage
@@ -155,7 +155,7 @@ class Decoder(nn.Module):
             whole.layer_chunks,
         )
         self.layer_numbers = self._stage.layers(whole.num_layers)
-        """Which of the model's layers these are."""
+        """The numbers of these layers in the whole model."""
         self.shape = shape = whole if self.is_whole else whole.of_layers(self.layer_numbers)
         build = Builder(dtype, group)
         self.num_layers, self.num_kv_heads, self.head_dim = (
@@ -172,22 +172,22 @@ class Decoder(nn.Module):
         self.lm_head = None if shape.tied or not self._stage.is_last else self._make_head(build)
         self.rope_kinds = shape.rope_kinds or ("",) * shape.num_layers
         self.ropes: dict[str, RotaryEmbedding | QueryFactors] = {}
-        """Rotary embeddings by their names in the config, or what layers without have in their place."""
+        """Rotary embeddings by their names in the config, or the QueryFactors of layers without rope."""
         self.has_fused_experts = False
         """Whether the checkpoint has the experts of a layer in one tensor."""
         self.is_headless = False
-        """Whether it returns what its head would read, in place of logits."""
+        """Whether it returns the inputs of its head instead of logits."""
         self.pictures: PlacedPictures | None = None
-        """What the next step reads in place of pictures' tokens."""
+        """The next step's embeddings for tokens of pictures."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether it has all layers of the model; else it is a stage of a pipeline."""
+        """Whether it has all layers of the model; otherwise it is a stage of a pipeline."""
         return self._stage.size == 1
 
     @property
     def is_last(self) -> bool:
-        """Whether it makes logits."""
+        """Whether it computes logits."""
         return self._stage.is_last
 
     def _make_embedding(
@@ -219,7 +219,7 @@ class Decoder(nn.Module):
 
     @property
     def rotary(self) -> RotaryEmbedding:
-        """The rope of a model that has one."""
+        """The rope of a model with one rope."""
         assert self.ropes, "materialize() comes first"
         rope = self.ropes[""]
         assert isinstance(rope, RotaryEmbedding)
@@ -232,11 +232,11 @@ class Decoder(nn.Module):
         *,
         may_compile: bool = True,
     ) -> None:
-        """Load the model section by section, and pack or quantize each before the next: at most one section
-        is in memory twice. ``checkpoint_parts`` is not available afterwards."""
+        """Load the model section by section, and pack or quantize each before the next, so that at most one
+        section is in memory twice. ``checkpoint_parts`` is not available afterwards."""
         replacements = choose_replacements(self, self.head_dim, self.final_norm, quantization, may_compile)
         fill(self._parts_of_ends())
-        if self.lm_head is None:  # else the embedding is only looked up
+        if self.lm_head is None:  # otherwise the embedding is only looked up
             replace_modules(self, Embedding, replacements.table)
         for prefix, layer in self._named_layers():
             fill(_prefixed(prefix, layer.checkpoint_parts(fused=self.has_fused_experts)))
@@ -267,8 +267,7 @@ class Decoder(nn.Module):
         return self.logits_of(x[sample_rows]) if self._stage.is_last else self.send_to_next(x, sample_rows)
 
     def serve_experts(self) -> None:
-        """Have a part in a step of other cores, with which this one shares experts, without tokens of its
-        own."""
+        """Take part, without own tokens, in a step of other cores with which this one shares experts."""
         nothing = self.final_norm.new_empty((0, self.shape.hidden_size))
         for layer in self.layers:
             mlp = layer.get_submodule("mlp")
@@ -277,23 +276,24 @@ class Decoder(nn.Module):
 
     @property
     def shares_experts(self) -> bool:
-        """Whether other cores have some of the experts."""
+        """Whether other cores hold some of the experts."""
         return self._group.peers.num_cores > 1
 
     def stage_input(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """What the first layer here reads: [num_tokens, hidden_size]"""
+        """The input of the first layer here: [num_tokens, hidden_size]"""
         if self._stage.is_first:
             return self.embedded(input_ids)
         return self._stage.link.receive(self.final_norm.new_empty((len(input_ids), self.shape.hidden_size)))
 
     def send_to_next(self, x: torch.Tensor, sample_rows: torch.Tensor) -> torch.Tensor:
-        """Send x [num_tokens, hidden_size] to the next stage, which makes the logits. Here they are
-        [num_samples, vocab_size] without a value; no sequence is sampled, but in warm-up steps."""
+        """Send x [num_tokens, hidden_size] to the next stage, which computes the logits. Returns
+        uninitialized logits [num_samples, vocab_size]: this stage samples no sequence, except in warm-up
+        steps."""
         self._stage.link.send(x.contiguous())
         return x.new_empty((len(sample_rows), self.shape.vocab_size))
 
     def embedded(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """What the model's first layer reads: [num_tokens, hidden_size]"""
+        """The input of the model's first layer: [num_tokens, hidden_size]"""
         assert self.embedding is not None, "only the first stage embeds"
         x: torch.Tensor = self.embedding(input_ids)
         scale = self.shape.embedding_scale
@@ -302,18 +302,18 @@ class Decoder(nn.Module):
     def angles_of(
         self, positions: torch.Tensor, dtype: torch.dtype
     ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """What a layer is given of each rope, by its name; see ``RotaryEmbedding.angles``."""
+        """The inputs of layers for each rope, by its name; see ``RotaryEmbedding.angles``."""
         dtype = dtype if self.shape.mixed_rope is None else torch.float32
         return {kind: rope.angles(positions, dtype) for kind, rope in self.ropes.items()}
 
     def logits_of(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_samples, hidden_size], after the last layer -> [num_samples, vocab_size], or [num_samples,
-        0] on other ranks than the first"""
+        0] on ranks other than the first"""
         x = normed(x, self.final_norm, self.shape)
         return x if self.is_headless else self.logits_of_normed(x)
 
     def logits_of_normed(self, x: torch.Tensor) -> torch.Tensor:
-        """The same behind the final norm."""
+        """Like ``logits_of``, for x after the final norm."""
         logits, cap = self.head(x), self.shape.logit_cap
         if self.shape.logit_divisor != 1.0:
             logits = logits / self.shape.logit_divisor
@@ -328,13 +328,13 @@ class Decoder(nn.Module):
         return logits
 
     def note_layout(self, names: Collection[str]) -> None:
-        """Note from a checkpoint's tensor names whether it has the experts of a layer in one tensor."""
+        """Record from a checkpoint's tensor names whether it has the experts of a layer in one tensor."""
         self.has_fused_experts = any(name.endswith(_FUSED_EXPERTS) for name in names)
 
     def is_unused(self, name: str) -> bool:
-        """Whether a checkpoint may hold this tensor although this rank computes nothing from it."""
+        """Whether a checkpoint may hold this tensor although this rank does not use it."""
         # Tied models may contain a copy of the embedding, old checkpoints their rope frequencies.
-        # Layers for multi-token prediction may lie apart.
+        # Layers for multi-token prediction may have separate names.
         if name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq") or name.startswith("mtp."):
             return True
         if not self.is_whole and name == "model.embed_tokens.weight":
@@ -357,13 +357,13 @@ class Decoder(nn.Module):
 
     @property
     def state_spec(self) -> StateSpec:
-        """What is kept of a sequence in layers with a state."""
+        """The shape of the states that layers with a state keep per sequence."""
         dtype = self.final_norm.dtype
         states = (state for state in self.shape.states if state is not None)
         return StateSpec(tuple(state.state_parts(dtype) for state in states))
 
     def use_states(self, pool: StatePool) -> None:
-        """Keep the states of sequences there from now on."""
+        """Keep the states of sequences in this pool from now on."""
         with_state = (each for each in self.modules() if isinstance(each, StateLayer))
         for layer, states in zip(with_state, pool.layers, strict=True):
             layer.use_states(states)
@@ -391,7 +391,7 @@ def _prefixed(prefix: str, parts: dict[str, TensorPart]) -> dict[str, TensorPart
 
 
 def _renamed(name: str, other_names: Sequence[tuple[str, str]]) -> str:
-    """The name in the checkpoint of a tensor of a layer."""
+    """The name in the checkpoint of a layer's tensor."""
     for own, other in other_names:
         if name.startswith(own):
             return other + name.removeprefix(own)

@@ -1,5 +1,5 @@
-"""A decoder's gated delta net (arXiv:2412.06464), which Qwen3-Next and Qwen3.5 have in place of attention in
-most layers."""
+"""A decoder's gated delta net (arXiv:2412.06464), which replaces attention in most layers of Qwen3-Next and
+Qwen3.5."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class GatedDeltaNet(StateLayer):
         self._net, self._group, self._eps = net, build.group, shape.norm_eps
         hidden = shape.hidden_size
         self.qkvz = build.linear(hidden, net.conv_size + net.values_size, bias=False)
-        """The linear to queries, keys, values and gates of outputs."""
+        """The linear that computes queries, keys, values and output gates."""
         self.ba = build.linear(hidden, 2 * net.num_v_heads, bias=False)
-        """The linear to learning rates and decays."""
+        """The linear that computes learning rates and decays."""
         self.conv = build.parameter(net.conv_size, 1, net.conv_width)
         self.dt_bias = build.parameter(net.num_v_heads, dtype=torch.float32)
         self.a_log = build.parameter(net.num_v_heads, dtype=torch.float32)
@@ -70,7 +70,7 @@ class GatedDeltaNet(StateLayer):
         return torch.cat([part.flatten(1) for part in mixed_parts], dim=-1), z.flatten(1)
 
     def _split_rates(self, ba: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Learning rates and decays [num_tokens, num_v_heads] before their functions."""
+        """Learning rates and decays [num_tokens, num_v_heads], before their activation functions."""
         if not self._net.by_head:
             b, a = ba.chunk(2, dim=-1)
             return b, a
@@ -107,7 +107,7 @@ class GatedDeltaNet(StateLayer):
         }
 
     def _of_qkv(self, view: torch.Tensor | nn.Parameter) -> TensorPart:
-        """This rank's queries, keys and values, which a checkpoint has one after the other."""
+        """This rank's queries, keys and values, which a checkpoint concatenates."""
         net, rank, size = self._net, self._group.rank, self._group.size
         sizes = (net.keys_size, net.keys_size, net.values_size)
         return SectionedPart.of(view, tuple(Section(each, rank, size) for each in sizes))

@@ -12,11 +12,10 @@ from engine.worker.models.norms import normed
 
 
 class HiddenTap:
-    """A CausalModel. Compiled steps do not tell hidden states: it runs the decoder's own layers."""
+    """A CausalModel that runs the decoder's own layers, as compiled steps do not return hidden states."""
 
     def __init__(self, model: Decoder, layers: Sequence[int] = ()) -> None:
-        """``layers``: those whose inputs are kept; none: what the final norm makes of the last one's
-        output."""
+        """``layers``: those whose inputs are kept; if empty, the output of the final norm is kept."""
         self.num_layers, self.num_kv_heads, self.head_dim = (
             model.num_layers,
             model.num_kv_heads,
@@ -30,7 +29,7 @@ class HiddenTap:
 
     @property
     def hidden(self) -> torch.Tensor:
-        """[num_tokens, hidden_size] of the last step's tokens; of several layers, side by side."""
+        """[num_tokens, hidden_size] of the last step's tokens; those of several layers are concatenated."""
         assert self._hidden is not None, "a step comes first"
         return self._hidden
 

@@ -1,8 +1,8 @@
-"""A decoder's multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): what is cached of a
-token is one vector for all heads, from which keys and values are linear maps.
+"""A decoder's multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): the cache of a token
+is one vector for all heads, from which keys and values are linear maps.
 
-The maps are absorbed: a head's query is taken to the space of latents, and what it attends to is taken from
-there to the head's values, so that no key and no value of a head is ever made.
+The maps are absorbed: a head's query is mapped to the space of latents, and the attended latents are mapped
+to the head's values, so that no key and no value of a head is ever computed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from engine.worker.models.rotary import rotate
 from engine.worker.models.shape import DecoderShape, LatentShape
 
 _NORM_EPS = 1e-6
-"""Epsilon of the norms of latents, whatever the config says: their own code does not hand it on."""
+"""Epsilon of the norms of latents, whatever the config says: DeepSeek's code does not pass the config's."""
 
 
 class LatentAttention(nn.Module):
-    """The attention of one layer, or a rank's heads of it; every rank has the latents whole."""
+    """The attention of one layer, or a rank's heads of it; every rank has the whole latents."""
 
     def __init__(self, shape: DecoderShape, latent: LatentShape, index: int, build: Builder) -> None:
         """``index``: the layer's number."""
@@ -31,18 +31,18 @@ class LatentAttention(nn.Module):
         self._group, self._num_heads = build.group, shape.num_heads
         hidden, rank = shape.hidden_size, latent.q_rank
         self.down = build.linear(hidden, (rank or 0) + latent.latent_size, latent.bias)
-        """The linear to the latent of the query, if it has one, and to that of keys and values."""
+        """The linear to the query's latent, if there is one, and to the latent of keys and values."""
         self.q_norm = None if rank is None else build.parameter(rank)
         self.kv_norm = build.parameter(latent.kv_rank)
         self.query = build.linear(rank or hidden, shape.num_heads * latent.query_dim, bias=False)
         self.up: nn.Parameter | None = build.parameter(
             shape.num_heads, latent.nope_dim + latent.value_dim, latent.kv_rank
         )
-        """Maps of each head from a latent to its key and to its value, as a checkpoint holds them."""
+        """Maps of each head from a latent to its key and value, as in a checkpoint; None after loading."""
         self.key_map: nn.Parameter | None = None
-        """[num_heads, nope_dim, kv_rank], once loaded."""
+        """[num_heads, nope_dim, kv_rank], after loading."""
         self.value_map: nn.Parameter | None = None
-        """[num_heads, kv_rank, value_dim], once loaded."""
+        """[num_heads, kv_rank, value_dim], after loading."""
         self.output = build.row_parallel(shape.num_heads * latent.value_dim, hidden, latent.bias)
 
     def forward(
@@ -67,8 +67,8 @@ class LatentAttention(nn.Module):
         return output
 
     def _absorbed(self, query: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """The queries that latents are keys of. query [num_tokens, num_heads * query_dim] -> [num_tokens,
-        num_heads, latent_size]"""
+        """Map queries to the space of latents, which are their keys. query [num_tokens, num_heads *
+        query_dim] -> [num_tokens, num_heads, latent_size]"""
         latent = self._latent
         heads = query.view(len(query), self._num_heads, latent.query_dim)
         nope, rope = torch.split(heads, [latent.nope_dim, latent.rope_dim], dim=-1)
@@ -77,15 +77,15 @@ class LatentAttention(nn.Module):
         return torch.cat((absorbed.transpose(0, 1), self._rotated(rope, cos, sin)), dim=-1)
 
     def _rotated(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """x [num_tokens, heads, rope_dim], rotated. If pairs are neighbors, first numbers of pairs come first
-        afterwards, in queries and keys alike, which changes no product of the two."""
+        """x [num_tokens, heads, rope_dim], rotated. If pairs are neighbors, this moves their first numbers to
+        the front, for queries and keys alike, which does not change their dot products."""
         if self._latent.interleaved:
             x = torch.cat((x[..., ::2], x[..., 1::2]), dim=-1)
         return rotate(x, cos, sin)
 
     def split_maps(self) -> None:
-        """Lay the loaded maps out as they are multiplied with: of strided ones torch makes a copy at each
-        call. ``checkpoint_parts`` is not available afterwards."""
+        """Store the loaded maps in the layout in which they are multiplied: torch would copy strided ones in
+        each call. ``checkpoint_parts`` is not available afterwards."""
         assert self.up is not None
         key, value = torch.split(self.up, [self._latent.nope_dim, self._latent.value_dim], dim=1)
         self.key_map = nn.Parameter(key.contiguous(), requires_grad=False)

@@ -13,7 +13,7 @@ Kind = TypeVar("Kind", bound=nn.Module)
 
 
 class AnyEmbedding(Protocol):
-    """An embedding that may also be the model's LM head: vectors that are looked up, and multiplied with."""
+    """An embedding that may also be the model's LM head: its vectors are looked up, and multiplied with."""
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         """ids [n] -> their vectors [n, width]"""
@@ -39,7 +39,7 @@ class Embedding(nn.Module):
 
 
 def replace_modules(root: nn.Module, kind: type[Kind], replacement: Callable[[Kind], nn.Module]) -> None:
-    """Replace each module of a kind below ``root``, one by one: at most one weight is in memory twice."""
+    """Replace each module of a kind below ``root`` one by one: at most one weight is in memory twice."""
     for parent in root.modules():
         names = [name for name, child in parent.named_children() if isinstance(child, kind)]
         for name in names:

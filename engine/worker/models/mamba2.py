@@ -1,4 +1,4 @@
-"""A decoder's Mamba-2 layer (arXiv:2405.21060, section 7), as hybrid models have it in place of attention."""
+"""A decoder's Mamba-2 layer (arXiv:2405.21060, section 7), which replaces attention in hybrid models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Mamba2(StateLayer):
         self._mamba, self._group, self._eps = mamba, build.group, shape.norm_eps
         hidden, inner = shape.hidden_size, mamba.inner_size
         self.projection = build.linear(hidden, inner + mamba.conv_size + mamba.num_heads, mamba.bias)
-        """The linear to gates, the convolution's channels and steps of time."""
+        """The linear that computes gates, the convolution's channels and time steps."""
         self.conv = build.parameter(mamba.conv_size, 1, mamba.conv_width)
         self.conv_bias = build.parameter(mamba.conv_size) if mamba.conv_bias else None
         self.dt_bias = build.parameter(mamba.num_heads, dtype=torch.float32)
@@ -55,8 +55,8 @@ class Mamba2(StateLayer):
         return output
 
     def _normed(self, x: torch.Tensor) -> torch.Tensor:
-        """The RMS norm of each group, whichever ranks have its heads. x [num_tokens, inner_size], fp32 -> the
-        same shape"""
+        """The RMS norm of each group, whose heads may be on several ranks. x [num_tokens, inner_size], fp32
+        -> the same shape"""
         mamba = self._mamba
         groups = x.view(len(x), mamba.num_groups, -1)
         squares = groups.pow(2).sum(-1, keepdim=True)

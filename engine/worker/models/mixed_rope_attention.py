@@ -1,5 +1,5 @@
-"""Self-attention of a decoder that tells positions by rope in some of its layers only, as Llama 4 does: the
-others are without, and so do as well behind contexts longer than any they were trained on."""
+"""Self-attention of a decoder that uses rope in only some of its layers, as Llama 4 does: the others have no
+positions, and so also work in contexts longer than any in training."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class MixedRopeAttention(SelfAttention):
         self._is_rotated, self._unit_heads = shape.rope_kinds[index] != NO_ROPE, mixed.unit_heads
 
     def _positioned(self, qk: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """See SelfAttention. Where nothing is rotated ``cos`` is what ``QueryFactors`` has.
+        """See SelfAttention. In layers without rope, ``cos`` holds the factors of ``QueryFactors``.
 
-        The pairs that are rotated are neighbors. Their first numbers come first afterwards, in queries and
-        keys alike, which changes no product of the two.
+        The pairs that are rotated are neighbors. This moves their first numbers to the front, for queries and
+        keys alike, which does not change their dot products.
         """
         if not self._is_rotated:
             q, k = qk[:, : self.shape.num_heads], qk[:, self.shape.num_heads :]
@@ -37,8 +37,8 @@ class MixedRopeAttention(SelfAttention):
 
 
 class QueryFactors:
-    """In place of the angles of a rope: what queries are multiplied by, at each position (arXiv:2501.19399,
-    of which this is a form that grows in steps)."""
+    """Replaces the angles of a rope by factors of queries at each position (a form of arXiv:2501.19399 that
+    grows in steps)."""
 
     def __init__(self, mixed: MixedRope) -> None:
         self._mixed = mixed

@@ -15,7 +15,7 @@ class GatedMLP(nn.Module):
     """``down(silu(gate) * up)``, or with GELU, or a rank's part of it."""
 
     def __init__(self, hidden_size: int, shape: DenseShape, build: Builder, *, partial: bool = False) -> None:
-        """``partial``: the outputs of ranks are added up by the caller."""
+        """``partial``: the caller adds up the outputs of ranks."""
         super().__init__()
         self._group = build.group
         self._by_gelu = shape.by_gelu

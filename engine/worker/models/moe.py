@@ -1,5 +1,5 @@
-"""A decoder's mixture of experts: each token goes through a few of many gated MLPs, and through a shared one
-where the family has one."""
+"""A decoder's mixture of experts: each token goes through a few of many gated MLPs, and in some families also
+through a shared one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from engine.worker.parallel.group import TensorParallelGroup
 
 
 class Experts(nn.Module):
-    """The experts of one layer, or a rank's part: some of each, or some of them whole."""
+    """The experts of one layer, or a rank's part: a part of each, or some whole experts."""
 
     def __init__(self, hidden_size: int, shape: SparseShape, build: Builder) -> None:
         super().__init__()
@@ -41,12 +41,12 @@ class Experts(nn.Module):
 
     @property
     def added_bias(self) -> torch.Tensor | None:
-        """The bias of ``down``; None where there is none, or another rank adds it, which has a part of the
-        same experts."""
+        """The bias of ``down``; None if there is none, or if another rank with a part of the same experts
+        adds it."""
         return self.down_bias if self.shape.by_rank or self._place[0] == 0 else None
 
     def forward(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """The weighted sum of each token's experts that this rank has. x [num_tokens, hidden_size]; experts,
+        """The weighted sum of this rank's experts for each token. x [num_tokens, hidden_size]; experts,
         weights [num_tokens, experts_per_token] -> [num_tokens, hidden_size]
 
         Rows are sorted by expert, so that each expert is one GEMM.
@@ -62,7 +62,7 @@ class Experts(nn.Module):
         return outputs.sum(dim=1, dtype=torch.float32).to(x.dtype)
 
     def _ranges(self, chosen: torch.Tensor) -> list[tuple[int, int, int]]:
-        """Each of this rank's experts that is chosen, and where its rows begin and end. chosen: ascending."""
+        """Each chosen expert of this rank, with the start and the end of its rows. chosen: ascending."""
         bounds = torch.arange(len(self.gate_up) + 1, device=chosen.device)
         ends: list[int] = torch.searchsorted(chosen, bounds).tolist()
         ranges = enumerate(pairwise(ends))
@@ -79,7 +79,7 @@ class Experts(nn.Module):
         return linear(inner, self.down[expert], None if bias is None else bias[expert])
 
     def published_parts(self) -> dict[str, TensorPart]:
-        """The tensors of a checkpoint with three for each expert: its names, each with its part and the
+        """The tensors of a checkpoint with three tensors per expert: names, each with its part and the
         parameter that it fills."""
         names, parts = self.shape.names, {}
         rank, size = (0, 1) if self.shape.by_rank else self._place
@@ -91,8 +91,8 @@ class Experts(nn.Module):
         return parts
 
     def fused_parts(self) -> dict[str, TensorPart]:
-        """The same of a checkpoint with two tensors for all experts, as transformers 5 holds them in
-        memory."""
+        """Like ``published_parts``, for a checkpoint with two tensors for all experts, as transformers 5
+        holds them in memory."""
         rank, size = self._place
         if self.shape.clamped is not None:
             return self._transposed_parts()
@@ -109,7 +109,7 @@ class Experts(nn.Module):
         }
 
     def _transposed_parts(self) -> dict[str, TensorPart]:
-        """The same where the checkpoint has inputs before outputs, and biases."""
+        """Like ``fused_parts``, for a checkpoint with inputs before outputs, and with biases."""
         assert self.gate_up_bias is not None
         assert self.down_bias is not None
         (rank, size), by_rank = self._place, self.shape.by_rank
@@ -123,7 +123,7 @@ class Experts(nn.Module):
 
 
 def clamped_gate(gate_up: torch.Tensor, clamped: ClampedGate) -> torch.Tensor:
-    """gate_up [n, 2 * size] -> [n, size], rounded as transformers' gpt-oss rounds"""
+    """gate_up [n, 2 * size] -> [n, size], rounded like transformers' gpt-oss"""
     gate = gate_up[..., ::2].clamp(max=clamped.limit)
     up = gate_up[..., 1::2].clamp(-clamped.limit, clamped.limit)
     return (up + 1).mul_(gate * torch.sigmoid(gate * clamped.alpha))
@@ -145,21 +145,21 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape
 
-        Every rank has all tokens, so the sum of what the ranks' experts make is all that they exchange.
+        Every rank has all tokens, so ranks exchange only the sum of their experts' outputs.
         """
         return self.mixed_by(self._mix_scaled if self.shape.routing.scales_input else self.experts, x)
 
     def mixed_by(self, mix: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        """The output of x, where ``mix`` does what ``Experts.forward`` does.
+        """The output for x, with ``mix`` in place of ``Experts.forward``.
 
-        Of several cores that share experts, each mixes the tokens of all.
+        If several cores share experts, each mixes the tokens of all cores.
         """
         rows = self._group.peers.gather(x)
         mixed = self._group.peers.own_sum(mix(rows, *self.router(rows)))
         return self._add_up(mixed, x) if len(x) else mixed
 
     def _mix_scaled(self, x: torch.Tensor, experts: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-        """The sum of what each token's experts make of it, each from its own multiple of x."""
+        """The sum of the outputs of each token's experts, each of which reads its own multiple of x."""
         num_tokens, count = experts.shape
         scaled = (x[:, None] * factors[..., None]).flatten(0, 1)
         ones = torch.ones((len(scaled), 1), dtype=torch.float32, device=x.device)
@@ -167,7 +167,7 @@ class MixtureOfExperts(nn.Module):
         return outputs if count == 1 else outputs.view(num_tokens, count, -1).sum(dim=1)
 
     def _add_up(self, mixed: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """The output of x, given what the experts of this rank make of it; ``mixed`` is overwritten."""
+        """The output for x, given the output of this rank's experts; ``mixed`` is overwritten."""
         if self.shared is not None:
             mixed += self._shared_output(x, self.shared)
         return self._group.all_reduce(mixed)
@@ -177,8 +177,7 @@ class MixtureOfExperts(nn.Module):
         return output if self.share is None else output * linear(x, self.share).sigmoid()
 
     def is_of_other_rank(self, name: str) -> bool:
-        """Whether a tensor of the checkpoint, by its name within a layer, is one of an expert that another
-        rank has."""
+        """Whether a tensor of the checkpoint, named within a layer, belongs to an expert of another rank."""
         names = self.shape.names
         kinds = f"{names.gate}|{names.up}|{names.down}"
         expert = re.fullmatch(rf"{re.escape(names.prefix)}experts\.(\d+)\.({kinds})\.weight", name)
@@ -204,7 +203,7 @@ class MixtureOfExperts(nn.Module):
 
 
 def _place_of(group: TensorParallelGroup, *, by_rank: bool) -> tuple[int, int]:
-    """A rank's number among those that have a part of the experts, and how many these are."""
+    """A rank's number among those that share the experts, and their count."""
     cores = group.peers
     if by_rank:
         return cores.core * group.size + group.rank, cores.num_cores * group.size
@@ -212,7 +211,7 @@ def _place_of(group: TensorParallelGroup, *, by_rank: bool) -> tuple[int, int]:
 
 
 def _of_experts(shape: SparseShape) -> SparseShape:
-    """The shape as experts have it: where their inputs are scaled, each row is for one of them."""
+    """The shape for the experts: if their inputs are scaled, each row is for one expert."""
     if not shape.routing.scales_input:
         return shape
     return replace(shape, routing=replace(shape.routing, experts_per_token=1))

@@ -1,4 +1,4 @@
-"""RMS norms of a decoder, by a weight or by one more than a weight."""
+"""RMS norms of a decoder, with a weight or with a weight plus one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from engine.worker.models.shape import DecoderShape
 
 
 def normed(x: torch.Tensor, weight: torch.Tensor, shape: DecoderShape) -> torch.Tensor:
-    """The RMS norm of x [..., size], times weight [size]. Centered weights are factors less 1: they are used
-    in fp32, as a sum with 1 would round them away."""
+    """The RMS norm of x [..., size], times weight [size]. Centered weights are factors minus 1; they are used
+    in fp32, because adding 1 in a narrower type would lose them."""
     if not shape.centered_norms:
         return rms_norm(x, weight.shape, weight, shape.norm_eps)
     return rms_norm(x.float(), weight.shape, 1.0 + weight.float(), shape.norm_eps).to(x.dtype)

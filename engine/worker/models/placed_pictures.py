@@ -1,4 +1,4 @@
-"""What a decoder reads in place of the tokens of pictures, in one step."""
+"""The embeddings that a decoder reads in place of tokens of pictures, in one step."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class PlacedPictures:
-    """Outputs of a vision tower in the places of a step's tokens."""
+    """Outputs of a vision tower for a step's tokens."""
 
     rows: torch.Tensor
-    """[num_rows] the tokens of the step that are pictures'."""
+    """[num_rows] the step's tokens that are parts of pictures."""
     outputs: torch.Tensor
-    """[num_rows, hidden_size * (1 + n)]: embeddings, and what is added to the outputs of the first n layers
+    """[num_rows, hidden_size * (1 + n)]: embeddings, and additions to the outputs of the first n layers
     (DeepStack, arXiv:2406.04334)."""
 
     def put_into(self, x: torch.Tensor) -> torch.Tensor:
-        """Replace the embeddings of these tokens; x [num_tokens, hidden_size], which is changed."""
+        """Replace the embeddings of these tokens in place; x [num_tokens, hidden_size]"""
         return x.index_copy_(0, self.rows, self.outputs[:, : x.shape[1]].to(x.dtype))
 
     def add_to(self, x: torch.Tensor, layer: int) -> torch.Tensor:
-        """Add what there is for a layer to its output x [num_tokens, hidden_size], which is changed."""
+        """Add a layer's additions, if there are any, to its output x [num_tokens, hidden_size] in place."""
         size = x.shape[1]
         added = self.outputs[:, size * (layer + 1) : size * (layer + 2)]
         return x.index_add_(0, self.rows, added.to(x.dtype)) if added.shape[1] else x

@@ -1,5 +1,5 @@
-"""Chooses the modules that take the place of a decoder's once its weights are loaded: packed for a CPU's
-kernels, or quantized."""
+"""Chooses the modules that replace a decoder's after its weights are loaded: packed for a CPU's kernels, or
+quantized."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Replacements:
 def choose_replacements(
     model: nn.Module, head_dim: int, like: torch.Tensor, quantization: str | None, may_compile: bool
 ) -> Replacements:
-    """Those of a decoder whose parameters have the device and dtype of ``like``.
+    """The replacements for a decoder whose parameters have the device and dtype of ``like``.
 
     The LM head, whose quantization affects tokens most, gets at least 8 bits.
     """

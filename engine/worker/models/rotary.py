@@ -1,4 +1,4 @@
-"""Rotary position embedding (RoPE) of a flattened batch, scaled as the model's config says."""
+"""Rotary position embedding (RoPE) of a flattened batch, scaled as the model's config specifies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SECTIONS = {
     "qwen3_vl_text": (24, 20, 20),
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), (11, 11, 10)),
 }
-"""How many frequencies turn by time, height and width, where the config does not say it."""
+"""The numbers of frequencies for time, height and width, if the config does not specify them."""
 
 
 def rope_parameters(config: PreTrainedConfig) -> dict[str, Any]:
@@ -30,14 +30,14 @@ def rope_parameters(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def all_ropes(config: PreTrainedConfig) -> dict[str, dict[str, Any]]:
-    """The rope parameters of each layer type that has its own; those of all layers have an empty name."""
+    """The rope parameters of each layer type with a separate rope; those of all layers have an empty name."""
     parameters = rope_parameters(config)
     nested = {kind: rope for kind, rope in parameters.items() if isinstance(rope, dict)}
     return nested or {"": parameters}
 
 
 class RotaryEmbedding:
-    """Computes the cosines and sines of positions, which layers of a step share."""
+    """Computes the cosines and sines of positions, which the layers of a step share."""
 
     def __init__(self, config: PreTrainedConfig, head_dim: int, device: torch.device, kind: str = "") -> None:
         """``kind``: the name of the rope, if there are several; see ``all_ropes``."""
@@ -45,7 +45,7 @@ class RotaryEmbedding:
         self.frequencies = frequencies.to(device)
         axes = mrope_axes(config, len(frequencies))
         self.axes = None if axes is None else axes.to(device)
-        """Which of the positions each frequency turns, for a model that reads pictures."""
+        """The axis of the position that each frequency uses, for a model that reads pictures."""
 
     def angles(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """positions [num_tokens], or [3, num_tokens] in time, height and width -> cos, sin [num_tokens, 1,
@@ -58,10 +58,10 @@ class RotaryEmbedding:
 
 def mrope_axes(config: PreTrainedConfig, num_frequencies: int) -> torch.Tensor | None:
     """The axis of each frequency, 0 to 2 for time, height and width: [num_frequencies]. None for a model
-    whose tokens have one position each, or whose sections make another number of frequencies.
+    whose tokens have one position each, or whose sections do not add up to the number of frequencies.
 
-    Qwen2-VL has the frequencies of each axis side by side, Qwen3-VL in turn, as far as there are any of
-    height and width.
+    Qwen2-VL groups the frequencies by axis; Qwen3-VL alternates them, as long as height and width have any
+    left.
     """
     own = _SECTIONS.get(config.model_type)
     if own is None:
@@ -78,12 +78,12 @@ def mrope_axes(config: PreTrainedConfig, num_frequencies: int) -> torch.Tensor |
 
 
 def have_axes(ropes: Iterable[object]) -> bool:
-    """Whether any of a model's ropes turns by three positions of a token."""
+    """Whether any of a model's ropes uses three positions per token."""
     return any(isinstance(rope, RotaryEmbedding) and rope.axes is not None for rope in ropes)
 
 
 def _frequencies(config: PreTrainedConfig, head_dim: int, kind: str) -> tuple[torch.Tensor, float]:
-    """The frequencies [head_dim / 2], and the factor of cosines and sines."""
+    """The frequencies [head_dim / 2], and the factor for cosines and sines."""
     parameters = all_ropes(config)[kind]
     rope_type = parameters.get("rope_type", "default")
     assert rope_type in STATIC_ROPE_TYPES
@@ -103,8 +103,8 @@ def _frequencies(config: PreTrainedConfig, head_dim: int, kind: str) -> tuple[to
 
 
 def _stretched(frequencies: torch.Tensor, parameters: dict[str, Any]) -> torch.Tensor:
-    """Scale frequencies as Llama 3.1 does: wavelengths above the original context by the factor, short ones
-    not at all, and interpolated in between. frequencies [head_dim / 2] -> the same shape"""
+    """Scale frequencies as in Llama 3.1: wavelengths above the original context by the factor, short ones not
+    at all, and interpolated in between. frequencies [head_dim / 2] -> the same shape"""
     turns = parameters["original_max_position_embeddings"] / (2 * math.pi / frequencies)
     low, high, factor = (parameters[name] for name in ("low_freq_factor", "high_freq_factor", "factor"))
     kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
@@ -115,8 +115,8 @@ def _stretched(frequencies: torch.Tensor, parameters: dict[str, Any]) -> torch.T
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate each pair (i, i + width / 2) of the first ``width`` numbers of x [num_tokens, heads, head_dim].
 
-    cos, sin [num_tokens, 1, width]; the sines of the first half are negative. A small step spends its time
-    on calls, not on arithmetic: this makes four, for any number of heads.
+    cos, sin [num_tokens, 1, width]; the sines of the first half are negative. A small step spends its time on
+    calls, not on arithmetic: this makes four calls for any number of heads.
     """
     width = cos.shape[-1]
     if width < x.shape[-1]:

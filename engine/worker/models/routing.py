@@ -1,5 +1,5 @@
-"""Which experts a token goes to, and with which weights: in the order of operations of transformers' routers,
-and rounded where they round."""
+"""Chooses each token's experts and their weights: in the order of operations of transformers' routers, and
+rounded where they round."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from engine.worker.models.builder import Builder
 from engine.worker.models.shape import Routing
 
 _NO_ZERO = 1e-20
-"""Number that sigmoid routers add to the sum that they divide by."""
+"""Sigmoid routers add this number to the sum that they divide by."""
 _BEST_BY_SIGMOID, _BEST_BY_SOFTMAX = 2, 1
-"""A group of experts is scored by its best ones: by two in DeepSeek-V3 (arXiv 2412.19437, section 2.1.2), by
-one in DeepSeek-V2 (arXiv 2405.04434, section 2.2.2)."""
+"""The number of best experts that score a group: two in DeepSeek-V3 (arXiv 2412.19437, section 2.1.2), one in
+DeepSeek-V2 (arXiv 2405.04434, section 2.2.2)."""
 
 
 class Router(nn.Module):
@@ -51,8 +51,8 @@ class Router(nn.Module):
 
 
 def by_softmax(logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
-    """The experts of the highest probabilities, which are their weights, among the best groups. logits
-    [num_tokens, num_experts] -> as ``Router.forward``"""
+    """The experts with the highest probabilities, which are their weights, within the best groups. logits
+    [num_tokens, num_experts] -> like ``Router.forward``"""
     scores = logits.softmax(dim=-1, dtype=torch.float32)
     if routing.num_groups > 1:
         scores = _of_best_groups(scores, routing, _BEST_BY_SOFTMAX, others=0.0)
@@ -64,8 +64,8 @@ def by_softmax(logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, to
 
 
 def by_own_sigmoid(logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
-    """The experts of the highest logits, and the factors of their inputs. logits [num_tokens, num_experts] ->
-    as ``Router.forward``"""
+    """The experts with the highest logits, and the factors of their inputs. logits [num_tokens, num_experts]
+    -> like ``Router.forward``"""
     best, experts = logits.topk(routing.experts_per_token)
     return experts, best.float().sigmoid().to(logits.dtype)
 
@@ -73,8 +73,9 @@ def by_own_sigmoid(logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor
 def by_sigmoid(
     logits: torch.Tensor, correction: torch.Tensor, routing: Routing
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The experts of the highest corrected scores, among the best groups; the correction, which balances
-    their load, is not in their weights. logits, fp32 [num_tokens, num_experts] -> as ``Router.forward``"""
+    """The experts with the highest corrected scores, within the best groups; the correction, which balances
+    their load, does not affect their weights. logits, fp32 [num_tokens, num_experts] -> like
+    ``Router.forward``"""
     scores = logits.sigmoid()
     eligible = scores + correction
     if routing.num_groups > 1:
@@ -87,7 +88,7 @@ def by_sigmoid(
 
 
 def _of_best_groups(scores: torch.Tensor, routing: Routing, num_counted: int, others: float) -> torch.Tensor:
-    """``scores``, with ``others`` in place of those outside the best groups: the ones whose ``num_counted``
+    """``scores``, with ``others`` in place of scores outside the best groups: those whose ``num_counted``
     best experts have the highest sum."""
     groups = scores.view(len(scores), routing.num_groups, -1)
     totals = groups.topk(num_counted).values.sum(dim=-1)

@@ -1,4 +1,4 @@
-"""Records which experts the routers of a decoder choose. Without a recorder there is nothing to pay."""
+"""Records which experts a decoder's routers choose. Costs nothing without a recorder."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from engine.worker.models.shape import SparseShape
 def choose_routed_experts(
     config: ModelConfig, model: CausalModel, groups: Sequence[KVCacheGroup]
 ) -> RoutedExpertsSpec | None:
-    """The sizes of what ``enable_return_routed_experts`` returns; None without it. ConfigError if no layer's
-    KV blocks are kept to the end of a request."""
+    """The sizes of the experts that ``enable_return_routed_experts`` returns; None without it. ConfigError if
+    no layer keeps its KV blocks until a request ends."""
     if not config.enable_return_routed_experts:
         return None
     assert isinstance(model, Decoder), "the loader refuses others"
@@ -36,7 +36,7 @@ def choose_routed_experts(
 
 
 def _spec(model: Decoder) -> RoutedExpertsSpec:
-    """The sizes of what a mixture of experts chooses."""
+    """The sizes of the choices of a mixture of experts."""
     routings = [mlp.routing for mlp in model.shape.mlps if isinstance(mlp, SparseShape)]
     return RoutedExpertsSpec(
         num_layers=model.num_layers,
@@ -46,13 +46,13 @@ def _spec(model: Decoder) -> RoutedExpertsSpec:
 
 
 class RoutingRecorder:
-    """The experts of the tokens of the step that runs."""
+    """Records the experts of the running step's tokens."""
 
     def __init__(self, model: Decoder, max_num_tokens: int) -> None:
-        """Replaces the routers of ``model``, whose steps have at most ``max_num_tokens`` tokens. On a CPU."""
+        """Replace the routers of ``model``, whose steps have at most ``max_num_tokens`` tokens. On a CPU."""
         spec = _spec(model)
         self._experts = spec.empty(max_num_tokens)
-        # Signed in torch, which knows few unsigned types: a number that is too large has the same bits.
+        # Signed, as torch has few unsigned types: numbers that are too large keep their bits.
         signed = torch.from_numpy(self._experts.view(_SIGNED[spec.dtype.itemsize]))
         for index, layer in enumerate(model.layers):
             mlp = layer.get_submodule("mlp")
@@ -60,13 +60,13 @@ class RoutingRecorder:
                 mlp.add_module("router", RecordingRouter(mlp.router, signed[:, index]))
 
     def take(self, slots: IntArray) -> StepRouting:
-        """What was chosen in the step whose tokens have these slots [num_tokens]."""
+        """The experts chosen in the step whose tokens have these slots [num_tokens]."""
         experts: ExpertArray = self._experts[: len(slots)].copy()
         return StepRouting(slots, experts)
 
 
 class RecordingRouter(nn.Module):
-    """A Router that writes down what it chooses."""
+    """A Router that records its choices."""
 
     def __init__(self, router: nn.Module, chosen: torch.Tensor) -> None:
         """chosen [max_num_tokens, experts_per_token]"""

@@ -1,5 +1,4 @@
-"""The sizes and switches by which a decoder's parts are built, and what of them each rank has. Knows no
-family."""
+"""The sizes and switches from which a decoder is built, and each rank's part of them. Knows no family."""
 
 from __future__ import annotations
 
@@ -20,12 +19,12 @@ class DenseShape:
     intermediate_size: int
     bias: bool = False
     by_gelu: bool = False
-    """Whether the gate goes through the tanh form of GELU; else through SiLU."""
+    """Whether the gate goes through the tanh form of GELU; otherwise through SiLU."""
     joined: bool = False
     """Whether a checkpoint has gates and ups in one tensor."""
 
     def of_rank(self, num_ranks: int, *, experts_by_rank: bool, num_cores: int = 1) -> DenseShape:
-        """The shape of each rank's part, the same in all cores. ConfigError if there can be none."""
+        """The shape of each rank's part, the same in all cores. ConfigError if it cannot be split."""
         size = split("intermediate size,", self.intermediate_size, num_ranks)
         return replace(self, intermediate_size=size)
 
@@ -39,17 +38,17 @@ class Routing:
     normalized: bool = True
     """Whether the weights of a token's experts add up to 1."""
     by_sigmoid: bool = False
-    """Whether a score is the sigmoid of a logit, in fp32, and a correction is added to choose; else scores
-    are a softmax over all experts, of logits in the model's dtype."""
+    """Whether a score is the sigmoid of a logit, in fp32, to which a correction is added for the choice;
+    otherwise scores are a softmax over all experts, of logits in the model's dtype."""
     in_fp32: bool = False
-    """Whether a router by softmax computes its logits in fp32, too."""
+    """Whether a softmax router computes its logits in fp32, too."""
     biased: bool = False
-    """Whether a router by softmax adds a bias to its logits."""
+    """Whether a softmax router adds a bias to its logits."""
     rounded: bool = False
-    """Whether weights are rounded to the model's dtype; else they are fp32."""
+    """Whether weights are rounded to the model's dtype; otherwise they are fp32."""
     num_groups: int = 1
     num_top_groups: int = 1
-    """Groups of experts among whose members a token's experts are chosen."""
+    """The number of best groups, from whose members a token's experts are chosen."""
     scale: float = 1.0
     """A factor of all weights."""
     scales_input: bool = False
@@ -68,18 +67,18 @@ class ExpertNames:
     router: str = "gate"
     shared: str = "shared_experts"
     transposed: bool = False
-    """Whether tensors of all experts have inputs before outputs."""
+    """Whether the tensors that hold all experts have inputs before outputs."""
     joined_share: bool = False
     """Whether gates and ups of the shared expert are in one tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClampedGate:
-    """Experts with biases, whose gates and ups come in turn: ``(up + 1) * gate * sigmoid(alpha * gate)``."""
+    """Experts with biases, whose gates and ups alternate: ``(up + 1) * gate * sigmoid(alpha * gate)``."""
 
     alpha: float
     limit: float
-    """What neither a gate nor the size of an up exceeds."""
+    """The upper bound of gates and of the absolute value of ups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,20 +94,20 @@ class SparseShape:
     clamped: ClampedGate | None = None
     """None: experts without biases, ``silu(gate) * up``, all gates before all ups."""
     gated_share: bool = False
-    """Whether each token's share of the shared expert is the sigmoid of a number."""
+    """Whether the shared expert's output is multiplied by the sigmoid of a number per token."""
     by_rank: bool = False
-    """Whether each rank has some of the experts whole; else it has a part of each."""
+    """Whether each rank has some whole experts; otherwise it has a part of each."""
     num_ranks: int = 1
-    """Ranks that have parts of the experts, of all cores that share them."""
+    """Ranks that have parts of the experts, in all cores that share them."""
 
     @property
     def num_local_experts(self) -> int:
-        """The experts that a rank has, whole or in part."""
+        """The number of experts that a rank has, whole or in part."""
         return self.routing.num_experts // self.num_ranks if self.by_rank else self.routing.num_experts
 
     def of_rank(self, num_ranks: int, *, experts_by_rank: bool, num_cores: int = 1) -> SparseShape:
-        """The shape of each rank's part; ``num_cores`` have the experts among them. ConfigError if it cannot
-        be split that way."""
+        """The shape of each rank's part; ``num_cores`` share the experts. ConfigError if it cannot be split
+        that way."""
         expert_size = self.expert_size
         if experts_by_rank:
             _check_experts(self.routing.num_experts, num_ranks, num_cores)
@@ -125,27 +124,27 @@ class SparseShape:
 
 MLPShape = DenseShape | SparseShape
 NO_ROPE = "none"
-"""In place of a rope's name."""
+"""Replaces a rope's name in layers without rope."""
 
 
 @dataclass(frozen=True, slots=True)
 class LatentShape:
-    """Multi-head latent attention; see ``LatentAttention``. Sizes are in numbers, those of a head's parts as
-    the family's configs name them."""
+    """Multi-head latent attention; see ``LatentAttention``. Sizes are counts of numbers; parts of a head have
+    the names of the family's configs."""
 
     q_rank: int | None
-    """The size of a query's latent; None if queries are made of the layer's input."""
+    """The size of a query's latent; None if queries are computed from the layer's input."""
     kv_rank: int
-    """The size of what keys and values are made of."""
+    """The size of the latent from which keys and values are computed."""
     nope_dim: int
     """The part of a head's query and key that is not rotated."""
     rope_dim: int
-    """The part that is; that of keys is the same in all heads."""
+    """The part that is rotated; that of keys is the same in all heads."""
     value_dim: int
     interleaved: bool = True
-    """Whether the numbers that are rotated together are neighbors; else half of ``rope_dim`` apart."""
+    """Whether the numbers of a rotated pair are neighbors; otherwise they are half of ``rope_dim`` apart."""
     bias: bool = False
-    """Whether the linears that begin and end attention have a bias."""
+    """Whether the first and the last linear of attention have a bias."""
     stretch: float = 1.0
     """A factor of scores."""
 
@@ -172,7 +171,7 @@ class MixedRope:
     unit_heads: bool
     """Whether layers that rotate queries and keys normalize them afterwards, without a weight."""
     growth: float
-    """The others multiply the query at position p by 1 + growth * log(1 + floor((p + 1) / interval))."""
+    """Layers without rope multiply the query at p by 1 + growth * log(1 + floor((p + 1) / interval))."""
     interval: int
 
 
@@ -188,23 +187,23 @@ class DecoderShape:
     norm_eps: float
     tied: bool
     windows: tuple[int | None, ...]
-    """The attention window of each layer that attends, None where it has none."""
+    """The attention window of each layer that attends, None where there is none."""
     mlps: tuple[MLPShape, ...]
     """The MLP of each layer."""
     chunks: tuple[int | None, ...] = ()
-    """The attention chunk of each layer that attends, None where it has none; empty: no layer has any."""
+    """The attention chunk of each layer that attends, None where there is none; empty: no layer has one."""
     states: tuple[StateShape | None, ...] = ()
-    """What each layer keeps a state for in place of attention, None where it attends; empty: all attend."""
+    """The state that each layer keeps instead of attention, None where it attends; empty: all attend."""
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: bool = False
     sinks: bool = False
     """Whether each head has a sink; see ``AttentionBackend.attend``."""
     output_gate: bool = False
-    """Whether each head's output is multiplied by the sigmoid of a gate, which comes with its query."""
+    """Whether each head's output is multiplied by the sigmoid of a gate, which is computed with its query."""
     has_rope: bool = True
     rotary_dim: int = 0
-    """How many numbers of each head are rotated, the first ones; 0 means all."""
+    """The number of first numbers of each head that are rotated; 0 means all."""
     rope_kinds: tuple[str, ...] = ()
     """The name of each layer's rope in the config, or NO_ROPE; empty if all have the same."""
     attention_scale: float | None = None
@@ -214,30 +213,30 @@ class DecoderShape:
     logit_cap: float | None = None
     """The soft cap of logits: cap * tanh(logit / cap)."""
     centered_norms: bool = False
-    """Whether norms have a factor of 1 + weight; else it is the weight."""
+    """Whether norms have a factor of 1 + weight; otherwise the factor is the weight."""
     mixed_rope: MixedRope | None = None
-    """None: all layers rotate alike."""
+    """None: all layers use rope in the same way."""
     latent: LatentShape | None = None
-    """Latent attention in all layers, with the latent as their one key-value head."""
+    """Latent attention in all layers, with the latent as the only key-value head."""
     output_norms: bool = False
-    """Whether the outputs of attention and MLP are normalized, too, before they are added."""
+    """Whether the outputs of attention and MLP are also normalized before they are added."""
     embedding_scale: float = 1.0
     """A factor of embeddings, rounded to the model's dtype."""
     mlp_prefix: str = "mlp."
-    """How the names of a dense MLP's tensors begin, within a layer."""
+    """The prefix of the names of a dense MLP's tensors, within a layer."""
     residual_scale: float = 1.0
-    """A factor of the outputs of attention and MLP as they are added."""
+    """A factor of the outputs of attention and MLP when they are added."""
     logit_divisor: float = 1.0
     other_names: tuple[tuple[str, str], ...] = ()
-    """Beginnings of the names of a layer's tensors, each with what a checkpoint has in its place."""
+    """Prefixes of the names of a layer's tensors, each with the checkpoint's prefix."""
     num_unused_layers: int = 0
-    """Layers of the checkpoint behind the last one, which nothing here computes."""
+    """Layers of the checkpoint after the last one, which are not computed here."""
     num_kv_copies: int = 1
     """Number of ranks with the same key-value heads, if there are fewer heads than ranks."""
 
     def of_rank(self, num_ranks: int, *, experts_by_rank: bool = False, num_cores: int = 1) -> DecoderShape:
-        """The shape of each rank's part: some of the heads and of each MLP; of the experts, what each of so
-        many cores has. ConfigError if the model cannot be split that way."""
+        """The shape of each rank's part: some of the heads and of each MLP, and of the experts, which
+        ``num_cores`` share, its core's part. ConfigError if the model cannot be split that way."""
         num_heads = split("number of heads,", self.num_heads, num_ranks)
         mlps = tuple(
             mlp.of_rank(num_ranks, experts_by_rank=experts_by_rank, num_cores=num_cores) for mlp in self.mlps
@@ -258,7 +257,7 @@ class DecoderShape:
         )
 
     def of_layers(self, layers: range) -> DecoderShape:
-        """The shape of these layers alone, of a model without states."""
+        """The shape of only these layers, for a model without states."""
         assert not self.states, "layers that attend are counted apart"
         part = slice(layers.start, layers.stop)
         return replace(
@@ -275,7 +274,7 @@ class DecoderShape:
 
     @property
     def layer_chunks(self) -> tuple[int | None, ...]:
-        """The attention chunk of each layer that attends, None where it has none."""
+        """The attention chunk of each layer that attends, None where there is none."""
         return self.chunks or (None,) * len(self.windows)
 
     @property
@@ -285,13 +284,13 @@ class DecoderShape:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether compiled steps of CPUs know it: all but latents, a mixed rope and states."""
+        """Whether compiled CPU steps support it: all but latents, a mixed rope and states."""
         return self.latent is None and self.mixed_rope is None and not any(self.states)
 
     @property
     def is_plain(self) -> bool:
-        """Whether fused ops of GPUs know it: layers compute what Llama's do, but for biases, head norms,
-        windows and experts."""
+        """Whether fused GPU ops support it: layers compute the same as Llama's, except for biases, head
+        norms, windows and experts."""
         gemma = self.attention_scale, self.attention_cap, self.logit_cap
         by_gelu = any(isinstance(mlp, DenseShape) and mlp.by_gelu for mlp in self.mlps)
         switches = self.rope_kinds, self.centered_norms, self.output_norms, by_gelu, self.sinks
@@ -308,7 +307,7 @@ class DecoderShape:
 
 
 def _check_experts(num_experts: int, num_ranks: int, num_cores: int) -> None:
-    """ConfigError if ranks would not have equally many of them."""
+    """Raise ConfigError if ranks would have different numbers of experts."""
     if num_cores == 1:
         split("number of experts,", num_experts, num_ranks)
     elif num_experts % (num_cores * num_ranks):
@@ -320,7 +319,7 @@ def _check_experts(num_experts: int, num_ranks: int, num_cores: int) -> None:
 
 
 def split(name: str, number: int, num_ranks: int) -> int:
-    """Each rank's share of a number. ConfigError with its ``name`` if it is no whole one."""
+    """Each rank's share of a number. ConfigError with its ``name`` if it is not a whole number."""
     if number % num_ranks:
         raise ConfigError(
             f"tensor_parallel_size is {num_ranks}, which does not divide the model's {name} {number}."

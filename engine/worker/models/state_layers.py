@@ -1,4 +1,4 @@
-"""What layers that keep a state of fixed size have in common: where their states are."""
+"""The base class of layers that keep a state of fixed size: holds where their states are."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from engine.worker.states.state_pool import LayerStates
 
 
 class StateLayer(nn.Module):
-    """A layer in whose place others have attention. Its positions are told by their order alone."""
+    """A layer that replaces attention. It derives positions only from the order of tokens."""
 
     def __init__(self) -> None:
         super().__init__()
         self._states: LayerStates | None = None
 
     def use_states(self, states: LayerStates) -> None:
-        """Keep the states of sequences there from now on."""
+        """Keep the states of sequences in ``states`` from now on."""
         self._states = states
 
     @property
@@ -26,5 +26,5 @@ class StateLayer(nn.Module):
 
 
 def gated(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """x, opened by the SiLU of a gate, both in fp32 from here on."""
+    """x times the SiLU of a gate, both in fp32 from here on."""
     return x.float() * nn.functional.silu(gate.float())

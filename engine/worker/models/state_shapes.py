@@ -1,5 +1,5 @@
-"""The sizes of layers that keep a state of fixed size for a sequence, and what of them each rank has. Knows
-no family."""
+"""The sizes of layers that keep a state of fixed size per sequence, and each rank's part of them. Knows no
+family."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.worker.states.state_pool import StatePart
 
 @dataclass(frozen=True, slots=True)
 class DeltaNetShape:
-    """A gated delta net; see ``GatedDeltaNet``. Sizes of heads are in numbers."""
+    """A gated delta net; see ``GatedDeltaNet``. Sizes of heads are counts of numbers."""
 
     num_k_heads: int
     num_v_heads: int
@@ -21,7 +21,7 @@ class DeltaNetShape:
     v_size: int
     conv_width: int
     by_head: bool = True
-    """Whether a checkpoint's projections have what belongs to a key head together; else they are apart."""
+    """Whether a checkpoint's projections group their outputs by key head; otherwise by kind."""
 
     def of_rank(self, num_ranks: int) -> DeltaNetShape:
         """The shape of each rank's part. ConfigError if it cannot be split that way."""
@@ -33,7 +33,7 @@ class DeltaNetShape:
 
     @property
     def keys_size(self) -> int:
-        """The size of all keys of a token; that of its queries is the same."""
+        """The size of all keys of a token, and of all its queries."""
         return self.num_k_heads * self.k_size
 
     @property
@@ -47,7 +47,7 @@ class DeltaNetShape:
         return 2 * self.keys_size + self.values_size
 
     def state_parts(self, dtype: torch.dtype) -> tuple[StatePart, ...]:
-        """What is kept of a sequence by a model of ``dtype``."""
+        """The state per sequence of a model of ``dtype``."""
         recurrent = (self.num_v_heads, self.k_size, self.v_size)
         return (
             StatePart((self.conv_size, self.conv_width - 1), dtype),
@@ -62,14 +62,14 @@ class MambaShape:
     num_heads: int
     head_size: int
     num_groups: int
-    """Groups of heads that share what is written to their state and what reads it."""
+    """Groups of heads that share B, which writes to their state, and C, which reads it."""
     state_size: int
     conv_width: int
     conv_bias: bool
     bias: bool
-    """Whether the linears that begin and end it have a bias."""
+    """Whether its first and last linear have a bias."""
     num_group_copies: int = 1
-    """Ranks that have the same group, if there is one for all."""
+    """The number of ranks with the same group, if there is one for all."""
 
     def of_rank(self, num_ranks: int) -> MambaShape:
         """The shape of each rank's part. ConfigError if it cannot be split that way."""
@@ -89,16 +89,16 @@ class MambaShape:
 
     @property
     def groups_size(self) -> int:
-        """The size of what is written for a token, and of what reads it."""
+        """The size of a token's B, which writes to the state, and of its C, which reads it."""
         return self.num_groups * self.state_size
 
     @property
     def conv_size(self) -> int:
-        """The channels of the convolution: the heads' inputs, what is written and what reads."""
+        """The channels of the convolution: the heads' inputs, B and C."""
         return self.inner_size + 2 * self.groups_size
 
     def state_parts(self, dtype: torch.dtype) -> tuple[StatePart, ...]:
-        """What is kept of a sequence by a model of ``dtype``."""
+        """The state per sequence of a model of ``dtype``."""
         recurrent = (self.num_heads, self.head_size, self.state_size)
         return (
             StatePart((self.conv_size, self.conv_width - 1), dtype),

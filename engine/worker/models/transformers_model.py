@@ -1,7 +1,7 @@
 """Runs any decoder-only architecture of transformers on the paged KV cache, through its attention interface.
 
-All sequences of a step are one flat row of tokens; transformers keeps no cache and makes no mask, except in
-one trial run that shows which mask it would make.
+All sequences of a step are one flat row of tokens. transformers keeps no cache and makes no mask, except in a
+trial run that shows which mask it would make.
 """
 
 from __future__ import annotations
@@ -27,38 +27,37 @@ _WITHOUT_BEARING = frozenset(
     )
 )
 """Arguments of the attention interface that add nothing to the mask; dropout is for training. Any other
-argument that ``TransformersModel`` does not name changes what attention computes, or may."""
+argument that ``TransformersModel`` does not name changes the result of attention, or may."""
 
 
 @dataclass(frozen=True, slots=True)
 class _LayerProbe:
-    """What one call of the attention interface showed."""
+    """The shapes and the window seen in one call of the attention interface."""
 
     layer: int
     num_kv_heads: int
     head_dim: int
     value_dim: int
     window: int | None
-    """Number of tokens that a query attends to, itself included; None: all before it."""
+    """Number of tokens that a query attends to, itself included; None: all tokens before it."""
 
 
 class TransformersModel:
     """A CausalModel around a transformers model.
 
-    Built on the meta device, as a skeleton; ``attach`` adds the weights and finds the shape of the KV by a
-    trial run.
+    It is built on the meta device, as a skeleton; ``attach`` adds the weights and finds the shape of the KV
+    with a trial run.
     """
 
     def __init__(self, config: PreTrainedConfig, dtype: torch.dtype, trust_remote_code: bool = False) -> None:
         self._config = config
         self.windows = layer_windows(config.get_text_config(decoder=True))
-        """The attention window of each layer: as the config says, until the trial run has shown the real
-        one."""
+        """The attention window of each layer: first the config's, after the trial run the real one."""
         self.chunks: list[int | None] = [None] * len(self.windows)
         self._attention: AttentionBackend | None = None
         self._probes: list[_LayerProbe] = []
         self._model: PreTrainedModel | None = None
-        # One registration per model: the function must reach this model's backend only.
+        # One registration per model, so that the function reaches only this model's backend.
         self.attention_name = f"paged_kv_{next(_numbers)}"
         self._masks = TrialMasks(config)
         AttentionInterface.register(self.attention_name, self._attend)

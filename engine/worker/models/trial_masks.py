@@ -1,8 +1,8 @@
-"""Finds the mask that a transformers architecture gives each layer's attention: made once, in a trial run, to
-be analyzed, never applied.
+"""Finds the mask that a transformers architecture gives each layer's attention. A trial run makes the masks
+to analyze them; they are never applied.
 
-Only masks that paged attention can express are accepted: every token attends to all tokens before it, or to
-the last few.
+It accepts only masks that paged attention can express: every token attends to all tokens before it, or to the
+last few.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers import AttentionMaskInterface, PreTrainedConfig
 from engine.worker.models.base import cannot_be_served
 
 MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Function of (batch, head, query, key) that says whether the query attends to the key;
+"""A function of (batch, head, query, key) that returns whether the query attends to the key;
 transformers builds masks from such functions."""
 
 _QUERIES = (0, 1, 2, 7, 63, 130, 1000, 2100)
@@ -34,7 +34,7 @@ class TrialMasks:
 
     @contextmanager
     def made_for(self, attention_name: str) -> Iterator[None]:
-        """Register masks for this attention in transformers, which makes none for it otherwise."""
+        """Register masks for this attention in transformers, which otherwise makes none for it."""
         AttentionMaskInterface.register(attention_name, self._make)
         try:
             yield
@@ -44,7 +44,7 @@ class TrialMasks:
             self._made.clear()
 
     def window_of(self, attention_mask: Any) -> int | None:
-        """The window of the mask that a layer was given; ModelLoadError for an unsupported mask."""
+        """The window of a layer's mask; ModelLoadError for an unsupported mask."""
         for made, window in self._made:
             if attention_mask is made:
                 return window
@@ -54,7 +54,7 @@ class TrialMasks:
     def _make(
         self, *_: Any, q_length: int, kv_length: int, mask_function: MaskFunction, **others: Any
     ) -> torch.Tensor:
-        """A mask function of transformers' mask interface."""
+        """The function that transformers' mask interface calls to make a mask."""
         size = others.get("local_size")
         window = size if isinstance(size, int) else None
         if not _is_causal_within(mask_function, window):
@@ -65,8 +65,8 @@ class TrialMasks:
 
 
 def _is_causal_within(sees: MaskFunction, window: int | None) -> bool:
-    """Whether every query attends to the last ``window`` tokens up to itself and nothing else, checked at
-    positions where a difference would show."""
+    """Whether every query attends to exactly the last ``window`` tokens up to itself, checked at positions
+    where a difference would show."""
     zero = torch.zeros((), dtype=torch.int64)
     around = () if window is None else (window - 1, window, window + 1, 2 * window + 3)
     for query in {*_QUERIES, *around}:

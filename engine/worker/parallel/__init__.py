@@ -1,1 +1,1 @@
-"""Tensor parallelism: one model computed by several processes, each with its part of every weight."""
+"""Tensor, pipeline and expert parallelism: several processes compute one model, each with its part."""

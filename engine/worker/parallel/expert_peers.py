@@ -1,7 +1,7 @@
-"""Ranks of several engine cores that have a model's experts among them. Knows no transport.
+"""Ranks of several engine cores that share a model's experts. Knows no transport.
 
 Each core computes attention for its own requests; in a mixture of experts every core's tokens go through
-every core's experts. So all cores run their steps together: one that has no tokens has a part nevertheless.
+every core's experts. So all cores run their steps together; a core without tokens takes part, too.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import torch
 
 
 class PeerLink(Protocol):
-    """The ranks of the same number in each core. All make the same calls in the same order."""
+    """The ranks with the same number in all cores. All make the same calls in the same order."""
 
     def exchange(self, number: int) -> list[int]:
-        """Return every core's number to all of them."""
+        """Return the numbers of all cores to all of them."""
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """x [n, width], with the same n in all cores -> [num_cores, n, width]"""
@@ -26,28 +26,28 @@ class PeerLink(Protocol):
 
 
 class Bell(Protocol):
-    """Tells the other cores that this one has begun a wave of steps, and hears of theirs."""
+    """Notifies the other cores that this one has begun a wave of steps, and receives their notifications."""
 
     def ring(self, number: int) -> None:
-        """This core has begun the wave of this number."""
+        """Announce that this core has begun the wave with this number."""
 
     def listen(self, told: Callable[[int], None]) -> None:
-        """Call ``told`` on a thread with the number of each wave, in their order."""
+        """Call ``told`` on a thread with the number of each wave, in order."""
 
 
 class ExpertPeers:
-    """The cores that have the experts among them, as seen by a rank of one."""
+    """The cores that share the experts, as seen by a rank of one of them."""
 
     def __init__(
         self, core: int = 0, num_cores: int = 1, link: PeerLink | None = None, bell: Bell | None = None
     ) -> None:
-        """``core``: the number of the one that this is. ``link``: needed if there is more than one.
-        ``bell``: the first rank of each core has one."""
+        """``core``: this core's number. ``link``: needed if there are several cores. ``bell``: only on the
+        first rank of each core."""
         self.core, self.num_cores = core, num_cores
         self.bell = bell
         self._link = link
         self._counts: Sequence[int] | None = None
-        """Each core's tokens in this step; None outside of steps."""
+        """Each core's number of tokens in this step; None outside of steps."""
 
     @property
     def link(self) -> PeerLink:
@@ -55,8 +55,7 @@ class ExpertPeers:
         return self._link
 
     def begin_step(self, num_tokens: int) -> bool:
-        """Tell the others how many tokens this core has, and learn how many they have. Waits for all of them;
-        False if none has any."""
+        """Exchange numbers of tokens with all other cores, and wait for theirs. False if no core has any."""
         self._counts = self.link.exchange(num_tokens)
         return any(self._counts)
 
@@ -64,9 +63,9 @@ class ExpertPeers:
         self._counts = None
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
-        """x [num_tokens, width] -> [tokens of all cores, width], each core's behind those of the one before
+        """x [num_tokens, width] -> [tokens of all cores, width], core by core
 
-        Outside of steps, where memory and speed are measured, as if all cores had such an x.
+        Outside of steps, where memory and speed are measured, it assumes that all cores have such an x.
         """
         if self.num_cores == 1:
             return x
@@ -78,8 +77,8 @@ class ExpertPeers:
         return torch.cat([its[:count] for its, count in zip(rows, self._counts, strict=True)])
 
     def own_sum(self, parts: torch.Tensor) -> torch.Tensor:
-        """parts [tokens of all cores, width], what the experts here make of them -> [num_tokens, width], what
-        all cores' experts make of this core's tokens"""
+        """parts [tokens of all cores, width], the output of this core's experts -> [num_tokens, width], the
+        output of all cores' experts for this core's tokens"""
         if self.num_cores == 1:
             return parts
         if self._counts is None:

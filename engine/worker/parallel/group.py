@@ -15,7 +15,7 @@ class TensorParallelGroup(Protocol):
 
     @property
     def rank(self) -> int:
-        """This rank's number; 0 is the first, which samples in the last stage of the pipeline."""
+        """This rank's number; rank 0 is in the last stage of the pipeline and samples."""
 
     @property
     def size(self) -> int: ...
@@ -30,11 +30,11 @@ class TensorParallelGroup(Protocol):
 
     @property
     def local_rank(self) -> int:
-        """Its number among the ranks on its machine: that of its device."""
+        """Its number among the ranks on its machine, which is that of its device."""
 
     @property
     def local_size(self) -> int:
-        """How many ranks are on its machine."""
+        """The number of ranks on its machine."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of every rank's x to all ranks; x, contiguous, is overwritten."""
@@ -73,5 +73,5 @@ ALONE: TensorParallelGroup = SingleRank()
 
 
 def sharers(group: TensorParallelGroup, device: torch.device) -> int:
-    """How many ranks share the memory and the cores of ``device``."""
+    """The number of ranks that share the memory and the cores of ``device``."""
     return group.local_size if device.type == "cpu" else 1

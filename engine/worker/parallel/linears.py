@@ -1,7 +1,7 @@
 """Row-parallel linears, embeddings and LM heads: a rank's part, and the collective that combines the ranks'
 outputs.
 
-A column-parallel layer needs no class: it is a smaller linear.
+A column-parallel layer needs no class, as it is a smaller linear.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from engine.worker.parallel.group import TensorParallelGroup
 
 
 class RowParallelLinear(nn.Module):
-    """An ``nn.Linear`` split by inputs: the ranks' outputs are summed, then the bias is added, once."""
+    """An ``nn.Linear`` split by inputs: it sums the ranks' outputs, then adds the bias once."""
 
     def __init__(self, partial: nn.Linear, bias: nn.Parameter | None, group: TensorParallelGroup) -> None:
         super().__init__()
@@ -49,14 +49,14 @@ class VocabParallelEmbedding(nn.Module):
         return self.table.weight
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """As ``Embedding.forward``; a rank without the vector adds zeros."""
+        """Like ``Embedding.forward``; a rank without the vector adds zeros."""
         own = ids - self._group.rank * self._num_vectors
         absent = (own < 0) | (own >= self._num_vectors)
         vectors = self.table(own.masked_fill(absent, 0)).contiguous()
         return self._group.all_reduce(vectors.masked_fill_(absent[:, None], 0))
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """As ``Embedding.logits`` at the first rank; [n, 0] at the others."""
+        """Like ``Embedding.logits`` at the first rank; [n, 0] at the others."""
         return self._group.gather(self.table.logits(x))
 
 

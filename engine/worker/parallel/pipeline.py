@@ -10,21 +10,20 @@ from engine.errors import ConfigError
 
 
 class StageLink(Protocol):
-    """Takes hidden states from the stage before to the one behind. Both call it once a step, in the same
-    order."""
+    """Moves hidden states from one stage to the next. Both call it once per step, in the same order."""
 
     def receive(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the stage before has sent, which is of the shape and dtype of x; x is overwritten."""
+        """Return the tensor that the previous stage sent, with the shape and dtype of x; x is overwritten."""
 
     def send(self, x: torch.Tensor) -> None:
-        """Send x, contiguous, to the stage behind. Does not wait until it is there."""
+        """Send x, contiguous, to the next stage. Does not wait until it arrives."""
 
 
 class PipelineStage:
-    """One of the stages; the first embeds tokens, the last makes logits and samples."""
+    """One of the stages; the first embeds tokens, the last computes logits and samples."""
 
     def __init__(self, index: int = 0, size: int = 1, link: StageLink | None = None) -> None:
-        """``link``: needed if there is more than one."""
+        """``link``: needed if there are several stages."""
         self.index, self.size = index, size
         self._link = link
 
@@ -42,8 +41,8 @@ class PipelineStage:
         return self._link
 
     def layers(self, num_layers: int) -> range:
-        """Which of the model's layers it has: an equal part, and one of those that are left over first for
-        stages between the first, which embeds, and the last, which has the head.
+        """The numbers of the stage's layers: an equal part. Layers that are left over go first to stages
+        between the first, which embeds, and the last, which has the head.
 
         ConfigError if a stage would have none.
         """
@@ -60,4 +59,4 @@ class PipelineStage:
 
 
 WHOLE_MODEL = PipelineStage()
-"""The only stage."""
+"""The stage of a model without a pipeline."""

@@ -1,6 +1,6 @@
 """The ranks of a model over torch.distributed: NCCL between GPUs, gloo between CPU processes.
 
-Knows nothing of models, nor who started the ranks.
+Knows nothing of models, nor of what started the ranks.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from engine.worker.parallel.pipeline import PipelineStage
 from engine.worker.ranks.rank_messages import RankPlace
 
 WAIT = timedelta(days=1000)
-"""As good as without a limit: torch complains on stderr of each wait that ends in vain."""
+"""Practically no limit: torch logs to stderr when a wait times out."""
 NUM_KEPT = 1000
-"""Waves of which the store still knows, should a core hear of one that late."""
+"""The number of last waves that the store keeps, in case a core looks for one late."""
 
 
 class ProcessGroup:
-    """A TensorParallelGroup; the constructor returns when all ranks have joined."""
+    """A TensorParallelGroup; the constructor returns after all ranks have joined."""
 
     def __init__(self, place: RankPlace, device: torch.device) -> None:
         self.rank, self.size = place.rank % place.num_in_stage, place.num_in_stage
@@ -87,7 +87,7 @@ class ProcessGroup:
 
 
 def _stage_ranks(place: RankPlace) -> dist.ProcessGroup | None:
-    """The process group of the rank's stage; None: that of all ranks. All make those of all stages."""
+    """The process group of the rank's stage; None: that of all ranks. All ranks create all stages' groups."""
     if place.num_stages == place.num_cores == 1:
         return None
     size = place.num_in_stage
@@ -96,7 +96,7 @@ def _stage_ranks(place: RankPlace) -> dist.ProcessGroup | None:
 
 
 def _peers(place: RankPlace) -> ExpertPeers:
-    """The ranks of the same number in all cores that share experts."""
+    """The ranks with the same number in all cores that share experts."""
     if place.num_cores == 1:
         return NO_PEERS
     starts = range(place.size)
@@ -106,7 +106,7 @@ def _peers(place: RankPlace) -> ExpertPeers:
 
 
 def _own_group(members: list[list[int]], place: RankPlace, backend: str | None = None) -> dist.ProcessGroup:
-    """Make a process group of each list of ranks, and return the one that this rank is in."""
+    """Create a process group for each list of ranks, and return the one that contains this rank."""
     groups = [dist.new_group(ranks, backend=backend) for ranks in members]
     rank = place.core * place.size + place.rank
     own: dist.ProcessGroup = next(
@@ -116,7 +116,7 @@ def _own_group(members: list[list[int]], place: RankPlace, backend: str | None =
 
 
 class _PeerLink:
-    """A PeerLink. Numbers are exchanged over gloo: nobody waits for a device to learn them."""
+    """A PeerLink. It exchanges numbers over gloo, so that no host waits for a device."""
 
     def __init__(self, place: RankPlace, members: list[list[int]]) -> None:
         self._group = _own_group(members, place)
@@ -147,17 +147,17 @@ class _PeerLink:
 def _while_all_live() -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:  # gloo has no other
+    except RuntimeError as error:  # gloo raises no other errors
         raise EngineDeadError("An engine core with which this one shares experts has ended.") from error
 
 
 class _Link:
-    """A StageLink to the rank of the same number in the stages before and behind."""
+    """A StageLink to the ranks with the same number in the previous and the next stage."""
 
     def __init__(self, place: RankPlace) -> None:
         self._before, self._behind = place.rank + place.num_in_stage, place.rank - place.num_in_stage
         self._sending: tuple[dist.Work, torch.Tensor] | None = None
-        """The last tensor, kept until it is sent."""
+        """The last tensor, kept until it has been sent."""
 
     def receive(self, x: torch.Tensor) -> torch.Tensor:
         dist.recv(x, self._before)
@@ -172,10 +172,10 @@ class _Link:
 
 
 class WaveBell:
-    """A Bell in the store of the process group: each wave is a key there."""
+    """A Bell in the store of the process group, which has a key for each wave."""
 
     def __init__(self, meeting_point: str) -> None:
-        """``meeting_point``: see ``RankPlace``, of ranks that have met there over TCP."""
+        """``meeting_point``: see ``RankPlace``; its ranks must have met there over TCP."""
         self._meeting_point = meeting_point
         self._store = shared_store(meeting_point)
 
@@ -189,7 +189,7 @@ class WaveBell:
         threading.Thread(target=self._listen, args=(told,), name="waves", daemon=True).start()
 
     def _listen(self, told: Callable[[int], None]) -> None:
-        store = shared_store(self._meeting_point)  # the other one can ring while this one waits
+        store = shared_store(self._meeting_point)  # a separate one, as waiting blocks the one that rings
         number = 1
         with suppress(dist.DistError, RuntimeError):  # the first core has ended, and this one is about to
             while True:
@@ -199,8 +199,8 @@ class WaveBell:
 
 
 def shared_store(meeting_point: str, *, is_first: bool = False) -> TCPStore:
-    """A connection to the store of several cores, which the first one's first rank serves, at this address
-    alone: torch would listen at all of the machine's, and asks nobody who he is."""
+    """A connection to the store of several cores, which the first core's first rank serves only at this
+    address: torch would listen at all addresses of the machine, without authentication."""
     place = urlsplit(meeting_point)
     assert place.hostname is not None
     assert place.port is not None
@@ -226,7 +226,7 @@ def _key(number: int) -> str:
 
 
 def _interface(place: RankPlace) -> str:
-    """The network interface to listen at: by default gloo takes the address that the host name resolves to,
-    if there is one."""
+    """The network interface to listen at; by default gloo uses the address that the host name resolves to, if
+    there is one."""
     own = None if place.address is None else interface_of(place.address)
     return own or ("lo0" if sys.platform == "darwin" else "lo")

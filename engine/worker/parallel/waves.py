@@ -1,7 +1,8 @@
-"""Steps of cores that share experts: all of them, or none, run one.
+"""Steps of cores that share experts: either all cores run one, or none does.
 
-A wave is steps without a pause: it begins when a core has tokens while all rest, and ends with a step in
-which none has any. The core that begins one says so in the store of the process group, where the others wait.
+A wave is a series of steps without a pause: it begins when a core has tokens while all are idle, and ends
+with a step in which no core has any. The core that begins it writes its number to the process group's store,
+where the others wait.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from engine.worker.step_runner import StepRunner
 
 
 class WaveRunner:
-    """A StepRunner of a core that shares experts, over one that runs each step before ``launch`` returns, or
-    has queued it by then."""
+    """A StepRunner of a core that shares experts. It wraps a runner whose ``launch`` runs or queues each step
+    before it returns."""
 
     def __init__(self, runner: StepRunner, model: Decoder, peers: ExpertPeers) -> None:
         self._runner = runner
@@ -58,7 +59,7 @@ class WaveRunner:
 
 
 def with_waves(runner: StepRunner, model: CausalModel, group: TensorParallelGroup) -> StepRunner:
-    """The runner, if the core has all experts; else a WaveRunner over it."""
+    """The runner itself if the core has all experts, otherwise a WaveRunner around it."""
     if group.peers.num_cores == 1:
         return runner
     assert isinstance(model, Decoder), "load_model() refuses others"

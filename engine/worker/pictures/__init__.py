@@ -1,1 +1,1 @@
-"""Models that read pictures: the encoder, and how its outputs take the places of tokens."""
+"""Models that read pictures: the encoder, and how its outputs replace embeddings of tokens."""

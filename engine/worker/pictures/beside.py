@@ -1,4 +1,4 @@
-"""What pictures do not go with so far: such a model is served as text."""
+"""Finds options that do not support pictures: with them, a model is served as text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.worker.pictures.tower import VisionTower
 
 
 def without_pictures_beside(config: EngineConfig) -> EngineConfig:
-    """The config, with no pictures where something else excludes them; tells so."""
+    """The config, without pictures if another option excludes them, which it logs."""
     options = config.model
     if read_picture_folder(resolve_folder(options.model), options) is None:
         return config
@@ -35,7 +35,7 @@ def without_pictures_beside(config: EngineConfig) -> EngineConfig:
 
 
 def open_step_pictures(tower: VisionTower | None, model: CausalModel) -> StepPictures | None:
-    """What puts pictures into the steps of a model; None without a tower."""
+    """The object that places pictures in a model's steps; None without a tower."""
     if tower is None:
         return None
     assert isinstance(model, Decoder), "load_tower() refuses others"

@@ -1,4 +1,4 @@
-"""What a model folder says of the pictures that its model reads. Knows no model code."""
+"""Reads from a model folder how its model reads pictures. Knows no model code."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from engine.worker.loading.model_folder import raw_config
 QWEN_TYPES = frozenset(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"))
 """Model types that limit the number of pixels, and whose tokens have three positions."""
 _PIXTRAL_TYPES = frozenset(("mistral3", "llava"))
-"""Those that may have Pixtral's tower, which limits the longest side of a picture."""
+"""Model types that may have Pixtral's tower, which limits the longest side of a picture."""
 _ROW_ENDS = ("[IMG_BREAK]", "[IMG_END]")
-"""Tokens behind a row of a picture and behind the last one, of Pixtral's tower."""
+"""Tokens after a row of a picture and after the last row, for Pixtral's tower."""
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 _MOST = 2**31
 
@@ -29,9 +29,9 @@ class PictureFolder:
 
     model: PictureModel
     temporal_patch_size: int
-    """Number of frames of a patch; a picture stands for all of them."""
+    """Number of frames per patch; a picture is repeated for all of them."""
     scale: float
-    """Factor of the bytes of a pixel, before mean and deviation."""
+    """Factor of a pixel's bytes, before mean and deviation."""
     mean: tuple[float, ...]
     """Mean of each color, subtracted from pixels."""
     deviation: tuple[float, ...]
@@ -39,8 +39,8 @@ class PictureFolder:
 
 
 def read_picture_folder(folder: Path, options: ModelConfig) -> PictureFolder | None:
-    """What the folder says, with the options' limits; None if its model reads no pictures, or is to read
-    none. Raises ModelLoadError or ConfigError."""
+    """The folder's description, with the options' limits; None if its model reads no pictures, or the options
+    disable them. Raises ModelLoadError or ConfigError."""
     raw = raw_config(folder)
     model_type, vision = raw.get("model_type"), raw.get("vision_config")
     if not isinstance(vision, dict) or not options.max_pictures:
@@ -93,7 +93,7 @@ def _pixtral_folder(
     vision: Mapping[str, Any],
     processor: Mapping[str, Any],
 ) -> PictureFolder | None:
-    """None without a tokenizer that knows the ends of rows."""
+    """None without a tokenizer that has the tokens for ends of rows."""
     if options.min_pixels is not None or options.max_pixels is not None:
         raise ConfigError("min_pixels and max_pixels are not for this model, which limits the longest side.")
     ends = [_added_token(folder, name) for name in _ROW_ENDS]
@@ -132,7 +132,7 @@ def _added_token(folder: Path, text: str) -> int | None:
 def _colors_of(
     processor: Mapping[str, Any], folder: Path
 ) -> tuple[float, tuple[float, ...], tuple[float, ...]]:
-    """Factor, mean and deviation of colors."""
+    """The factor, mean and deviation of colors."""
     scale: Any = processor.get("rescale_factor", 1 / 255)
     if type(scale) not in (int, float):
         raise ModelLoadError(f"rescale_factor in the configs of {folder} must be a number, got {scale!r}.")
@@ -141,7 +141,7 @@ def _colors_of(
 
 
 def _processor(folder: Path) -> dict[str, Any] | None:
-    """The fields of the folder's image processor; None without its file."""
+    """The fields of the folder's image processor; None if its file is missing."""
     for name in _PROCESSOR_FILES:
         path = folder / name
         if not path.is_file():
@@ -158,7 +158,7 @@ def _processor(folder: Path) -> dict[str, Any] | None:
 
 
 def _pixel_limits(processor: Mapping[str, Any], factor: int, folder: Path) -> tuple[int, int]:
-    """The smallest and the largest number of pixels, under either of the names that processors have had."""
+    """The smallest and the largest number of pixels, under any of the names that processors have used."""
     size: Any = processor.get("size")
     size = size if isinstance(size, dict) else {}
     least = {"min_pixels": processor.get("min_pixels") or size.get("min_pixels") or size.get("shortest_edge")}

@@ -11,11 +11,11 @@ from engine.worker.attention.backend import IntArray
 
 
 def rope_positions(num_tokens: int, media: Sequence[MediaSpan], factor: int) -> tuple[IntArray, int]:
-    """In time, height and width: [3, num_tokens], and by how much the positions of tokens behind the prompt
-    are greater than their indices.
+    """Returns positions in time, height and width: [3, num_tokens], and the difference between the position
+    and the index of each token after the prompt.
 
-    Text counts on all three alike. A picture is one moment, and its tokens have their row and their column,
-    ``factor`` pixels each; text goes on behind the greater side.
+    Text increases all three alike. A picture is one moment; its tokens have their row and their column, of
+    ``factor`` pixels each. Text continues after the longer side.
     """
     positions = np.empty((3, num_tokens), dtype=np.int64)
     index = place = 0
@@ -34,6 +34,6 @@ def rope_positions(num_tokens: int, media: Sequence[MediaSpan], factor: int) -> 
 
 
 def _count_on(positions: IntArray, index: int, end: int, place: int) -> int:
-    """Number the tokens of text in [index, end) from ``place`` on; returns what comes next."""
+    """Number the tokens of text in [index, end) from ``place`` on; returns the next position."""
     positions[:, index:end] = np.arange(place, place + end - index)
     return place + end - index

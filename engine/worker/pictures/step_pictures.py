@@ -1,4 +1,4 @@
-"""The pictures of a worker's requests, from their pixels to their places in a step."""
+"""The pictures of a worker's requests: reads their pixels, encodes them, and places them in steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def _no_positions() -> IntArray:
-    """Of a model whose tokens have one each: their indices."""
+    """No positions, for a model whose tokens have one position each, their index."""
     return np.empty((3, 0), dtype=np.int64)
 
 
@@ -41,7 +41,7 @@ class _Prompt:
 
 
 class StepTokens(Protocol):
-    """What is read of a step: its sequences, in the order of its tokens."""
+    """The fields of a step that this module reads: its sequences, in the order of its tokens."""
 
     @property
     def req_ids(self) -> list[str]: ...
@@ -54,7 +54,7 @@ class StepTokens(Protocol):
 
 
 class StepPictures:
-    """Encodes what plans say, and puts it in the places of tokens."""
+    """Encodes the pictures of plans, and puts the outputs in place of tokens' embeddings."""
 
     def __init__(self, tower: VisionTower, decoder: Decoder) -> None:
         self._tower: VisionTower | None = tower
@@ -62,13 +62,13 @@ class StepPictures:
         self._has_axes = have_axes(decoder.ropes.values())
         self._prompts: dict[str, _Prompt] = {}
         self._outputs: dict[str, torch.Tensor | None] = {}
-        """The encoder's outputs by content hash; None where the pixels could not be read."""
+        """The encoder's outputs by content hash; None if the pixels could not be read."""
         self._lost: set[str] = set()
-        """Requests of this step with such a picture."""
+        """Requests of this step with a picture that could not be read."""
 
     def use(self, tower: VisionTower | None, decoder: CausalModel | None) -> None:
-        """Go on with another tower and its decoder, of the same kind; None: there is no step before the next
-        call. What was encoded is forgotten, as the scheduler does."""
+        """Continue with another tower and its decoder, of the same kind; None: no step runs before the next
+        call. Encoded pictures are dropped, as the scheduler drops them."""
         assert decoder is None or isinstance(decoder, Decoder), "load_tower() refuses others"
         self._outputs.clear()
         self._tower, self._decoder = tower, decoder
@@ -84,16 +84,16 @@ class StepPictures:
         return self._decoder
 
     def begin_step(self, plan: SchedulerOutput, step: StepTokens) -> IntArray:
-        """Encode what is new and place what the step computes, after ``update``; until ``end_step`` the
-        decoder reads it. Returns the positions of the step's tokens: [num_tokens], or [3, num_tokens] if any
-        is a picture's and the model's tokens have three."""
+        """Encode new pictures and place those that the step computes; the decoder reads them until
+        ``end_step``. Call ``update`` first. Returns the positions of the step's tokens: [num_tokens], or [3,
+        num_tokens] if any belongs to a picture and the model's tokens have three positions."""
         self._encode(plan)
         if not self._prompts.keys().isdisjoint(step.req_ids):
             self._place(step)
         return self.positions_of(step)
 
     def positions_of(self, step: StepTokens) -> IntArray:
-        """The same of a step with other tokens that nobody samples or keeps, behind ``begin_step``."""
+        """Positions of a step with other, unsampled and unkept, tokens. Call it after ``begin_step``."""
         if not self._has_axes or self._prompts.keys().isdisjoint(step.req_ids):
             return step.positions
         positions = np.broadcast_to(step.positions, (3, len(step.positions))).copy()
@@ -113,19 +113,19 @@ class StepPictures:
         return self._model.pictures is not None
 
     def end_step(self) -> frozenset[str]:
-        """The decoder has read them. Returns the requests whose pictures are lost: see ``without``."""
+        """Finish the step. Returns the requests whose pictures are lost: see ``without``."""
         self._model.pictures = None
         lost, self._lost = frozenset(self._lost), set()
         return lost
 
     def warm_up(self) -> None:
-        """Encode the largest picture once: what that takes of a device's memory is not the KV pool's."""
+        """Encode the largest picture once, so that the KV pool leaves that much of the device's memory."""
         side = max(1, math.isqrt(self._encoder.model.max_pixels) // self._encoder.model.factor)
         size = side * self._encoder.model.factor
         self._encoder.encode([np.zeros((size, size, 3), dtype=np.uint8)])
 
     def update(self, plan: SchedulerOutput) -> None:
-        """Apply the deltas of a plan, whether it has tokens or none."""
+        """Apply the deltas of a plan, with or without tokens."""
         for content_hash in plan.free_encoder_mm_hashes:
             self._outputs.pop(content_hash, None)
         for req_id in plan.finished_req_ids:
@@ -155,7 +155,7 @@ class StepPictures:
             self._outputs |= dict(zip(found, outputs, strict=True))
 
     def _read_elsewhere(self, lost: MediaSpan) -> Picture | None:
-        """The same picture of another request: one that was just aborted has taken its file along."""
+        """The same picture from another request: one that was just aborted has removed its file."""
         spans = chain.from_iterable(prompt.media for prompt in self._prompts.values())
         others = (span for span in spans if span.content_hash == lost.content_hash and span != lost)
         return next((picture for span in others if (picture := _read(span)) is not None), None)
@@ -180,7 +180,7 @@ class StepPictures:
             self._model.pictures = PlacedPictures(places, torch.cat(parts))
 
     def _embedded(self, span: MediaSpan) -> IntArray:
-        """The tokens of the prompt in whose places the embeddings of a picture go, not those behind rows."""
+        """The tokens of the prompt that a picture's embeddings replace, without those at the ends of rows."""
         tokens = np.arange(span.offset, span.end)
         if self._encoder.model.row_end_id is None:
             return tokens
@@ -191,8 +191,8 @@ class StepPictures:
 
 
 def _sequences(step: StepTokens) -> Iterator[tuple[str, int, int, int]]:
-    """Of each sequence its request, which of its tokens are computed, and by how much their places in the
-    step are greater."""
+    """Yields each sequence's request, the start and end of its computed tokens, and the difference between
+    their places in the step and in the sequence."""
     ends, lens = step.seq_lens.tolist(), step.query_lens.tolist()
     last = 0
     for req_id, end, count in zip(step.req_ids, ends, lens, strict=True):
@@ -201,7 +201,7 @@ def _sequences(step: StepTokens) -> Iterator[tuple[str, int, int, int]]:
 
 
 def without(lost: frozenset[str], result: ModelRunnerOutput) -> ModelRunnerOutput:
-    """The result of a step, in which requests with lost pictures fail."""
+    """The result of a step, with the requests whose pictures are lost marked as failed."""
     if lost:
         for index, req_id in enumerate(result.req_ids):
             if req_id in lost:
@@ -211,7 +211,7 @@ def without(lost: frozenset[str], result: ModelRunnerOutput) -> ModelRunnerOutpu
 
 
 def _read(span: MediaSpan) -> Picture | None:
-    """The pixels of a picture; None if they are not as announced."""
+    """The pixels of a picture; None if the file is missing or has another size."""
     pixels = span.pixels
     assert pixels is not None, "the core has checked it"
     try:

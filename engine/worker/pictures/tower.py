@@ -1,4 +1,4 @@
-"""The encoder of pictures: transformers' own vision tower, with the weights of the folder."""
+"""The encoder of pictures: transformers' own vision tower, with the folder's weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Picture = npt.NDArray[np.uint8]
-"""[height, width, 3], red first."""
+"""[height, width, 3], in RGB order."""
 
 
 class VisionTower(ABC):
@@ -32,14 +32,14 @@ class VisionTower(ABC):
 
     @torch.inference_mode()
     def encode(self, pictures: Sequence[Picture]) -> list[torch.Tensor]:
-        """What the decoder reads in place of each picture's tokens: [num_embeddings, hidden_size * (1 + n)],
-        its embeddings, row by row, and what is added to the outputs of the first n layers (n is 0 but for
+        """The decoder's inputs in place of each picture's tokens: [num_embeddings, hidden_size * (1 + n)],
+        its embeddings, row by row, and the additions to the outputs of the first n layers (n is 0 except for
         Qwen3-VL)."""
         return self._encode([self._colors(picture) for picture in pictures])
 
     @abstractmethod
     def _encode(self, colors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The same of scaled colors, [3, height, width] each."""
+        """Like ``encode``, for scaled colors, [3, height, width] each."""
 
     def _colors(self, picture: Picture) -> torch.Tensor:
         colors = torch.from_numpy(picture).to(self._device).permute(2, 0, 1).float()
@@ -47,7 +47,7 @@ class VisionTower(ABC):
 
 
 class PatchTower(VisionTower):
-    """Qwen's: it is given the patches of all pictures, in an order of its own."""
+    """Qwen's tower, which takes the patches of all pictures, in a special order."""
 
     def _encode(self, colors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         size, merge = self.model.patch_size, self.model.merge_size
@@ -68,7 +68,7 @@ class PatchTower(VisionTower):
 
 
 class WholeTower(VisionTower):
-    """A whole model of transformers, but for its decoder: a tower and a projector, picture by picture."""
+    """A whole transformers model without its decoder: a tower and a projector, picture by picture."""
 
     def _encode(self, colors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [self._one(each) for each in colors]

@@ -31,12 +31,12 @@ _TOWERS = {
     "mistral3": "Mistral3Model",
     "llava": "LlavaModel",
 }
-"""The class of each model type in transformers: a tower alone, or a whole model."""
+"""The class of each model type in transformers: only a tower, or a whole model."""
 _DECODER = "language_model."
 
 
 def load_tower(plan: LoadPlan, folder: PictureFolder, decoder: Decoder) -> VisionTower:
-    """Load the tower of a folder beside its decoder. Raises ModelLoadError."""
+    """Load the vision tower of a decoder's folder. Raises ModelLoadError."""
     config: Any = read_by_transformers(plan.folder, plan.options.trust_remote_code)
     model_type = str(config.model_type)
     code = import_module(f"transformers.models.{model_type}.modeling_{model_type}")
@@ -62,7 +62,7 @@ def _check_qwen(plan: LoadPlan, vision: Any, decoder: Decoder) -> None:
 
 
 def _without_decoder(config: Any) -> Any:
-    """The config of a model whose decoder has no layers and hardly a vocabulary."""
+    """The config of a model whose decoder has no layers and almost no vocabulary."""
     small = deepcopy(config)
     text = small.text_config
     text.num_hidden_layers, text.vocab_size, text.pad_token_id = 0, 1, None

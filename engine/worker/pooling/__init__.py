@@ -1,1 +1,1 @@
-"""Runs models that pool: what a folder says of it, the vector of a prompt, and encoders."""
+"""Runs models that pool: reads their folders, computes the vector of a prompt, and runs encoders."""

@@ -1,4 +1,4 @@
-"""Reads the linear map to classes: a tensor of its own, or rows of the language model's head."""
+"""Reads the linear map to classes: a separate tensor, or rows of the language model's head."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OWN, _HEAD, _EMBEDDING = "score.weight", "lm_head.weight", "embed_tokens.weight
 
 
 def classifier_of(folder: PoolingFolder, options: ModelConfig) -> torch.Tensor:
-    """[num_classes, hidden_size] in fp32. Raises ModelLoadError for what is missing, or no linear map."""
+    """[num_classes, hidden_size] in fp32. Raises ModelLoadError if it is missing, or is not a linear map."""
     checkpoint = Checkpoint(folder.folder)
     if not folder.head_rows:
         return _read(folder, checkpoint, _OWN)
@@ -51,7 +51,7 @@ def _read(folder: PoolingFolder, checkpoint: Checkpoint, name: str, *region: sli
 
 
 class _TokenIds:
-    """Ids of tokens that are given as texts, by the tokenizer, which is loaded for the first one."""
+    """Looks up ids of tokens that are given as texts; loads the tokenizer for the first one."""
 
     def __init__(self, options: ModelConfig, vocab_size: int) -> None:
         self._options, self._vocab_size = options, vocab_size

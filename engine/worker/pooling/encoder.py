@@ -1,5 +1,5 @@
-"""Models whose tokens attend to all others, run by transformers: one padded batch for sequences of about one
-length."""
+"""Models whose tokens attend to all others, run by transformers: sequences of similar length form one padded
+batch."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ _OFFSET_POSITIONS = (
     *("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer", "data2vec-text"),
     *("roberta-prelayernorm", "ibert", "xmod"),
 )
-"""Model types that number positions from behind the padding token's id."""
+"""Model types whose positions begin after the padding token's id."""
 MAX_PADDING = 0.2
-"""Most padding of a batch, as a share of its tokens."""
+"""The most padding of a batch, as a share of its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderPrompt:
-    """A prompt by its tokens; ``first_segment``: how many are of the first of two texts."""
+    """A prompt's tokens; ``first_segment``: the number of tokens of the first of two texts."""
 
     token_ids: list[int]
     first_segment: int | None
 
 
 class Encoder:
-    """One model and its pooler."""
+    """A model that attends in both directions, and its pooler."""
 
     def __init__(self, config: EngineConfig, folder: PoolingFolder) -> None:
-        """Load the model. Raises ModelLoadError or ConfigError with one sentence."""
+        """Load the model. Raises ModelLoadError or ConfigError with a one-sentence message."""
         options = config.model
         if options.quantization is not None:
             raise ConfigError("quantization is for models that run natively; this one runs by transformers.")
@@ -71,7 +71,7 @@ class Encoder:
 
     @torch.inference_mode()
     def run(self, prompts: Sequence[EncoderPrompt]) -> list[torch.Tensor]:
-        """The rows of each prompt [num_tokens, hidden_size], or of a classifier its logits [num_labels]."""
+        """The rows of each prompt [num_tokens, hidden_size], or a classifier's logits [num_labels]."""
         results: list[torch.Tensor | None] = [None] * len(prompts)
         for numbers in batches_of_like_lengths([len(prompt.token_ids) for prompt in prompts]):
             for number, rows in zip(numbers, self._batch([prompts[i] for i in numbers]), strict=True):
@@ -99,7 +99,7 @@ class Encoder:
 
 
 def batches_of_like_lengths(lengths: Sequence[int]) -> list[list[int]]:
-    """Numbers of sequences, batch by batch, each with little padding."""
+    """Groups the indices of sequences into batches with little padding."""
     batches: list[list[int]] = []
     padded = used = 0
     for number in sorted(range(len(lengths)), key=lambda each: -lengths[each]):
@@ -133,7 +133,7 @@ def _load(config: EngineConfig, folder: PoolingFolder, dtype: torch.dtype) -> Pr
             transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
     model, report = result
     for name in sorted(report["missing_keys"]):
-        if not name.startswith("pooler."):  # BERT's own, which nothing here reads
+        if not name.startswith("pooler."):  # BERT's own pooler, which is not used here
             raise ModelLoadError(f"Tensor {name} is missing from {folder.folder}.")
     assert isinstance(model, PreTrainedModel)
     model.requires_grad_(False)

@@ -21,7 +21,7 @@ from engine.worker.pooling.pooling_runner import PLACEHOLDER
 
 
 def encoder_executor(config: EngineConfig) -> EncoderExecutor | None:
-    """An executor if the model is an encoder; None if others run it."""
+    """An executor if the model is an encoder; None if another executor runs it."""
     folder = read_pooling_folder(config.model.model, config.pooling)
     if folder is None or is_causal(config, folder):
         return None
@@ -34,7 +34,7 @@ class EncoderExecutor:
     max_concurrent_batches = 1
 
     def __init__(self, config: EngineConfig, folder: PoolingFolder) -> None:
-        """Load the model. Raises ModelLoadError or ConfigError with one sentence."""
+        """Load the model. Raises ModelLoadError or ConfigError with a one-sentence message."""
         check_beside(config)
         if config.lora is not None:
             raise ConfigError("enable_lora is not for an encoder: adapters need native code of the model.")
@@ -79,7 +79,7 @@ class EncoderExecutor:
         torch.cuda.empty_cache()
 
     def _run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        """Every prompt is whole, so that each request has one step and is never resumed."""
+        """Every prompt is whole, so each request takes one step and is never resumed."""
         new = plan.scheduled_new_reqs
         assert len(new) == len(plan.num_scheduled_tokens), "a prompt is one step"
         if not new:
@@ -112,6 +112,6 @@ class EncoderExecutor:
 
 
 def _num_blocks(config: EngineConfig, max_model_len: int) -> int:
-    """Blocks for the most tokens of a step: they are counted by the scheduler and hold nothing."""
+    """Blocks for the most tokens of a step: the scheduler counts them, but they hold nothing."""
     num_tokens = max(config.scheduler.max_num_batched_tokens, max_model_len)
     return 1 + -(-num_tokens // config.cache.block_size) + config.scheduler.max_num_seqs

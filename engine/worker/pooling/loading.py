@@ -1,4 +1,4 @@
-"""Loads a model with what pools its hidden states, natively where each token attends to those before it."""
+"""Loads a model with its pooler; native code runs it if each token attends only to those before it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from engine.worker.pooling.pooler import Pooler
 from engine.worker.pooling.pooling_folder import PoolingFolder, read_pooling_folder
 
 _BIDIRECTIONAL = {"is_causal": False, "use_bidirectional_attention": True, "bidirectional": True}
-"""Fields of configs, with the value by which each token attends to all."""
+"""Fields of configs, with the value that means that each token attends to all."""
 
 
 def load(config: EngineConfig, group: TensorParallelGroup = ALONE) -> LoadedModel:
-    """The model that the config names, with a pooler if it pools. Raises ModelLoadError or ConfigError with
-    one sentence."""
+    """The model that the config names, with a pooler if it pools. Raises ModelLoadError or ConfigError with a
+    one-sentence message."""
     folder = read_pooling_folder(config.model.model, config.pooling)
     if folder is None:
         return load_model(config.model, group)
@@ -48,7 +48,7 @@ def load(config: EngineConfig, group: TensorParallelGroup = ALONE) -> LoadedMode
 
 
 def _shortened(options: ModelConfig, folder: PoolingFolder) -> ModelConfig:
-    """With the context that the folder is meant for, if it is shorter than the model's own."""
+    """The options with the folder's intended context length, if that is shorter than the model's own."""
     if options.max_model_len is not None or folder.max_tokens is None:
         return options
     own = choose_max_model_len(options, read_config(folder.folder, options.trust_remote_code))
@@ -56,7 +56,7 @@ def _shortened(options: ModelConfig, folder: PoolingFolder) -> ModelConfig:
 
 
 def is_causal(config: EngineConfig, folder: PoolingFolder) -> bool:
-    """Whether native code computes the model; else transformers' does, whatever attends to what."""
+    """Whether native code computes the model; otherwise transformers' code does, causal or not."""
     raw = raw_config(folder.folder)
     options = config.model
     if "auto_map" in raw and not options.trust_remote_code:
@@ -72,7 +72,7 @@ def is_causal(config: EngineConfig, folder: PoolingFolder) -> bool:
 
 
 def check_beside(config: EngineConfig) -> None:
-    """Raise ConfigError for options that make no sense for, or were not tried with, a model that pools."""
+    """Raise ConfigError for options that do not fit, or were not tried with, a model that pools."""
     others = {
         "speculative_config": config.speculative is not None,
         "enable_return_routed_experts": config.model.enable_return_routed_experts,
@@ -87,7 +87,7 @@ def check_beside(config: EngineConfig) -> None:
 def pooling_model(
     folder: PoolingFolder, tasks: tuple[PoolingTask, ...], size: int, **more: Any
 ) -> PoolingModel:
-    """What API server processes are told."""
+    """The description of the model for API server processes."""
     raw = raw_config(folder.folder)
     labels = raw.get("id2label") if folder.classifies else None
     names = [str(labels[key]) for key in sorted(labels, key=int)] if isinstance(labels, dict) else []

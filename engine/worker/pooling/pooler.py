@@ -1,4 +1,4 @@
-"""Makes the answer of a pooling model of the hidden states of a prompt's tokens."""
+"""Computes the answer of a pooling model from the hidden states of a prompt's tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LAST = ("lasttoken",)
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A linear map in fp32 and what follows it."""
+    """A linear map in fp32, and the activation after it."""
 
     weight: torch.Tensor
     """[size, input_size]"""
@@ -30,7 +30,7 @@ class Linear:
 
 
 class Pooler:
-    """The last part of one model."""
+    """The last part of a pooling model: pooling, linear maps, activation."""
 
     def __init__(
         self,
@@ -40,8 +40,8 @@ class Pooler:
         types: tuple[str, ...],
         classifier: torch.Tensor | None = None,
     ) -> None:
-        """``types``: how vectors are made of a prompt's rows, and joined. ``classifier``: [num_classes,
-        hidden_size] of a model that reads its rows itself; None: there is none, or the rows are logits."""
+        """``types``: the kinds of vectors computed from a prompt's rows, which are joined. ``classifier``:
+        [num_classes, hidden_size]; None: there is none, or the rows are already logits."""
         self.types = types
         self._classifies, self._activates = folder.classifies, folder.activates
         self._classifier = None if classifier is None else classifier.float().to(device)
@@ -56,14 +56,14 @@ class Pooler:
                 )
             size = linear.weight.shape[0]
         self.size = size if self._classifier is None else len(self._classifier)
-        """Length of embeddings, or number of classes."""
+        """The length of embeddings, or the number of classes."""
 
     def needs_all(self, params: PoolingParams) -> bool:
-        """Whether it needs the rows of all tokens of a prompt, not only of the last one."""
+        """Whether it needs the rows of all tokens of a prompt, or only that of the last one."""
         return params.task in WHOLE_PROMPT_TASKS or self.types != _LAST
 
     def pool(self, rows: torch.Tensor, params: PoolingParams) -> Pooled:
-        """rows [num_tokens, hidden_size] behind the final norm -> the answer"""
+        """rows [num_tokens, hidden_size], after the final norm -> the answer"""
         rows = rows.float()
         each = params.task in WHOLE_PROMPT_TASKS
         x = rows if each else torch.cat([_POOLED[name](rows) for name in self.types])
@@ -95,7 +95,7 @@ _POOLED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "weightedmean": _weighted_mean,
     "lasttoken": lambda rows: rows[-1],
 }
-"""Vectors by name: rows [num_tokens, hidden_size] -> [hidden_size], as sentence-transformers' ``Pooling``."""
+"""Pooling functions by name: rows [num_tokens, hidden_size] -> [hidden_size], like sentence-transformers'."""
 
 
 def _activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:

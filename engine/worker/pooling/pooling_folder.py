@@ -1,6 +1,6 @@
-"""What a model folder says of pooling: sentence-transformers' files, else the architecture.
+"""Reads from a model folder how it pools: from sentence-transformers' files, otherwise from the architecture.
 
-Reads no weights. An embedding is that of sentence-transformers 6 for the same folder.
+Reads no weights. An embedding equals that of sentence-transformers 6 for the same folder.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ACTIVATIONS = ("Identity", "Tanh", "Sigmoid", "ReLU", "GELU", "SiLU", "Softmax")
 """Classes of ``torch.nn`` that folders may name."""
 _OWN_FILE = "config_sentence_transformers.json"
 _MODULE_ORDER = {"Transformer": 1, "Pooling": 2, "LogitScore": 2, "Dense": 3, "Normalize": 4}
-"""Places of modules, which are run in their order: in another one they make another embedding."""
+"""The required order of modules: in another order they compute another embedding."""
 _ONCE = ("Transformer", "Pooling", "LogitScore")
 _CLASSIFIER = "ForSequenceClassification"
 _GENERATING = "LMHeadModel"
@@ -37,7 +37,7 @@ _GENERATING = "LMHeadModel"
 
 @dataclass(frozen=True, slots=True)
 class DenseFolder:
-    """A linear map behind the pooling."""
+    """A linear map after the pooling."""
 
     path: Path
     activation: str
@@ -56,27 +56,27 @@ class PoolingFolder:
     classifies: bool = False
     """Whether it has a linear map to classes."""
     types: tuple[str, ...] | None = None
-    """How vectors are made of a prompt's rows, which are joined; None: the architecture's way."""
+    """The kinds of vectors computed from a prompt's rows, which are joined; None: the architecture's kind."""
     dense: tuple[DenseFolder, ...] = ()
     head_rows: tuple[tuple[Token, Token | None], ...] = ()
-    """Classes that are rows of the language model's head: each a token's, less another's."""
+    """Classes that are rows of the language model's head: each is a token's row, minus another's if given."""
     joins_pairs: bool = False
-    """Whether two texts are one, which its client has formatted."""
+    """Whether two texts form one prompt, which the client has formatted."""
     activates: bool | None = None
-    """Whether embeddings are normalized, or logits made probabilities; None: as the architecture's are."""
+    """Whether embeddings are normalized, or logits become probabilities; None: the architecture decides."""
     activation: str = "Identity"
-    """What makes probabilities of logits."""
+    """The function that turns logits into probabilities."""
     max_tokens: int | None = None
-    """Longest prompt that the folder is meant for."""
+    """The longest prompt that the folder is meant for."""
     lowercases: bool = False
     in_chat: bool = False
-    """Whether texts are put into the chat template, as sentence-transformers 6 does if its files say so."""
+    """Whether texts are put into the chat template, as in sentence-transformers 6 if its files say so."""
     prompts: Mapping[str, str]
     default_prompt: str | None = None
 
 
 def read_pooling_folder(model: str, wanted: PoolingConfig) -> PoolingFolder | None:
-    """How the model pools; None if it generates. Raises ModelLoadError for what is not known."""
+    """How the model pools; None if it generates. Raises ModelLoadError for unsupported folders."""
     if wanted.runner == "generate":
         return None
     folder = resolve_folder(model)
@@ -97,7 +97,7 @@ def read_pooling_folder(model: str, wanted: PoolingConfig) -> PoolingFolder | No
 
 
 def _by_tokens(folder: Path, wanted: ClassTokens) -> PoolingFolder:
-    """As V1 makes a classifier of a model that generates."""
+    """A classifier made from a model that generates, as in V1."""
     tokens = wanted.tokens
     rows = ((tokens[1], tokens[0]),) if wanted.is_two_way else tuple((token, None) for token in tokens)
     return PoolingFolder(
@@ -127,7 +127,8 @@ def _is_headless(architecture: str) -> bool:
 
 
 def _classifier(folder: Path, raw: Mapping[str, Any]) -> PoolingFolder:
-    """As V1 and transformers' pipelines: classes are exclusive unless the config says otherwise."""
+    """A classifier, as in V1 and transformers' pipelines: classes are exclusive unless the config says
+    otherwise."""
     named = _named_activation(folder, raw)
     if named is not None:
         activation = named
@@ -147,7 +148,7 @@ def _classifier(folder: Path, raw: Mapping[str, Any]) -> PoolingFolder:
 
 
 def _named_activation(folder: Path, raw: Mapping[str, Any]) -> str | None:
-    """What the files of a cross-encoder name."""
+    """The activation that the files of a cross-encoder name."""
     own = _json_file(folder / _OWN_FILE, dict) or {}
     of_config = (raw.get("sentence_transformers") or {}).get("activation_fn")
     for file, named in (
@@ -171,7 +172,7 @@ def _num_labels(raw: Mapping[str, Any]) -> int:
 
 
 def _of_modules(folder: Path, modules: list[Any], raw: Mapping[str, Any]) -> PoolingFolder:
-    """What a folder of sentence-transformers says, module by module."""
+    """Read a folder of sentence-transformers, module by module."""
     found = PoolingFolder(folder=folder, activates=False, **_prompts(folder))
     stage = ""
     for module in modules:
@@ -200,7 +201,7 @@ def _of_modules(folder: Path, modules: list[Any], raw: Mapping[str, Any]) -> Poo
 
 
 def _module(folder: Path, module: Any) -> tuple[str, str]:
-    """The class of a module and its folder, which must lie in the model's."""
+    """The class of a module and its folder, which must be inside the model's."""
     if not isinstance(module, dict) or not isinstance(module.get("path"), str):
         raise ModelLoadError(f"{folder / 'modules.json'} is not a list of modules with a path each.")
     path = module["path"]
@@ -210,7 +211,7 @@ def _module(folder: Path, module: Any) -> tuple[str, str]:
 
 
 def _scored_tokens(path: Path) -> tuple[int, int | None]:
-    """The token whose logit is the score, and the one whose is taken from it."""
+    """The token whose logit is the score, and the token whose logit is subtracted from it."""
     fields = _fields(path)
     tokens = fields.get("true_token_id"), fields.get("false_token_id")
     if fields.get("module_input_name", "causal_logits") != "causal_logits":

@@ -1,4 +1,4 @@
-"""Runs one step of a decoder that pools: plan to arrays, arrays to hidden states, those to answers."""
+"""Runs one step of a decoder that pools: turns a plan into arrays, hidden states, and answers."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from engine.worker.models.decoder import Decoder
 from engine.worker.pooling.pooler import Pooler
 
 PLACEHOLDER = 0
-"""The token that a request ends with in the scheduler's books: an answer is no token."""
+"""The token with which the scheduler ends a request, as an answer has no token."""
 
 _NO_ROWS: IntArray = np.zeros(0, dtype=np.int64)
-"""What an earlier stage of a pipeline returns: the last one answers."""
+"""Rows that earlier stages of a pipeline compute: none, as the last stage answers."""
 
 
 class PoolingRunner(ModelRunner):
-    """A ModelRunner whose model returns hidden states in place of logits."""
+    """A ModelRunner whose model returns hidden states instead of logits."""
 
     def __init__(self, pooler: Pooler, *parts: Any) -> None:
-        """``parts``: as of a ModelRunner."""
+        """``parts``: the arguments of a ModelRunner."""
         super().__init__(*parts)
         self._pooler = pooler
         self._asked: dict[str, PoolingParams] = {}
         self._rows: dict[str, list[torch.Tensor]] = {}
-        """Hidden states of prompts that are computed in several steps, if all are needed."""
+        """Hidden states of prompts that take several steps, if all rows are needed."""
 
     def use_pooler(self, pooler: Pooler | None) -> None:
-        """Pool with this one from now on."""
+        """Pool with this pooler from now on."""
         assert pooler is not None, "the model pools"
         self._pooler = pooler
 
@@ -78,7 +78,7 @@ class PoolingRunner(ModelRunner):
         ]
 
     def _with_earlier(self, req_id: str, rows: torch.Tensor, *, is_complete: bool) -> torch.Tensor:
-        """All rows of a prompt so far; those of one that goes on are kept."""
+        """All rows of a prompt so far; those of an incomplete prompt are kept."""
         if not self._pooler.needs_all(self._asked[req_id]):
             return rows
         earlier = self._rows.pop(req_id, [])
@@ -90,7 +90,7 @@ class PoolingRunner(ModelRunner):
     def _answer(
         self, req_id: str, rows: torch.Tensor, pooled: dict[str, Pooled], failed: dict[str, str]
     ) -> None:
-        """Pool one prompt; what goes wrong ends this request alone."""
+        """Pool one prompt; an error ends only this request."""
         try:
             answer = self._pooler.pool(rows, self._asked[req_id])
         except Exception as error:

@@ -1,1 +1,1 @@
-"""Tensor parallel ranks as processes: started, sent steps, their reports merged."""
+"""Tensor parallel ranks as processes: starts them, sends them steps, and merges their reports."""

@@ -1,6 +1,6 @@
 """Runs the model in several rank processes: sends them plans and merges their outputs. Needs no torch.
 
-No rank runs in the engine core's process: if one dies, the core can still report it.
+No rank runs in the engine core's process, so the core can report when one dies.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _MASKS_ARE_FILLED = pickle.dumps(NO_MASKS)
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A PendingOutput. The ranks are asked for the output only when it is wanted, so all of them do their
-    work, including waiting for it, in the same order."""
+    """A PendingOutput. It requests the ranks' outputs only when ``result`` is called, so that all ranks do
+    their work, including waiting for outputs, in the same order."""
 
     ranks: list[RankLink]
     output: Future[ModelRunnerOutput] = field(default_factory=Future)
@@ -51,13 +51,13 @@ class _Step:
 
 
 class RankExecutor:
-    """An Executor of ranks that have been started."""
+    """An Executor over ranks that have been started."""
 
     def __init__(self, ranks: Sequence[RankLink]) -> None:
-        """Waits until all are ready. Raises the failure of one that could not start, and stops the others."""
+        """Wait until all ranks are ready. If one could not start, stop the others and raise its failure."""
         self._ranks = list(ranks)
         self._changing = threading.Lock()
-        """A lock around the pending steps and around the state that says whether there can be any."""
+        """Guards the pending steps, and the state that says whether there can be any."""
         self._pending: deque[_Step] = deque()
         self._failure: EngineError | None = None
         self._told: Callable[[EngineError], None] | None = None
@@ -66,9 +66,9 @@ class RankExecutor:
         self._merger = ReportMerger(len(ranks))
         self._calls: deque[Future[Any]] = deque()
         self._answers: list[deque[WorkerAnswer]] = [deque() for _ in self._ranks]
-        """Answers of each rank to calls that not all ranks have answered yet."""
+        """Each rank's answers to calls that not all ranks have answered yet."""
         self._outputs: list[deque[ModelRunnerOutput]] = [deque() for _ in self._ranks]
-        """Outputs of each rank that not all ranks have sent yet."""
+        """Each rank's outputs of steps that not all ranks have finished yet."""
         try:
             self._ready = self._await_ready()
         except BaseException:
@@ -127,8 +127,8 @@ class RankExecutor:
         self._listener.join()
 
     def _send_masks(self, masks: Future[TokenMasks]) -> None:
-        """Called on the thread that has filled the masks, or has canceled them as the core closes: then no
-        one waits for the step, and its ranks are about to exit."""
+        """Send masks, on the thread that has filled them. If the core has canceled them because it closes,
+        nothing waits for the step, and its ranks are about to exit."""
         if masks.cancelled():
             return
         error = masks.exception()
@@ -141,7 +141,7 @@ class RankExecutor:
             self._fail(EngineDeadError(f"The masks of a step could not be made: {error!r}."))
 
     def _await_ready(self) -> RankReady:
-        """Wait until all ranks are ready, and return the first one's answer; all have the same number of
+        """Wait until all ranks are ready, and return the first one's message; all have the same number of
         blocks. Raises the failure of a rank that could not start."""
         ready: dict[int, RankReady] = {}
         while len(ready) < len(self._ranks):
@@ -173,8 +173,8 @@ class RankExecutor:
                     self._fail(_as_failure(message, rank))
 
     def _take(self, rank: RankLink, output: ModelRunnerOutput) -> None:
-        """Collect outputs. A step has ended only when it has ended on every rank: until then its blocks are
-        in use."""
+        """Collect outputs. A step has ended only when it has ended on every rank, as its blocks are in use
+        until then."""
         self._outputs[rank.rank].append(output)
         if not all(self._outputs):
             return
@@ -185,7 +185,7 @@ class RankExecutor:
             step.output.set_result(merged)
 
     def _take_answer(self, rank: RankLink, answer: WorkerAnswer) -> None:
-        """Collect answers to a call: it has ended when all ranks have answered."""
+        """Collect answers to a call, which has ended when all ranks have answered."""
         self._answers[rank.rank].append(answer)
         if not all(self._answers):
             return
@@ -222,11 +222,11 @@ class RankExecutor:
         self._stopped_all()
 
     def _stopped_all(self) -> None:
-        """All ranks have exited: what they needed may go."""
+        """Clean up after all ranks have exited."""
 
 
 class MultiprocExecutor(RankExecutor):
-    """Ranks in processes of this machine; its own factory."""
+    """An Executor over rank processes on this machine; its own factory."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._folder = make_private_folder("engine-ranks-")

@@ -19,7 +19,7 @@ from engine.process.network import address_towards
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """Where a rank is among the others."""
+    """A rank's place among the others."""
 
     rank: int
     size: int
@@ -27,19 +27,19 @@ class RankPlace:
     """Its number among the ranks on its machine."""
     local_size: int
     meeting_point: str
-    """URL by which torch.distributed lets the ranks find each other; the same for all of them."""
+    """URL at which torch.distributed lets the ranks meet; the same for all of them."""
     address: str | None = None
     """The machine's address for the other ranks; None if all are on one machine."""
     num_stages: int = 1
-    """Stages of the pipeline, each of equally many ranks, the first of which are the last stage: rank 0
-    samples."""
+    """Stages of the pipeline, each with the same number of ranks. The first ranks are the last stage, because
+    rank 0 samples."""
     core: int = 0
     num_cores: int = 1
     """The engine core, among those that share experts."""
 
     @property
     def num_in_stage(self) -> int:
-        """The tensor-parallel ranks of a stage."""
+        """The number of tensor-parallel ranks per stage."""
         return self.size // self.num_stages
 
     @property
@@ -51,7 +51,7 @@ class RankPlace:
 def rank_places(config: EngineConfig, meeting_point: str) -> list[RankPlace]:
     """The places of a core's ranks, if all are on its machine.
 
-    ``meeting_point``: where they meet, unless they meet those of cores with which they share experts.
+    ``meeting_point``: where they meet; unused if they meet the ranks of cores with which they share experts.
     """
     size, num_cores = ranks_per_core(config), cores_sharing_experts(config)
     address = None
@@ -77,12 +77,12 @@ def rank_places(config: EngineConfig, meeting_point: str) -> list[RankPlace]:
 
 @dataclass(frozen=True, slots=True)
 class CoreAddress:
-    """Where a rank on another machine finds the engine core."""
+    """The address at which a rank on another machine connects to the engine core."""
 
     host: str
     port: int
     token: bytes
-    """Says that it is one of the core's ranks."""
+    """Proves that it is one of the core's ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +92,11 @@ class RankStart:
     config: EngineConfig
     place: RankPlace
     channel: int | CoreAddress
-    """File descriptor of its channel to the core, or where to connect to."""
+    """File descriptor of its channel to the core, or the address to connect to."""
     parent_pid: int
     log_level: int
     folder: str | None = None
-    """Private folder with the rendezvous file of the ranks; any process that exits removes it."""
+    """Private folder with the ranks' rendezvous file; any process that exits removes it."""
 
     @property
     def rank(self) -> int:
@@ -105,7 +105,7 @@ class RankStart:
 
 @dataclass(frozen=True, slots=True)
 class RankReady:
-    """A rank has loaded its part of the model."""
+    """Reports that a rank has loaded its part of the model."""
 
     info: ModelInfo
     max_concurrent_batches: int
@@ -113,7 +113,7 @@ class RankReady:
 
 @dataclass(frozen=True, slots=True)
 class WaveBegun:
-    """Said by the first rank at any time: another core has begun this wave of steps."""
+    """Sent by the first rank at any time: another core has begun this wave of steps."""
 
     number: int
 
@@ -125,9 +125,9 @@ class StepPlan:
     plan: SchedulerOutput
     """The plan without its masks, which may not be ready yet."""
     has_masks: bool
-    """Whether masks follow as TokenMasks. Those for the first rank have content. The others wait for theirs,
-    too: a device that waits for the first rank's tokens may block its host, and the masks may depend on that
-    host."""
+    """Whether masks follow as TokenMasks. Only those for the first rank have content. The others wait for
+    theirs, too: a device that waits for the first rank's tokens may block its host, and the masks may depend
+    on that host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class WorkerCall:
 
 @dataclass(frozen=True, slots=True)
 class WorkerAnswer:
-    """What a rank answers to a WorkerCall, in the order of the calls."""
+    """A rank's answer to a WorkerCall, in the order of the calls."""
 
     result: Any = None
     error: Exception | None = None

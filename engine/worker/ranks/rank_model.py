@@ -1,4 +1,4 @@
-"""Loads a rank's part of the model, once all ranks have joined."""
+"""Loads a rank's part of the model, after all ranks have joined."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from engine.worker.ranks.rank_messages import RankStart, rank_places
 
 
 def load(start: RankStart) -> Executor:
-    """Return the executor of this rank's part of each step. Raises ModelLoadError or ConfigError with one
-    sentence."""
+    """Return the executor of this rank's part of each step. Raises ModelLoadError or ConfigError with a
+    one-sentence message."""
     share_host_memory(start.config.parallel.num_local)
     place = start.place
     device = choose_device(start.config.model.device, place.local_rank, place.local_size)
@@ -29,14 +29,14 @@ def load(start: RankStart) -> Executor:
 
 
 def load_lone_rank(config: EngineConfig) -> Executor:
-    """The same of the only rank of a core that shares experts with others, in the core's own process."""
+    """Like ``load``, in the core's own process, for the only rank of a core that shares experts."""
     [place] = rank_places(config, "")
     group = ProcessGroup(place, choose_device(config.model.device))
     return UniProcExecutor(_without_plans_ahead(config), group)
 
 
 def _without_plans_ahead(config: EngineConfig) -> EngineConfig:
-    """The configuration, with one step at a time where cores share experts."""
+    """The configuration, with one step at a time if cores share experts."""
     if cores_sharing_experts(config) == 1:
         return config
     return replace(config, scheduler=replace(config.scheduler, async_scheduling=False))

@@ -1,7 +1,7 @@
-"""The process of a rank: receives plans from the engine core, runs its part of each, and answers. All
-requests are handled in order, on one thread.
+"""The process of a rank: receives plans from the engine core, runs its part of each, and answers. It handles
+all requests in order, on one thread.
 
-Started by ``RankProcess``. It does not outlive the engine core, whatever it is doing.
+``RankProcess`` starts it. It always exits when the engine core does.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ PARENT_POLL_S = 0.5
 that the channel was closed."""
 CONNECT_TIMEOUT_S = 10.0
 STOP_GRACE_S = 1.0
-"""Grace period for a running step before the process exits."""
+"""Time for a running step to end before the process exits."""
 
 
 class Inbox:
-    """Receives messages on a thread of its own: masks may arrive for a step that is already running, and the
+    """Receives messages on a separate thread: masks may arrive for a step that is already running, and the
     core can send the next plan without waiting for a step to end."""
 
     def __init__(self, start: RankStart, channel: Connection[Any, Any]) -> None:
@@ -72,8 +72,7 @@ class Inbox:
             else:
                 self._orders.put(message)
         self._orders.put(RankOrder.STOP)
-        # The main thread exits the process meanwhile, unless it is in a step or waits for a rank that has
-        # exited.
+        # The main thread exits the process meanwhile, unless it is in a step or waits for an exited rank.
         time.sleep(STOP_GRACE_S)
         exit_process(self._start)
 
@@ -116,7 +115,7 @@ def main() -> None:
 
 
 def _connect(start: RankStart) -> Connection[Any, Any]:
-    """The channel to the core, which is another process of this machine or of another one."""
+    """The channel to the core, which is another process on this machine or on another one."""
     if isinstance(start.channel, int):
         return Connection(start.channel)
     core = start.channel
@@ -134,7 +133,7 @@ def _load(start: RankStart) -> Executor:
 
 
 def exit_process(start: RankStart) -> NoReturn:
-    """Exit at once, as the engine core does: native libraries may hang in the interpreter's shutdown."""
+    """Exit immediately, like the engine core: native libraries may hang in the interpreter's shutdown."""
     if start.folder is not None:
         shutil.rmtree(start.folder, ignore_errors=True)
     logging.shutdown()
@@ -143,7 +142,7 @@ def exit_process(start: RankStart) -> NoReturn:
 
 
 class _Replies:
-    """What the rank says to the core, on two threads."""
+    """Sends the rank's messages to the core, from two threads."""
 
     def __init__(self, channel: Connection[Any, Any]) -> None:
         self._channel = channel

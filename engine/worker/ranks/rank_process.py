@@ -1,4 +1,4 @@
-"""The engine core's handle of a rank: a process at the other end of a channel. Needs no torch."""
+"""The engine core's handle for a rank: a process at the other end of a channel. Needs no torch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from engine.process.spawn import spawn_command
 from engine.worker.ranks.rank_messages import RankPlace, RankStart
 
 STOP_TIMEOUT_S = 3.0
-"""A rank that was asked to stop exits within a second; after this timeout it is killed."""
+"""A rank exits within a second after a stop order; after this timeout it is killed."""
 _EXIT_CODE_WITHIN_S = 1.0
 
 
 class RankLink:
-    """The channel to a rank, wherever that runs."""
+    """The channel to a rank, wherever it runs."""
 
     def __init__(self, rank: int, channel: Connection[Any, Any]) -> None:
         self.rank = rank
@@ -37,7 +37,7 @@ class RankLink:
             self.channel.send_bytes(message)
 
     def receive(self) -> Any:
-        """The next message; None when there will be no more."""
+        """Return the next message; None when there will be no more."""
         try:
             return self.channel.recv()
         except (EOFError, OSError):
@@ -48,12 +48,12 @@ class RankLink:
         raise NotImplementedError
 
     def wait(self) -> None:
-        """Wait until it has exited, which it was asked to do."""
+        """Wait until the rank, which has received a stop order, has exited."""
         raise NotImplementedError
 
 
 class RankProcess(RankLink):
-    """The process is started by the constructor and does not outlive this one."""
+    """A rank's process, which the constructor starts. It does not outlive this process."""
 
     def __init__(self, config: EngineConfig, place: RankPlace, folder: str) -> None:
         ours, theirs = socket.socketpair()
@@ -72,7 +72,7 @@ class RankProcess(RankLink):
         )
 
     def wait(self) -> None:
-        """Wait until it has exited, which it was asked to do."""
+        """Wait until the rank, which has received a stop order, has exited."""
         try:
             self._process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -90,6 +90,6 @@ def spawn_rank(start: RankStart, *filenos: int) -> subprocess.Popen[bytes]:
         env={**os.environ, "PYTHONHASHSEED": "0"},
     )
     assert process.stdin is not None
-    with suppress(BrokenPipeError), process.stdin as stdin:  # its death is noticed at the channel
+    with suppress(BrokenPipeError), process.stdin as stdin:  # the channel shows that it has died
         stdin.write(pickle.dumps(sys.path) + pickle.dumps(start))
     return process

@@ -1,5 +1,5 @@
-"""An actor of Ray that starts a rank on its node and watches it. Imports no Ray: it is made an actor of by
-the core, and knows nothing of models."""
+"""A Ray actor that starts a rank on its node and watches it. Does not import Ray at the top: the core makes
+it an actor. Knows nothing of models."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from engine.worker.ranks.rank_process import STOP_TIMEOUT_S, spawn_rank
 
 
 class RankActor:
-    """The rank is a process of its own, as it is without Ray, and ends with the actor."""
+    """The rank is a separate process, as without Ray, and ends with the actor."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
     def place(self) -> tuple[str, int, list[str]]:
-        """The node's address, a free port there, and the GPUs that the actor was given."""
+        """The node's address, a free port there, and the GPUs that Ray assigned to the actor."""
         import ray
 
         address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
@@ -28,7 +28,7 @@ class RankActor:
         return address, port, [str(gpu) for gpu in ray.get_gpu_ids()]
 
     def start(self, start: RankStart, gpus: list[str]) -> None:
-        """Start the rank. ``gpus``: those of all ranks on the node, so that they reach each other's."""
+        """Start the rank. ``gpus``: those of all ranks on the node, so that they can access each other's."""
         if gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         self._process = spawn_rank(replace(start, parent_pid=os.getpid()))
@@ -39,7 +39,7 @@ class RankActor:
         return self._process.wait()
 
     def stop(self) -> None:
-        """Wait for the rank, which was asked to exit, and kill it if it does not."""
+        """Wait for the rank, which has received a stop order, and kill it if it does not exit."""
         if self._process is not None:
             try:
                 self._process.wait(STOP_TIMEOUT_S)

@@ -1,7 +1,7 @@
-"""Ranks of a model as actors of Ray, over the nodes of a cluster. Needs no torch.
+"""Ranks of a model as Ray actors on the nodes of a cluster. Needs no torch.
 
-Ray places the ranks and tells of their deaths; plans and outputs go over a connection of each rank's own,
-as they do between processes of one machine.
+Ray places the ranks and reports their deaths. Plans and outputs use a separate connection per rank, like
+between processes of one machine.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from engine.worker.ranks.rank_process import STOP_TIMEOUT_S, RankLink
 from engine.worker.ranks.ray_actor import RankActor
 
 PLACE_TIMEOUT_S = 60.0
-"""How long the cluster may take to find a place for all ranks."""
+"""Seconds that the cluster may take to place all ranks."""
 CONNECT_TIMEOUT_S = 60.0
 TOKEN_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class _Host:
-    """An actor, and where it is."""
+    """An actor, and its location."""
 
     actor: Any
     address: str
@@ -64,9 +64,9 @@ class RayRank(RankLink):
 
 
 class RayExecutor(RankExecutor):
-    """An Executor and its own factory.
+    """An Executor over Ray actors; its own factory.
 
-    Joins the cluster that ``RAY_ADDRESS`` names or that runs on this machine, or else starts one here.
+    Joins the cluster that ``RAY_ADDRESS`` names or that runs on this machine; otherwise starts one here.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -84,7 +84,7 @@ class RayExecutor(RankExecutor):
         self._leave_cluster()
 
     def _leave_cluster(self) -> None:
-        """Give the ranks' place back; the actors end with it."""
+        """Free the ranks' placement group, which ends the actors."""
         import ray
 
         with suppress(Exception):  # the cluster may be gone
@@ -98,7 +98,7 @@ class RayExecutor(RankExecutor):
 def _place_actors(ray: Any, config: EngineConfig) -> tuple[Any, list[Any]]:
     """A placement group with a bundle for each rank, and an actor in each, those on this node first.
 
-    ConfigError if the cluster has no place for them.
+    ConfigError if the cluster cannot place them.
     """
     size = ranks_per_core(config)
     bundle = {"CPU": 1.0, **({"GPU": 1.0} if with_gpus(ray, config.model.device, size) else {})}
@@ -145,7 +145,7 @@ def _start_ranks(ray: Any, config: EngineConfig, actors: Sequence[Any]) -> list[
 
 
 def _places(hosts: Sequence[_Host], num_stages: int) -> list[RankPlace]:
-    """Where each rank is among the others, which meet at the first one's node."""
+    """The place of each rank; the ranks meet at the first one's node."""
     addresses = [host.address for host in hosts]
     meeting_point = f"tcp://{hosts[0].address}:{hosts[0].port}"
     return [
@@ -170,7 +170,7 @@ def _gpus_on(host: _Host, hosts: Sequence[_Host]) -> list[str]:
 def _accept(
     ray: Any, listener: socket.socket, token: bytes, exits: list[Any]
 ) -> dict[int, Connection[Any, Any]]:
-    """The channel of each rank. EngineDeadError if a rank ends before, or they take too long."""
+    """The channel of each rank. EngineDeadError if a rank exits before it connects, or they take too long."""
     channels: dict[int, Connection[Any, Any]] = {}
     deadline = time.monotonic() + CONNECT_TIMEOUT_S
     while len(channels) < len(exits):
@@ -189,7 +189,7 @@ def _accept(
 
 
 def _rank_of(connection: socket.socket, token: bytes) -> int | None:
-    """The number of the rank that has connected; None, and it is closed, if that is somebody else."""
+    """The number of the rank that has connected; closes the connection and returns None for anyone else."""
     connection.settimeout(2.0)
     with suppress(OSError):
         said = connection.recv(len(token) + 4, socket.MSG_WAITALL)

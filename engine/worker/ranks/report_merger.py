@@ -10,8 +10,7 @@ from engine.core.outputs import ModelRunnerOutput
 
 
 class ReportMerger:
-    """Merges outputs. A load has ended only when it has ended on every rank, which need not be in the same
-    step."""
+    """Merges outputs. A load has ended only when it has ended on every rank, possibly in different steps."""
 
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
@@ -19,7 +18,7 @@ class ReportMerger:
         self._failed: set[int] = set()
 
     def merge(self, outputs: Sequence[ModelRunnerOutput]) -> ModelRunnerOutput:
-        """``outputs``: one per rank, starting with the first rank's, which has sampled."""
+        """``outputs``: one per rank; the first is the first rank's, which has sampled."""
         if not any(output.finished_loads or output.failed_loads for output in outputs):
             return outputs[0]
         ended: list[int] = []

@@ -1,1 +1,1 @@
-"""States of layers that keep one of fixed size for a sequence instead of KV for each token."""
+"""States of layers that keep a state of fixed size per sequence instead of KV per token."""

@@ -1,8 +1,8 @@
-"""Takes states to the last draft that was accepted: a state cannot be taken back, so it is computed twice.
+"""Advances states up to the last accepted draft. As states cannot be rolled back, they are computed twice.
 
-A step computes sequences that have drafts from their sources as ever, but leaves what comes out in slot 0,
-which nobody reads. When it is known how many drafts were accepted, the same operations run again for the
-tokens that count only, and write to the sequences' targets. That costs no product with a weight.
+A step computes sequences with drafts from their sources as usual, but writes the new states to slot 0, which
+is never read. When the number of accepted drafts is known, the same operations run again, only for the known
+tokens and the accepted drafts, and write to the sequences' targets. This needs no GEMM with weights.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _TRASH = 0
 """The slot that is never read."""
 
 Operation = Callable[[Sequence[torch.Tensor], StateBatch], object]
-"""Advances states by tokens: their inputs, each [num_tokens, ...], and the sequences they belong to."""
+"""Advances states by tokens, given their inputs, [num_tokens, ...] each, and the sequences they belong to."""
 
 
 class DraftedStates:
-    """The sequences with drafts of one step, and the inputs that their states saw."""
+    """The sequences with drafts of one step, and the inputs of their states."""
 
     def __init__(self, batch: StateBatch, num_drafts: IntArray) -> None:
-        """``num_drafts``: [num_seqs] drafts among the tokens of each sequence, of some at least."""
+        """``num_drafts``: [num_seqs] drafts among the tokens of each sequence; some are not 0."""
         self._seqs = np.flatnonzero(num_drafts)
         self._lens = batch.query_lens[self._seqs]
         self._num_drafts = num_drafts[self._seqs]
@@ -37,17 +37,17 @@ class DraftedStates:
         targets = batch.targets.copy()
         targets[self._seqs] = _TRASH
         self.batch = StateBatch(batch.query_lens, batch.sources, targets)
-        """The step's sequences, as they are computed first."""
+        """The step's sequences, as they are first computed."""
 
     def see(self, operation: Operation, inputs: Sequence[torch.Tensor]) -> None:
-        """Keep what the sequences with drafts have of the inputs [num_tokens, ...] of an operation."""
+        """Keep the rows of an operation's inputs [num_tokens, ...] that belong to sequences with drafts."""
         rows = self._rows.to(inputs[0].device)
         self._seen.append((operation, [each[rows] for each in inputs]))
 
     def settle(self, num_accepted: dict[int, int]) -> None:
-        """Write the states behind the accepted drafts.
+        """Write the states after the accepted drafts.
 
-        ``num_accepted``: of each sequence that has drafts, by its number in the step.
+        ``num_accepted``: for each sequence with drafts, by its number in the step.
         """
         accepted = np.array([num_accepted[seq] for seq in self._seqs.tolist()], dtype=np.int64)
         lens = self._lens - self._num_drafts + accepted
@@ -61,7 +61,7 @@ class DraftedStates:
 
 
 def _counted(lens: IntArray) -> IntArray:
-    """0, 1, .. for each sequence, one behind the other: [sum(lens)]."""
+    """0, 1, .. for each sequence, one after another: [sum(lens)]."""
     starts = np.cumsum(lens) - lens
     counted: IntArray = np.arange(lens.sum()) - np.repeat(starts, lens)
     return counted

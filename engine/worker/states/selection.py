@@ -1,4 +1,4 @@
-"""What computes layers with states on a device: the fastest that works there, plain torch everywhere else."""
+"""Chooses the code for layers with states on a device: the fastest that works there, else plain torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class StateOps(Protocol):
-    """The functions of ``torch_states``, which says what each computes."""
+    """The functions of ``torch_states``, which defines what each computes."""
 
     def causal_conv(
         self,
@@ -65,7 +65,7 @@ class StateOps(Protocol):
 
 @cache
 def select_state_ops(device: torch.device) -> StateOps:
-    """Compiled code on a CPU where there is a compiler, Triton's kernels on CUDA, else torch."""
+    """Compiled code on a CPU with a compiler, Triton's kernels on CUDA, otherwise torch."""
     if device.type == "cuda" and uses_triton(device):
         from engine.worker.gpu.triton_states import TritonStates
 

@@ -1,4 +1,4 @@
-"""Which states a step reads and writes."""
+"""The states that a step reads and writes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class StateBatch:
     query_lens: IntArray
     """[num_seqs] tokens computed in this step, at least 1."""
     sources: IntArray
-    """[num_seqs] slot of the state behind the tokens before them; 0: there are none, and it is zero."""
+    """[num_seqs] slot of the state before these tokens; 0: there is none, and the state is zero."""
     targets: IntArray
-    """[num_seqs] slot that the state behind these tokens goes to; it may be the source."""
+    """[num_seqs] slot for the state after these tokens; it may be the source."""
     on_device: dict[torch.device, object] = field(init=False, default_factory=dict, repr=False, compare=False)
-    """What a backend copied of these to a device, for the other layers of the step."""
+    """A backend's copies of these arrays on a device, for the other layers of the step."""
 
     @property
     def starts(self) -> IntArray:
-        """[num_seqs] where each sequence's tokens begin."""
+        """[num_seqs] index of each sequence's first token."""
         ends: IntArray = np.cumsum(self.query_lens)
         return ends - self.query_lens

@@ -17,12 +17,12 @@ from engine.worker.states.state_batch import StateBatch
 Tokens = tuple[torch.Tensor, ...]
 """Inputs of an operation over tokens."""
 ALIGNMENT = 16
-"""Bytes, of what is read at once."""
+"""Unit of memory accesses, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatePart:
-    """One of the tensors that a layer keeps of a sequence."""
+    """One of the tensors that a layer keeps per sequence."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -34,19 +34,19 @@ class StatePart:
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """What a model keeps of a sequence."""
+    """The shape of the state that a model keeps per sequence."""
 
     layers: tuple[tuple[StatePart, ...], ...]
     """The parts of each layer that has a state."""
 
     @property
     def bytes_per_state(self) -> int:
-        """Bytes of the state of one sequence, in all layers; a part begins at a multiple of ``ALIGNMENT``."""
+        """Bytes of the state of one sequence, in all layers; parts begin at multiples of ``ALIGNMENT``."""
         return sum(_aligned(part.num_bytes) for parts in self.layers for part in parts)
 
 
 class LayerStates:
-    """The states of one layer, and what it computes from them for the sequences of the step that runs."""
+    """The states of one layer, and its operations on them for the sequences of the running step."""
 
     def __init__(self, pool: StatePool, parts: Sequence[torch.Tensor]) -> None:
         """``parts``: [num_states, ...] each: the inputs of the convolution, and the recurrent state."""
@@ -93,7 +93,7 @@ class LayerStates:
 
 
 class StatePool:
-    """Slots for the states of sequences, in all layers that have one. Slot 0 is never read."""
+    """Slots for the states of sequences, in all layers with a state. Slot 0 is never read."""
 
     def __init__(self, spec: StateSpec, memory: torch.Tensor) -> None:
         """``memory``: [num_states, at least ``bytes_per_state``] in uint8, zeroed."""
@@ -101,19 +101,19 @@ class StatePool:
         self._drafted: DraftedStates | None = None
         views = iter(_views(spec, memory))
         self.layers = tuple(LayerStates(self, [next(views) for _ in parts]) for parts in spec.layers)
-        """The states of each layer that has one."""
+        """The states of each layer with a state."""
 
     @property
     def batch(self) -> StateBatch:
-        """The sequences of the step that runs, as they are computed."""
+        """The sequences of the running step, as they are computed."""
         assert self._batch is not None, "begin_step() comes first"
         return self._batch
 
     def begin_step(self, batch: StateBatch, num_drafts: IntArray | None = None) -> None:
-        """Tell all layers which states the next forward pass reads and writes.
+        """Set the states that the next forward pass reads and writes, for all layers.
 
         ``num_drafts``: [num_seqs] drafts among the tokens of each sequence, if any has some. Then ``settle``
-        writes the states of those that have.
+        writes the states of the sequences with drafts.
         """
         self._drafted = None if num_drafts is None else DraftedStates(batch, num_drafts)
         self._batch = batch if self._drafted is None else self._drafted.batch
@@ -121,14 +121,14 @@ class StatePool:
     def run(
         self, advance: Callable[[Sequence[torch.Tensor], StateBatch], torch.Tensor], inputs: Tokens
     ) -> torch.Tensor:
-        """What an operation makes of the step's tokens; ``inputs``: [num_tokens, ...] each."""
+        """Return the output of an operation for the step's tokens; ``inputs``: [num_tokens, ...] each."""
         output = advance(inputs, self.batch)
         if self._drafted is not None:
             self._drafted.see(advance, inputs)
         return output
 
     def settle(self, num_accepted: dict[int, int]) -> None:
-        """Write the states of the sequences that had drafts: behind their known tokens, and so many drafts.
+        """Write the states of sequences with drafts: after their known tokens and accepted drafts.
 
         ``num_accepted``: by the sequence's number in the step.
         """
@@ -138,7 +138,7 @@ class StatePool:
 
 
 def _views(spec: StateSpec, memory: torch.Tensor) -> Iterator[torch.Tensor]:
-    """[num_states, *shape] of each part, one behind the other in the bytes of a state."""
+    """[num_states, *shape] of each part, one after another in the bytes of a state."""
     start = 0
     for part in (part for parts in spec.layers for part in parts):
         own = memory[:, start : start + part.num_bytes].view(part.dtype)

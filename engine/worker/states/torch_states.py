@@ -1,4 +1,4 @@
-"""What layers with states compute, in torch operations. Every other implementation is held to these.
+"""Computes layers with states in torch operations. All other implementations are tested against these.
 
 All sequences of a step are flattened into one axis. States are read from and written to a pool, whose first
 axis is the slot. Arithmetic is in fp32.
@@ -17,11 +17,11 @@ from engine.worker.attention.backend import IntArray
 from engine.worker.states.state_batch import StateBatch
 
 CHUNK = 64
-"""Tokens of a prompt that are computed at once, from one state to the next."""
+"""Tokens of a prompt that are computed together, from one state to the next."""
 _Advance = Callable[..., tuple[torch.Tensor, torch.Tensor]]
-"""From tokens and the state before them to the state behind them, and outputs."""
+"""Maps tokens and the state before them to the state after them, and outputs."""
 _NO_ZERO = 1e-6
-"""What is added to a squared length before its root divides, as in flash-linear-attention."""
+"""Added to a squared length before dividing by its root, as in flash-linear-attention."""
 
 
 def causal_conv(
@@ -55,8 +55,8 @@ def causal_conv(
 
 
 def _rows_with_history(batch: StateBatch, before: int) -> tuple[IntArray, IntArray, IntArray]:
-    """Rows of an array in which ``before`` rows come before each sequence's tokens: those of tokens
-    [num_tokens], of what comes before them and of each sequence's last ones, both [num_seqs * before]."""
+    """Rows of an array in which ``before`` rows precede each sequence's tokens: those of the tokens
+    [num_tokens], of the rows before them, and of each sequence's last ones, both [num_seqs * before]."""
     places, sequences = np.arange(before), np.arange(len(batch.query_lens))
     firsts = batch.starts + sequences * before
     own = np.arange(batch.query_lens.sum()) + np.repeat((sequences + 1) * before, batch.query_lens)
@@ -73,7 +73,7 @@ def gated_delta_rule(
     pool: torch.Tensor,
     batch: StateBatch,
 ) -> torch.Tensor:
-    """Attend linearly: the state maps keys to values, and each token corrects what its key maps to
+    """Attend linearly: the state maps keys to values, and each token corrects the value of its key
     (Gated DeltaNet, arXiv:2412.06464, equation 10).
 
     q, k [num_tokens, k_heads, k_size], normalized here, v [num_tokens, v_heads, v_size], g (the logarithm of
@@ -124,7 +124,7 @@ def _delta_chunk(
     beta: torch.Tensor,
     state: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Consecutive tokens of a sequence: state [v_heads, k_size, v_size] before -> behind them, and outputs
+    """Consecutive tokens of a sequence: state [v_heads, k_size, v_size] before -> after them, and outputs
     [num_tokens, v_heads, v_size].
 
     The corrections of all tokens solve a triangular system, since each recalls what those before it wrote
@@ -155,8 +155,8 @@ def selective_scan(
     pool: torch.Tensor,
     batch: StateBatch,
 ) -> torch.Tensor:
-    """Mamba-2's state space model (arXiv:2405.21060, section 7): the state decays by exp(dt * a), takes in
-    dt * x ⊗ b, and is read by c.
+    """Mamba-2's state space model (arXiv:2405.21060, section 7): the state decays by exp(dt * a), dt * x ⊗ b
+    is added to it, and c reads it.
 
     x [num_tokens, heads, head_size], dt [num_tokens, heads] before its bias and softplus, a, d and dt_bias
     [heads], b and c [num_tokens, groups, state_size], pool [num_slots, heads, head_size, state_size] in fp32
@@ -187,7 +187,7 @@ def _scan_step(
 def _scan_chunk(
     x: torch.Tensor, g: torch.Tensor, b: torch.Tensor, c: torch.Tensor, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Consecutive tokens of a sequence: state [heads, head_size, state_size] before -> behind them, and
+    """Consecutive tokens of a sequence: state [heads, head_size, state_size] before -> after them, and
     outputs [num_tokens, heads, head_size]."""
     x, b, c = (each.transpose(0, 1) for each in (x, b, c))
     passed = g.t().cumsum(-1)
@@ -198,10 +198,10 @@ def _scan_chunk(
 
 
 def _decay_between(passed: torch.Tensor) -> torch.Tensor:
-    """passed [heads, n], logarithms of the decay since the chunk began -> [heads, n, n]: the decay of what
-    the column's token wrote when the row's token reads it; 0 if that comes first."""
+    """passed [heads, n], logarithms of the decay since the chunk began -> [heads, n, n]: the decay from the
+    column's token to the row's; 0 if the row's comes first."""
     between = passed[..., :, None] - passed[..., None, :]
-    # Before exp, which may overflow above the diagonal.
+    # Masked before exp, which may overflow above the diagonal.
     above = torch.ones_like(between, dtype=torch.bool).triu(1)
     return between.masked_fill(above, -torch.inf).exp()
 
@@ -214,7 +214,7 @@ def _advance(
     by_token: _Advance,
     by_chunk: _Advance,
 ) -> None:
-    """Fill ``output`` and the targets: sequences of one token at once, the others one by one in chunks."""
+    """Fill ``output`` and the targets: sequences of one token together, the others one by one in chunks."""
     single, longer = np.flatnonzero(batch.query_lens == 1), np.flatnonzero(batch.query_lens > 1)
     starts = batch.starts
     if len(single):

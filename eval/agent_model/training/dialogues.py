@@ -1,4 +1,4 @@
-"""What the model is trained on: tasks solved with the real tools, as conversations of an OpenAI client."""
+"""The training data: tasks solved with the real tools, as conversations of an OpenAI client."""
 
 from __future__ import annotations
 
@@ -19,19 +19,17 @@ from eval.agents.sandbox import folder_of
 from eval.agents.tools import Toolbox
 
 Message = dict[str, Any]
-"""A message as OpenAI's chat completions have it."""
+"""A message in the form of OpenAI's chat completions."""
 
 TRAINED = {**KINDS, follow: 2.0, add_numbers: 5.5, more_lines: 2.0, lines_of_folder: 2.0}
-"""How often each kind is drawn: calls for several files at once are learned last, and chains cost most."""
+"""Weight of each kind: calls for several files at once are learned last, and chains cost most."""
 SLIP_SHARE = 0.05
-"""Share of the rounds that read a file which first get a name wrong: the model learns to look
-for it."""
+"""Share of the rounds that read a file and first get a name wrong: the model learns to search for it."""
 SECOND_SLIP_SHARE = 0.25
-"""Share of the slips after which a name is wrong again: the model learns to give up, not to go
-round."""
+"""Share of the slips after which a name is wrong again: the model learns to give up instead of looping."""
 GIVEN_UP = "I cannot find that file."
 FOLLOW_UP_SHARE = 0.25
-"""Share of the conversations that go on with another task in the same folder."""
+"""Share of the conversations that continue with another task in the same folder."""
 SMALL_TALK_SHARE = 0.02
 
 _READERS = ("read_file", "count_lines", "config_get")
@@ -59,12 +57,12 @@ class Dialogue:
 
     messages: tuple[Message, ...]
     learned: tuple[bool, ...]
-    """One for each assistant message."""
+    """One entry for each assistant message."""
     tools: bool = True
 
 
 def draw_dialogues(seed: int, held_out: bool = False, english: bool = True) -> Iterator[Dialogue]:
-    """Conversations without end, the same for a seed; the rest as for ``Names``."""
+    """Yields conversations without end, deterministic for a seed; other arguments as in ``Names``."""
     rng = random.Random(f"{seed} dialogues{' held out' if held_out else ''}")
     while True:
         if rng.random() < SMALL_TALK_SHARE:
@@ -97,7 +95,7 @@ def _working_dialogue(rng: random.Random, names: Names) -> Dialogue:
 
 
 class Script:
-    """Writes a conversation down while it carries the calls out."""
+    """Carries calls out and records the conversation."""
 
     def __init__(self, rng: random.Random) -> None:
         self.messages: list[Message] = []
@@ -106,7 +104,7 @@ class Script:
         self._num_calls = 0
 
     def solve(self, task: Task, toolbox: Toolbox) -> None:
-        """The task as it should be solved, now and then with a slip on the way; with a second, it ends."""
+        """Solves the task, sometimes with a slip on the way; a second slip ends the task."""
         self.messages.append(_user(task.prompt))
         num_slips = 0
         for calls in task.rounds:
@@ -139,7 +137,7 @@ class Script:
         self.learned.append(learned)
 
     def _slip(self, calls: Sequence[Call]) -> _Slip | None:
-        """The calls with a letter of one file's path doubled or changed: a file that is not there."""
+        """The calls with a letter of one file's path doubled or changed, so that the file does not exist."""
         readers = [i for i, call in enumerate(calls) if call.name in _READERS]
         if not readers:
             return None
@@ -161,14 +159,14 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class _Slip:
-    """A round of calls one of which names a file that is not there."""
+    """A round of calls, one of which names a file that does not exist."""
 
     calls: tuple[Call, ...]
     path: str
 
     @property
     def look_around(self) -> Call:
-        """What helps: the list of the folder that it should be in."""
+        """Returns the call that helps: a list of the folder in which the file should be."""
         return Call("list_files", {"path": self.path.rpartition("/")[0] or "."})
 
 

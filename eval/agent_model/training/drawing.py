@@ -1,4 +1,4 @@
-"""Draws tasks: the same seed, the same tasks."""
+"""Draws tasks; equal seeds give equal tasks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from eval.agent_model.training.world import World
 
 
 def pick_kind(rng: random.Random, shares: Mapping[Kind, float] = KINDS) -> Kind:
-    """A kind of task, the longer ones more often."""
+    """Draws a kind of task, longer ones more often."""
     (kind,) = rng.choices(list(shares), list(shares.values()))
     return kind
 
 
 def make_task(kind: Kind, world: World, task_id: str) -> Task:
-    """A task in a world, which may hold the files of others already."""
+    """Makes a task in a world, which may already have files of other tasks."""
     plan = kind(world)
     return Task(
         task_id=task_id,
@@ -33,7 +33,7 @@ def make_task(kind: Kind, world: World, task_id: str) -> Task:
 
 
 def draw_tasks(seed: int, held_out: bool = True) -> Iterator[Task]:
-    """Tasks without end, each in a world of its own; the same seed draws the same."""
+    """Yields tasks without end, each in a separate world; equal seeds give equal tasks."""
     rng = random.Random(f"{seed} {'held out' if held_out else 'training'}")
     number = 0
     while True:

@@ -1,4 +1,4 @@
-"""The score of the bundled model: ``python -m eval.agent_model.training.evaluate``, on tasks unseen."""
+"""Scores the bundled model on unseen tasks: ``python -m eval.agent_model.training.evaluate``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NUM_TASKS = 200
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line; its exit code."""
+    """Runs the command line; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m eval.agent_model.training.evaluate", description=__doc__)
     add = parser.add_argument
     add("--tasks", type=count, default=NUM_TASKS, metavar="N", help="Number of tasks (default: %(default)s)")

@@ -1,4 +1,4 @@
-"""Conversations as tokens, in batches of like length, with what is to be learned of them."""
+"""Conversations as tokens, in batches of similar length, with their training targets."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from eval.agent_model.training.tokenizer import rendered, token_id
 
 MAX_TOKENS = 3000
 IGNORED = -100
-"""A target that is not learned."""
+"""The target of a token that is not learned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One conversation behind the shared prefix."""
+    """One conversation after the shared prefix."""
 
     tokens: np.ndarray
     targets: np.ndarray
-    """The next token where it is the model's to say, else ``IGNORED``."""
+    """The next token if the model should generate it, else ``IGNORED``."""
     tools: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Conversations of like length: [batch, length] each, padded at the end."""
+    """Conversations of similar length: [batch, length] each, padded at the end."""
 
     tokens: Tensor
     targets: Tensor
@@ -42,7 +42,7 @@ class Batch:
 
 
 class Encoder:
-    """Renders a dialogue with the chat template and cuts the part off that all with tools share."""
+    """Renders a dialogue with the chat template and cuts off the part that all dialogues with tools share."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._tokenizer = tokenizer
@@ -51,10 +51,10 @@ class Encoder:
         one, other = (self._tokens(_probe(text)) for text in ("a", "b"))
         same = next(i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
         self.prefix = one[: one[:same].index(self._end)]
-        """Up to where a client's system text would begin."""
+        """Tokens up to where a client's system text would begin."""
 
     def example(self, dialogue: Dialogue) -> Example | None:
-        """None if it is too long."""
+        """Returns None if the conversation is too long."""
         tokens = self._tokens(dialogue)
         if len(tokens) > MAX_TOKENS:
             return None
@@ -71,7 +71,7 @@ class Encoder:
         return tokens
 
     def _targets(self, tokens: Sequence[int], learned: Sequence[bool]) -> list[int]:
-        """For each token but the last, the one behind it if the assistant says it."""
+        """Returns for each token but the last the next token, if the assistant generates it."""
         targets = [IGNORED] * (len(tokens) - 1)
         spoken = iter(learned)
         for at, token in enumerate(tokens):
@@ -89,7 +89,7 @@ def _probe(text: str) -> Dialogue:
 
 
 def make_examples(folder: Path, seed: int, count: int, held_out: bool = False) -> list[Example]:
-    """``count`` conversations by the tokenizer in ``folder``, made in two processes."""
+    """Makes ``count`` conversations with the tokenizer in ``folder``, in two processes."""
     with ProcessPoolExecutor(2) as pool:
         halves = pool.map(_make, [folder] * 2, [2 * seed, 2 * seed + 1], [count // 2] * 2, [held_out] * 2)
         return [example for half in halves for example in half]
@@ -102,7 +102,7 @@ def _make(folder: Path, seed: int, count: int, held_out: bool) -> list[Example]:
 
 
 def batches(examples: Sequence[Example], max_tokens: int, rng: random.Random) -> Iterator[Batch]:
-    """All examples once, in random order, each with others of about its length."""
+    """Yields all examples once, in random order, each with others of similar length."""
     order = sorted(examples, key=lambda e: (e.tools, len(e.tokens) + rng.randrange(16)))
     groups: list[list[Example]] = [[]]
     for example in order:

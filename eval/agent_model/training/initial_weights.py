@@ -1,8 +1,8 @@
-"""Weights to start from: two layers already copy, so that training need not discover how.
+"""Initial weights in which two layers already copy, so that training need not discover how.
 
-A transformer copies a name with two attention heads in a row ("induction heads", arXiv 2209.11895): one,
-below, writes to each token which token came before it; one, above, looks for the place that has the present
-token before it, and says what stands there. Left alone, a small network finds this out late and all at once.
+A transformer copies a name with two consecutive attention heads ("induction heads", arXiv 2209.11895): the
+lower one writes to each token which token came before it; the upper one finds the place whose previous token
+is the present one, and predicts the token there. From random weights, a small network discovers this late.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ SHARPNESS = 3.0
 """Scale of the queries in the attention of the first two layers."""
 _EMBEDDING_STD = 0.02
 _CONSTANT = 0.13
-"""What every embedding has in its first channel, for heads that look at positions alone."""
+"""Value of every embedding in its first channel, for heads that look at positions alone."""
 
 
 def initialize(network: Network) -> None:
-    """Random weights, then heads that see the tokens before (layer 0) and heads that copy (layer 1)."""
+    """Sets random weights, then heads that see earlier tokens (layer 0) and heads that copy (layer 1)."""
     for name, parameter in network.named_parameters():
         if parameter.ndim == 2:
             added = name.endswith(("o_proj.weight", "down_proj.weight"))
@@ -36,7 +36,7 @@ def initialize(network: Network) -> None:
 
 
 class _CopyingHeads:
-    """Half of the channels hold the token itself, the others what the first layer says of those before it."""
+    """Half of the channels hold the token itself; the first layer writes earlier tokens to the others."""
 
     def __init__(self, network: Network) -> None:
         shape = network.shape
@@ -45,7 +45,7 @@ class _CopyingHeads:
         self._heads, self._kv_heads = shape.num_attention_heads, shape.num_key_value_heads
         self._half = shape.hidden_size // 2
         self._frequencies = shape.rope_theta ** (-torch.arange(0, shape.head_dim, 2) / shape.head_dim)
-        # What a head reads of a token: [head_dim, hidden], rows that are orthogonal, of the token's channels.
+        # What a head reads from a token: [head_dim, hidden], orthogonal rows over the token's channels.
         read = torch.zeros(self._head_dim, self._hidden)
         nn.init.orthogonal_(read[:, 1 : self._half])
         self._read = read
@@ -56,7 +56,7 @@ class _CopyingHeads:
         weight[:, 0] = _CONSTANT
 
     def look_back(self) -> None:
-        """Head h of the first layer sees the token h + 1 places back and writes it to channels of its own."""
+        """Makes head h of the first layer copy the token h + 1 places back to separate channels."""
         attention = self._decoder.attention(0)
         attention.q_norm.weight.fill_(SHARPNESS)
         group = self._heads // self._kv_heads
@@ -74,7 +74,7 @@ class _CopyingHeads:
             attention.o_proj.weight[:, self._rows(head)] = 0.03 * self._place(head)
 
     def copy(self) -> None:
-        """Keys of the second layer are the token before, or the two before; values are the token itself."""
+        """Makes the second layer's keys the previous one or two tokens; its values are the token itself."""
         attention = self._decoder.attention(1)
         attention.q_norm.weight.fill_(SHARPNESS)
         slow = self._slow_channels()
@@ -99,14 +99,14 @@ class _CopyingHeads:
         return slice(head * self._head_dim, (head + 1) * self._head_dim)
 
     def _wave(self, offset: float) -> Tensor:
-        """A query or key [head_dim] that meets its like best at this distance, by the rotary embedding."""
+        """A query or key [head_dim] that, by the rotary embedding, matches its like best at this distance."""
         half = self._head_dim // 2
         weight = torch.where(self._frequencies > 0.02, 1.0, 0.0)
         angle = self._frequencies * offset
         return torch.cat([weight * angle.cos(), weight * angle.sin()]).reshape(2 * half)
 
     def _slow_channels(self) -> Tensor:
-        """Channels of a head that the rotary embedding hardly turns within a conversation."""
+        """Returns channels of a head that the rotary embedding hardly rotates within a conversation."""
         slow = (self._frequencies < 2e-3).nonzero().flatten()
         return torch.cat([slow, slow + self._head_dim // 2])
 

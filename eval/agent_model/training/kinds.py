@@ -1,6 +1,6 @@
-"""The kinds of tasks: each is a function that adds to a ``World`` and says what it asks and how to solve it.
+"""The kinds of tasks: each is a function that adds to a ``World`` and returns a question and its solution.
 
-Each is written once; training and evaluation draw other names, numbers and contents for it.
+Each is written once; training and evaluation draw different names, numbers and contents for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def call(name: str, **arguments: str) -> Call:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a kind of task asks of a world."""
+    """A kind of task in a world: its question and solution."""
 
     prompt: str
     rounds: Sequence[Sequence[Call]]
@@ -28,7 +28,7 @@ class Plan:
     written: Mapping[str, str] = field(default_factory=dict)
 
 
-# What one may ask in the same words of what is there and of what is not.
+# Questions in the same words about things that exist and things that do not.
 _WHERE = (
     "Which file mentions {w}?",
     "Find the file that contains the word {w}.",
@@ -168,7 +168,7 @@ def expression(w: World) -> Plan:
 
 
 def follow(w: World) -> Plan:
-    """A chain of files, each naming the next: up to eleven calls that need each other."""
+    """A chain of files, each naming the next: up to eleven calls that depend on each other."""
     length = w.rng.choice((2, 3, 3, 4, 4, 5, 6, 7, 8, 9, 10, 11))
     paths = [w.names.path() for _ in range(length)]
     key = w.key()
@@ -238,7 +238,7 @@ def search_and_read(w: World) -> Plan:
 
 
 def add_numbers(w: World) -> Plan:
-    """Two to four files at once, then their sum."""
+    """Reads two to four files at once, then adds."""
     key = w.key()
     numbers = [w.names.number(2, 999) for _ in range(w.rng.randint(2, 4))]
     paths = [w.add(w.names.path(), [f"{key}: {number}"]) for number in numbers]
@@ -309,7 +309,7 @@ def lines_of_folder(w: World) -> Plan:
 
 
 def misnamed(w: World) -> Plan:
-    """The file is not there; the folder holds one of the same name with another ending."""
+    """The named file does not exist; the folder has one with the same name and another suffix."""
     folder, stem, key, value = w.names.folder(), w.names.word(), w.key(), w.names.value()
     asked, real = w.rng.sample((".txt", ".md", ".log", ".csv", ".dat"), 2)
     w.note({key: value}, path=f"{folder}/{stem}{real}")
@@ -333,7 +333,7 @@ def misnamed(w: World) -> Plan:
 
 
 def misplaced_key(w: World) -> Plan:
-    """The configuration has no such key; read whole, it has the key in another section."""
+    """The configuration has no such key; reading it shows the key in another section."""
     key, value, section = w.key(), w.names.value(), w.names.word()
     path, _ = w.settings({key: value})
     asked = f"{section}.{key}"
@@ -457,4 +457,4 @@ KINDS: Mapping[Kind, float] = {
     write_word: 0.8,
     long_errand: 3.0,
 }
-"""How often each is drawn: what has more turns, more often."""
+"""Weight of each kind: kinds with more turns are drawn more often."""

@@ -1,4 +1,4 @@
-"""Words, numbers and paths for tasks; training and evaluation draw from halves that share nothing."""
+"""Words, numbers and paths for tasks; training and evaluation draw from disjoint sets."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _SUFFIXES = (".txt", ".md", ".log", ".csv", ".py", ".txt")
 
 
 class Names:
-    """Draws from one half of all names; ``held_out`` says which. The same seed draws the same names.
+    """Draws from one of the two sets; ``held_out`` selects it. Equal seeds give equal names.
 
-    Without ``english`` no word of the dictionary is among them.
+    Without ``english`` it draws no dictionary words.
     """
 
     def __init__(self, rng: random.Random, held_out: bool, english: bool = True) -> None:
@@ -51,19 +51,19 @@ class Names:
         self._given: set[str] = set()
 
     def word(self) -> str:
-        """A word that this object has not given before."""
+        """Draws a word that this object has not returned before."""
         draws = (self._english, self._spliced, self._letters, self._syllables)
         (draw,) = self._rng.choices(draws, self._shares)
         return self._new(draw)
 
     def number(self, low: int, high: int) -> int:
-        """Between ``low`` and ``high``; from 100 on, numbers of training and of evaluation differ."""
+        """Draws from ``low`` to ``high``; from 100 on, training and evaluation use different numbers."""
         if high < 200:
             return self._rng.randint(low, high)
         return int(self._drawn(lambda: str(self._rng.randint(max(low, 100), high))))
 
     def value(self) -> str:
-        """What a file says of something: a word, a number, a version, a code."""
+        """Draws a value for a file: a word, a number, a version, a code."""
         kind = self._rng.random()
         if kind < 0.4:
             return self.word()
@@ -77,7 +77,7 @@ class Names:
         return self.word() if self._rng.random() < 0.75 else f"{self.word()}/{self.word()}"
 
     def file(self, suffix: str | None = None) -> str:
-        """A file's name without its folder."""
+        """Draws a file name without its folder."""
         stem = self.word()
         kind = self._rng.random()
         if kind < 0.15:
@@ -91,7 +91,7 @@ class Names:
         return name if self._rng.random() < 0.2 else f"{self.folder()}/{name}"
 
     def _new(self, draw: Callable[[], str]) -> str:
-        """Given before: draw again, of ever more kinds, so that this ends."""
+        """Draws until the word is new; repeats use made-up syllables, so that this ends."""
         word = self._drawn(draw)
         while word in self._given:
             word = self._drawn(self._syllables)
@@ -108,7 +108,7 @@ class Names:
         return self._rng.choice(_ENGLISH)
 
     def _spliced(self) -> str:
-        """Pieces of two or three words: so no piece of a word tells the next."""
+        """Joins pieces of two or three words, so that no piece of a word predicts the next."""
         return "".join(self._piece() for _ in range(self._rng.choice((2, 2, 3))))
 
     def _piece(self) -> str:

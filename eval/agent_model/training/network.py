@@ -1,6 +1,6 @@
-"""A Qwen3-shaped decoder in plain PyTorch, for training: a beginning that all share is computed once.
+"""A Qwen3-shaped decoder in plain PyTorch, for training: computes a shared prefix once per batch.
 
-Its parameters have the names of the format's own checkpoints, so that any loader of Qwen3 reads them.
+Its parameters have the names of Qwen3's own checkpoints, so that any loader of Qwen3 reads them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 PIECE = 256
-"""Queries that attend together."""
+"""Queries that are computed together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class NetworkShape:
     max_position_embeddings: int = 4096
 
     def config(self) -> dict[str, object]:
-        """The fields for a Qwen3 config.json."""
+        """Returns the fields for a Qwen3 config.json."""
         return asdict(self)
 
 
@@ -44,12 +44,12 @@ class Network(nn.Module):
         self.model = Decoder(shape)
 
     def forward(self, tokens: Tensor, prefix: Tensor | None) -> Tensor:
-        """Hidden states [batch, length, hidden] of tokens [batch, length] behind a prefix [P]."""
+        """Hidden states [batch, length, hidden] of tokens [batch, length] after a prefix [P]."""
         hidden: Tensor = self.model(tokens, prefix)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[..., vocab] of hidden states [..., hidden]."""
+        """Logits [..., vocab] of hidden states [..., hidden]."""
         return functional.linear(hidden, self.model.embed_tokens.weight)
 
 
@@ -63,7 +63,7 @@ class Decoder(nn.Module):
         self.register_buffer("_turns", _turns(shape), persistent=False)
 
     def attention(self, layer: int) -> Attention:
-        """The attention of one layer, counted from 0."""
+        """Returns the attention of one layer, counted from 0."""
         found = self.layers[layer]
         assert isinstance(found, Layer)
         return found.self_attn
@@ -86,7 +86,7 @@ class Layer(nn.Module):
         self.mlp = FeedForward(shape)
 
     def forward(self, own: Tensor, shared: Tensor | None, turns: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Both parts one layer on; the shared one, [1, P, hidden], is computed once for all of the batch."""
+        """Computes one layer of both parts; the shared one, [1, P, hidden], only once for the whole batch."""
         normed = None if shared is None else self.input_layernorm(shared)
         attended, attended_shared = self.self_attn(self.input_layernorm(own), normed, turns)
         own = own + attended
@@ -122,7 +122,7 @@ class Attention(nn.Module):
         return self._attend(q, k, v), self._attend(q_shared, k_shared, v_shared)
 
     def _parts(self, x: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys, values [batch, heads, length, head_dim], the first two turned to their places."""
+        """Queries, keys, values [batch, heads, length, head_dim], the first two with rotary embedding."""
         batch, length, _ = x.shape
         q = self.q_norm(self.q_proj(x).view(batch, length, self._heads, self._head_dim)).transpose(1, 2)
         k = self.k_norm(self.k_proj(x).view(batch, length, self._kv_heads, self._head_dim)).transpose(1, 2)
@@ -142,8 +142,8 @@ class Attention(nn.Module):
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """softmax(q kᵀ / √d) v of [batch, heads, length, d], whose last key is that of the last query.
 
-    By pieces of the queries, so that little of what they do not see is computed: forward and backward this is
-    faster on a CPU than ``scaled_dot_product_attention``, for conversations as short as these.
+    Computes pieces of the queries, so that little of what they do not see is computed: forward and backward
+    this is faster on a CPU than ``scaled_dot_product_attention``, for conversations as short as these.
     """
     batch, heads, length, size = q.shape
     start = k.shape[2] - length
@@ -184,5 +184,5 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _repeated(x: Tensor, times: int) -> Tensor:
-    """Each key-value head as often as query heads share it."""
+    """Repeats each key-value head for the query heads that share it."""
     return x if times == 1 else x.repeat_interleave(times, dim=1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SPARE_TURNS = 3
-"""Turns beyond those needed, for errors of the model's own."""
+"""Turns beyond the needed ones, for the model's own errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +28,19 @@ class Task:
     prompt: str
     files: Mapping[str, str]
     rounds: tuple[tuple[Call, ...], ...]
-    """The calls that solve it, turn by turn; those of one turn do not need each other."""
+    """The calls that solve it, turn by turn; those of one turn do not depend on each other."""
     answer: str
     expected: str
-    """What the answer must end with."""
+    """Text with which the answer must end."""
     written: Mapping[str, str] = field(default_factory=dict)
-    """Files that must be there in the end, with this content."""
+    """Files that must exist in the end, with this content."""
 
     @property
     def max_turns(self) -> int:
         return len(self.rounds) + 1 + SPARE_TURNS
 
     def check(self, answer: str, root: Path) -> bool:
-        """Whether this answer, and what is in the folder now, solve the task."""
+        """Whether this answer and the folder's present content solve the task."""
         return _ends_with(answer, self.expected) and all(
             _content(root / path) == content for path, content in self.written.items()
         )

@@ -1,8 +1,8 @@
-"""The tokenizer: a small byte-level BPE in which a word is the same tokens wherever it stands.
+"""The tokenizer: a small byte-level BPE that splits a word into the same tokens everywhere.
 
-Letters, digits and the rest are never joined in one token, and every digit, dot and slash is a token of its
-own: so a name is copied from a sentence into a path, and a path into quotes, token by token. It is made from
-conversations without English names: then no token is a piece of one word alone, which training hardly writes.
+Letters, digits and other characters never share a token, and every digit, dot and slash is a separate token:
+so a name is copied from a sentence into a path, and a path into quotes, token by token. It is trained on
+conversations without English names: otherwise some tokens would occur in one word only and hardly be trained.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PARTS = Regex(r"\p{L}+|\p{N}|[./]|[^\p{L}\p{N}./]+")
 
 
 def make_tokenizer(seed: int, num_dialogues: int) -> PreTrainedTokenizerFast:
-    """Trained on ``num_dialogues`` conversations of this seed, with the chat template."""
+    """Trains a tokenizer on ``num_dialogues`` conversations of this seed, with the chat template."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -49,7 +49,7 @@ def make_tokenizer(seed: int, num_dialogues: int) -> PreTrainedTokenizerFast:
 
 
 def rendered(tokenizer: PreTrainedTokenizerFast, dialogue: Dialogue) -> str:
-    """A conversation as the chat template writes it."""
+    """Renders a conversation with the chat template."""
     tools: list[Any] | None = SCHEMAS if dialogue.tools else None
     text = tokenizer.apply_chat_template(list(dialogue.messages), tools=tools, tokenize=False)
     assert isinstance(text, str)
@@ -57,7 +57,7 @@ def rendered(tokenizer: PreTrainedTokenizerFast, dialogue: Dialogue) -> str:
 
 
 def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
-    """The number of a special token."""
+    """Returns the id of a special token."""
     number = tokenizer.convert_tokens_to_ids(token)
     assert isinstance(number, int)
     return number
@@ -74,7 +74,7 @@ def _with_template(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def _texts(seed: int, num_dialogues: int) -> Iterator[str]:
-    """What is between the special tokens."""
+    """Yields the texts between the special tokens."""
     template = _with_template(Tokenizer(models.BPE()))
     special = re.compile("|".join(map(re.escape, SPECIAL_TOKENS + TOOL_TOKENS)))
     for dialogue in islice(draw_dialogues(seed, english=False), num_dialogues):

@@ -1,6 +1,6 @@
 """Trains the bundled model: ``python -m eval.agent_model.training.train --out FOLDER`` (an hour).
 
-First on conversations without the text that tells the tools, which every conversation shares and which costs
+First on conversations without the description of the tools, which every conversation shares and which costs
 more than half of the work; then with it.
 """
 
@@ -42,7 +42,7 @@ class Recipe:
     seed: int = 0
     num_dialogues: int = 33_000
     epochs: int = 1
-    """Epochs without the text of the tools."""
+    """Epochs without the description of the tools."""
     epochs_with_tools: float = 0.12
     num_held_out: int = 400
     batch_tokens: int = 2048
@@ -50,7 +50,7 @@ class Recipe:
 
 
 class Trainer:
-    """Weights of 32 bits, whose rounding to 16 bits does the work.
+    """Master weights in 32 bits; the forward and backward passes use their rounding to 16 bits.
 
     Matrices are trained by Muon, with steps of the size of AdamW's (arXiv 2502.16982); all else by AdamW.
     """
@@ -65,7 +65,7 @@ class Trainer:
         self._optimizers = _optimizers(self.master, recipe.learning_rate)
 
     def step(self, batch: Batch, with_tools: bool, rate: float) -> float:
-        """One update at this share of the learning rate; the loss before it."""
+        """Makes one update at this share of the learning rate; returns the loss before it."""
         for optimizer in self._optimizers:
             optimizer.param_groups[0]["lr"] = rate * self._learning_rate
         learned = batch.targets >= 0
@@ -76,7 +76,7 @@ class Trainer:
         return loss.item()
 
     def right(self, batch: Batch) -> Tensor:
-        """Which conversations of a batch, [batch], would have gone as they should, word for word."""
+        """Returns which conversations of a batch, [batch], the model predicts word for word."""
         with torch.no_grad():
             hidden = self._worker(batch.tokens, self._prefix if batch.tools else None)
             said = self._worker.logits(hidden).argmax(-1)
@@ -107,7 +107,7 @@ def _optimizers(network: Network, learning_rate: float) -> tuple[torch.optim.Opt
 
 
 def train(recipe: Recipe, folder: Path) -> None:
-    """Write the whole model folder."""
+    """Writes the whole model folder."""
     folder.mkdir(parents=True, exist_ok=True)
     say("Tokenizer ...")
     tokenizer = make_tokenizer(recipe.seed, min(recipe.num_dialogues, TOKENIZER_DIALOGUES))
@@ -135,7 +135,7 @@ def _train(
 
 
 def _plan(recipe: Recipe, examples: Sequence[Example]) -> Iterator[tuple[Batch, bool]]:
-    """The batches in order, and whether they are read with the text of the tools."""
+    """Yields the batches in order, and whether they include the description of the tools."""
     rng = random.Random(recipe.seed)
     for _ in range(recipe.epochs):
         yield from ((batch, False) for batch in batches(examples, recipe.batch_tokens, rng))
@@ -144,18 +144,18 @@ def _plan(recipe: Recipe, examples: Sequence[Example]) -> Iterator[tuple[Batch, 
 
 
 def _decay(done: float) -> float:
-    """Full for the first third, then down in a line."""
+    """Full for the first third, then falls linearly."""
     return max(LAST_RATE, min(1.0, 1.5 * (1.0 - done)))
 
 
 def _score(trainer: Trainer, held_out: Sequence[Example]) -> float:
-    """Share of held-out conversations that would have gone as they should, with the text of the tools."""
+    """Share of held-out conversations predicted word for word, with the description of the tools."""
     right = [trainer.right(batch) for batch in batches(held_out, 8192, random.Random(0))]
     return torch.cat(right).float().mean().item()
 
 
 def save_model(folder: Path, network: Network, tokenizer: PreTrainedTokenizerFast) -> None:
-    """A folder as Hugging Face's, of 16-bit weights that are computed with in 32."""
+    """Writes a Hugging Face folder with 16-bit weights, for computation in 32 bits."""
     tokenizer.save_pretrained(folder)
     weights = {name: tensor.to(torch.bfloat16) for name, tensor in network.state_dict().items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

@@ -1,4 +1,4 @@
-"""A folder as a task makes it: files with facts, settings and lines of no interest."""
+"""The folder of a task: files with facts, settings and irrelevant lines."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _KEYS = (
 )
 
 LONG_SHARE = 0.04
-"""Share of the files with facts that hold a page of other lines too."""
+"""Share of the files with facts that also have a page of other lines."""
 
 
 class World:
-    """The folder that a task is about, as it grows."""
+    """The folder of a task, while it is being filled."""
 
     def __init__(self, rng: random.Random, names: Names) -> None:
         self.rng = rng
@@ -26,7 +26,7 @@ class World:
         self.files: dict[str, str] = {}
 
     def say(self, *phrases: str, **parts: object) -> str:
-        """One of the phrases, with the parts put in."""
+        """Returns one of the phrases, with the parts filled in."""
         return self.rng.choice(phrases).format(**parts)
 
     def key(self) -> str:
@@ -40,13 +40,13 @@ class World:
         return keys
 
     def rare_word(self) -> str:
-        """One that is hardly part of another."""
+        """Returns a word that is hardly part of another."""
         while len(word := self.names.word()) < 6:
             pass
         return word
 
     def prose(self) -> str:
-        """A line that says nothing of interest."""
+        """Returns a line without relevant content."""
         words = [self.names.word() for _ in range(self.rng.randint(2, 4))]
         return " ".join(words) + self.rng.choice(("", ".", ""))
 
@@ -54,7 +54,7 @@ class World:
         return [self.prose() for _ in range(self.rng.randint(low, high))]
 
     def filler(self) -> list[str]:
-        """What else stands in a file: a few lines, now and then a page of them."""
+        """Returns irrelevant lines for a file: a few, sometimes a page."""
         return self.prose_lines(10, 60) if self.rng.random() < LONG_SHARE else self.prose_lines(0, 3)
 
     def add(self, path: str, lines: Sequence[str]) -> str:
@@ -62,7 +62,7 @@ class World:
         return path
 
     def note(self, facts: Mapping[str, str], path: str | None = None) -> str:
-        """A file that holds the facts, a line each, between others."""
+        """Adds a file that holds the facts, a line each, among other lines."""
         form = self.rng.choice(("{}: {}", "{} = {}", "{}: {}"))
         lines = [form.format(key, value) for key, value in facts.items()]
         lines += self.filler()
@@ -70,12 +70,12 @@ class World:
         return self.add(path if path is not None else self.names.path(), lines)
 
     def decoys(self, low: int = 0, high: int = 2) -> None:
-        """Files that are not asked about."""
+        """Adds files that the question does not concern."""
         for _ in range(self.rng.randint(low, high)):
             self.note({self.key(): self.names.value()})
 
     def config(self, values: Mapping[str, str], path: str | None = None) -> str:
-        """A configuration file: ``values`` maps section.key to what it says."""
+        """Adds a configuration file; ``values`` maps section.key to its value."""
         suffix = self.rng.choice((".toml", ".json", ".ini"))
         path = path if path is not None else self.names.path(suffix)
         sections: dict[str, dict[str, str]] = {}
@@ -88,9 +88,9 @@ class World:
     def settings(
         self, wanted: Mapping[str, str], spare: int = 2, apart: bool = False
     ) -> tuple[str, list[str]]:
-        """A configuration that holds the wanted values among others: its path, and their names in it.
+        """Adds a configuration with the wanted values among others; returns its path, and their names in it.
 
-        They stand in one section; if ``apart``, each in one of its own.
+        They are in one section; if ``apart``, each in a separate one.
         """
         section = self.names.word()
         values = {}

@@ -1,1 +1,1 @@
-"""The engines of a simulation, and the routers before them."""
+"""The engines of a simulation, and the routers in front of them."""

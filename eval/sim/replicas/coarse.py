@@ -1,8 +1,9 @@
-"""One engine of a simulation by some events a turn: fleets of a thousand engines are simulated in minutes.
+"""Simulates one engine by a few events per turn: a fleet of a thousand engines takes minutes.
 
-As V1 does without a policy: turns in the order of their arrival, prompts in chunks beside all decodes, blocks
-found by their prefix and evicted by LRU. What is coarse: a turn is admitted when its blocks fit for as long
-as it runs, so none is preempted; and steps between two events are one, as long as each of them on average.
+Like V1 without a policy: turns in the order of their arrival, prompts in chunks together with all decodes,
+blocks found by their prefix and evicted by LRU. Approximations: a turn is admitted when its blocks fit for
+its whole duration, so none is preempted; and steps between two events are one event, each of the average
+length.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from eval.sim.sim_request import SimRequest
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """A request that runs."""
+    """A running request."""
 
     request: SimRequest
     end: Node
-    """Where its chain ends in the prefix cache."""
+    """The end of its chain in the prefix cache."""
     num_cached_blocks: int
     """Blocks of that chain."""
     num_reserved: int
-    """Blocks that it will fill besides."""
+    """Further blocks that it will fill."""
     num_computed: int
     num_left: int
     """Prompt tokens that are yet to be computed."""
@@ -63,7 +64,7 @@ class _Steps:
 
 
 class CoarseReplica:
-    """Computes a run of decode steps at once; a step that computes prompts is one."""
+    """Computes a run of decode steps at once; a step that computes prompts is a run by itself."""
 
     wants_signals: ClassVar[bool] = False
 
@@ -73,7 +74,7 @@ class CoarseReplica:
         events: EventHeap,
         on_outputs: Callable[[Iterable[EngineCoreOutput]], None],
     ) -> None:
-        """``on_outputs`` is told at a step's end of the requests that ended in it."""
+        """Calls ``on_outputs`` at a step's end with the requests that ended in it."""
         self._config = config
         self._events = events
         self._on_outputs = on_outputs
@@ -81,9 +82,9 @@ class CoarseReplica:
         self._waiting: deque[SimRequest] = deque()
         self._prefilling: list[_Turn] = []
         self._num_fetching = 0
-        """Turns whose KV is on its way."""
+        """Turns whose KV is being fetched."""
         self._fetched_s = 0.0
-        """When all that has been asked for will have come."""
+        """When all requested KV will have arrived."""
         self._decoding: list[tuple[int, int, _Turn]] = []
         """A heap by the number of the step in which a turn ends."""
         self._order = count()
@@ -153,7 +154,7 @@ class CoarseReplica:
         return self._config.num_blocks - self._cache.num_held - self._num_reserved
 
     def _fits(self, request: SimRequest) -> bool:
-        """Whether a turn could be admitted, if nothing of it is cached."""
+        """Whether a turn could be admitted if nothing of it is cached."""
         may_run = self._num_running < self._config.scheduler.max_num_seqs
         return may_run and self._blocks_of(len(request.all_token_ids)) <= self._num_free_blocks
 
@@ -161,11 +162,11 @@ class CoarseReplica:
         return -(-num_tokens // self._config.block_size)
 
     def _admit(self) -> _Turn | None:
-        """The first waiting turn, if there is room for it now."""
+        """Admits the first waiting turn, if its blocks fit now."""
         request = self._waiting[0]
         size = self._config.block_size
         prompt = request.block_hashes
-        # As V1: the last token of a prompt is computed, even if all of it is cached.
+        # As in V1, the last token of a prompt is computed even if all of it is cached.
         node, depth = self._cache.match(prompt[: (request.num_prompt_tokens - 1) // size])
         num_new = self._blocks_of(len(request.all_token_ids)) - depth
         if num_new + self._cache.num_not_held(node) > self._num_free_blocks:
@@ -182,8 +183,8 @@ class CoarseReplica:
         return turn
 
     def _fetch(self, turn: _Turn) -> None:
-        """Another replica has the KV, which comes after what was asked for before. The last token of the
-        prompt is computed here."""
+        """Fetches the KV from another replica, after earlier fetches. The last token of the prompt is
+        computed here."""
         cost, num_fetched = self._config.cost, turn.num_left - 1
         turn.num_computed, turn.num_left = turn.num_computed + num_fetched, 1
         takes_s = num_fetched * cost.kv_bytes_per_token / self._config.kv_transfer_bandwidth
@@ -202,7 +203,7 @@ class CoarseReplica:
     # ---- steps ----
 
     def _begin(self) -> None:
-        """Begin the next steps, if there is anything to run."""
+        """Begins the next steps, if there is anything to run."""
         work, num_decodes, number = self._prefills(), len(self._decoding), 1
         if num_decodes and not work.prefills:
             number = self._decoding[0][0] - self._counts.num_steps
@@ -217,7 +218,7 @@ class CoarseReplica:
         self._events.at(max(steps.end_s, self._events.now), lambda: self._end(steps))
 
     def _prefills(self) -> StepWork:
-        """The next chunks of prompts."""
+        """Plans the next chunks of prompts."""
         limits, work = self._config.scheduler, StepWork()
         budget = limits.max_num_batched_tokens - len(self._decoding)
         for turn in self._prefilling:
@@ -234,14 +235,14 @@ class CoarseReplica:
         return work
 
     def _cut_short(self, steps: _Steps) -> None:
-        """End with the step that runs now: there is a prompt for the next one."""
+        """Ends the run of steps with the current step: there is a prompt for the next one."""
         done = int((self._events.now - steps.begun_s) / steps.each_s) + 1
         if done < steps.number:
             self._run(_Steps(steps.begun_s, steps.each_s, done))
 
     def _end(self, steps: _Steps) -> None:
         if steps is not self._steps:
-            return  # cut short meanwhile
+            return  # was cut short
         self._steps = None
         self._counts.num_steps += steps.number
         self._context += steps.number * len(self._decoding)
@@ -264,7 +265,7 @@ class CoarseReplica:
             self._begin()
 
     def _decode(self, turn: _Turn) -> None:
-        """From the next step on, which reads the KV of the first token of its output, too."""
+        """Decodes from the next step on, which also reads the KV of the first token of its output."""
         last_step = self._counts.num_steps + turn.num_output_tokens - 1
         heapq.heappush(self._decoding, (last_step, next(self._order), turn))
         self._context += turn.request.num_prompt_tokens + 1
@@ -272,7 +273,7 @@ class CoarseReplica:
     def _finish(self, turn: _Turn) -> EngineCoreOutput:
         request = turn.request
         self._num_reserved -= turn.num_reserved
-        # Nothing has computed the KV of the last token.
+        # The KV of the last token was never computed.
         num_blocks = (turn.num_tokens - 1) // self._config.block_size
         end = self._cache.append(turn.end, request.chain[turn.num_cached_blocks : num_blocks])
         self._cache.release(end)
@@ -281,7 +282,7 @@ class CoarseReplica:
 
 
 def _compute(turn: _Turn, budget: int, work: StepWork) -> int:
-    """Compute the next chunk of a prompt, of at most ``budget`` tokens; returns its number of tokens."""
+    """Computes the next chunk of a prompt, of at most ``budget`` tokens; returns its number of tokens."""
     num_tokens = min(turn.num_left, budget)
     if num_tokens > 0:
         work.prefills.append((num_tokens, turn.num_computed))

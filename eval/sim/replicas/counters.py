@@ -1,4 +1,4 @@
-"""What the engines of a simulation have counted, as a measured run tells it."""
+"""Sums what the engines of a simulation have counted, in the form of a measured run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def engine_counters(config: SimConfig, counts: Sequence[ReplicaCounts], output_tokens: int) -> EngineCounters:
-    """``output_tokens``: of all turns."""
+    """``output_tokens`` counts those of all turns."""
     num_blocks = config.num_blocks * len(counts)
     pins_ended, pin_block_s = Counter[str](), Counter[str]()
     for each in counts:

@@ -27,7 +27,7 @@ NO_PLAN = SchedulerOutput([], CachedRequestData(), {}, 0, set(), set())
 
 
 class ExactReplica:
-    """Steps while there is work, as ``EngineCore`` does; sleeps otherwise."""
+    """Steps while there is work, like ``EngineCore``; sleeps otherwise."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class ExactReplica:
         events: EventHeap,
         on_outputs: Callable[[Iterable[EngineCoreOutput]], None],
     ) -> None:
-        """``on_outputs`` is told at a step's end of the requests that ended in it."""
+        """Calls ``on_outputs`` at a step's end with the requests that ended in it."""
         sizes = KvSizes(config.block_size, config.kv_cache_groups)
         scheduler = Scheduler(
             config.scheduler,
@@ -69,10 +69,10 @@ class ExactReplica:
         self._on_outputs = on_outputs
         self._stepping = False
         self._nap = 0
-        """Number of the sleep that a wake-up call was set for: later ones make it void."""
+        """Number of the current sleep; a wake-up call for an earlier sleep is void."""
 
     def begin_trace(self) -> TraceHeader:
-        """What the trace of a replica that has a tracer begins with."""
+        """Returns the trace header of a replica that has a tracer."""
         assert isinstance(self.scheduler, TracedScheduler)
         return self.scheduler.begin_trace(0.0, self._events.now, from_start=True)
 
@@ -140,7 +140,7 @@ class ExactReplica:
             self._step()
 
     def _step(self) -> None:
-        """Begin a step, or sleep if there is nothing to run."""
+        """Begins a step, or sleeps if there is nothing to run."""
         now = self._events.now
         self._nap += 1
         self._report_loads(now)
@@ -163,7 +163,7 @@ class ExactReplica:
         self._events.at(now + seconds, lambda: self._end_step(plan, result))
 
     def _report_loads(self, now: float) -> None:
-        """Tell the scheduler of copies that are done, as the next step's output would."""
+        """Reports finished copies to the scheduler, as the next step's output would."""
         done, written = self._link.take_done(now), self._drive.take_written(now)
         if done or written:
             result = ModelRunnerOutput([], [], finished_loads=done, finished_disk_writes=written)

@@ -22,7 +22,7 @@ REPLICA_MODELS = (EXACT, COARSE)
 
 
 def check_replica_model(config: SimConfig, policy: NamedPolicy) -> None:
-    """UsageError if engines cannot be simulated coarsely, as they are asked to be."""
+    """Raises UsageError if the requested engines cannot be simulated coarsely."""
     if config.replica_model not in REPLICA_MODELS:
         choices = ", ".join(REPLICA_MODELS)
         raise UsageError(f"--replica-model must be one of {choices}, got {config.replica_model!r}.")
@@ -50,8 +50,8 @@ def make_replicas(
     events: EventHeap,
     on_outputs: Callable[[Iterable[EngineCoreOutput]], None],
 ) -> list[SimReplica]:
-    """``on_outputs`` is told at a step's end of the requests that ended in it. A trace is begun, if there is
-    a tracer."""
+    """Calls ``on_outputs`` at a step's end with the requests that ended in it. Begins a trace if there is a
+    tracer."""
     if model == COARSE:
         return [CoarseReplica(config, events, on_outputs) for _ in range(number)]
     replicas = [ExactReplica(config, make_policy(), events, on_outputs) for _ in range(number)]

@@ -1,4 +1,4 @@
-"""Watches the KV pools of a simulation over time, with a bounded number of samples."""
+"""Samples the KV pools of a simulation over time, with a bounded number of samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FIRST_PERIOD_S = 0.5
 
 
 class OccupancySampler:
-    """Samples at a steady pace; when there are too many, every other one goes and the pace is halved."""
+    """Samples at a steady pace; when there are too many, drops every second one and halves the pace."""
 
     def __init__(self, replicas: Sequence[SimReplica]) -> None:
         self._replicas = replicas
@@ -21,7 +21,7 @@ class OccupancySampler:
         self.occupancy = Occupancy()
 
     def look(self, now: float) -> None:
-        """Take a sample if one is due."""
+        """Takes a sample if one is due."""
         if now < self._next_s:
             return
         self._sample(now)

@@ -1,4 +1,4 @@
-"""The prefill side of a split fleet: replicas that compute prompts, whose KV those that decode then fetch."""
+"""The prefill side of a split fleet: replicas that compute prompts, whose KV decoding replicas then fetch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from eval.sim.sim_request import SimRequest
 
 @dataclass(frozen=True, slots=True)
 class _Prefill:
-    """A prompt on its way through this side."""
+    """A prompt that is being prefilled."""
 
     prompt: SimRequest
     request: SimRequest
@@ -23,11 +23,11 @@ class _Prefill:
 
 
 class Prefillers:
-    """As V1's proxies have it: the prompt is sent with one token of output, and its answer goes with the
-    request to the other side, which samples the first token again."""
+    """Like V1's proxies: sends the prompt with one token of output, then the request with that answer to the
+    other side, which samples the first token again."""
 
     def __init__(self, router: Router, events: EventHeap, hop_s: float) -> None:
-        """``hop_s``: from the end of a prefill until the other side has the request."""
+        """``hop_s``: time from the end of a prefill until the other side has the request."""
         self._router = router
         self._events = events
         self._hop_s = hop_s
@@ -37,8 +37,8 @@ class Prefillers:
     def send(
         self, request: SimRequest, job_id: str, queued_s: float, home: SimReplica, *, above: int
     ) -> None:
-        """``home``: where it is decoded. That computes the prompt itself if no more than ``above`` tokens of
-        it are new there."""
+        """``home`` decodes the request. It computes the prompt itself if at most ``above`` tokens of it are
+        new there."""
         decode = partial(home.add_request, request)
         if above and home.num_new_tokens(request) <= above:
             self._events.at(queued_s, decode)
@@ -49,7 +49,7 @@ class Prefillers:
         self._events.at(queued_s, lambda: replica.add_request(prompt))
 
     def on_outputs(self, outputs: Iterable[EngineCoreOutput]) -> None:
-        """Prompts are computed."""
+        """Sends requests with finished prefills on to their decoding replicas."""
         for output in outputs:
             done = self._open.pop(output.request_id)
             done.request.is_prefilled = True

@@ -1,5 +1,5 @@
-"""The prefix cache of a coarse replica: chains of blocks in a radix tree, evicted from the tails of those
-that were released longest ago.
+"""The prefix cache of a coarse replica: chains of blocks in a radix tree; evicts tails of the chains that
+were released longest ago.
 
 A run of blocks is one node, so that a turn costs some nodes instead of thousands of blocks.
 """
@@ -13,7 +13,7 @@ from engine.core.kv_cache.block_hash import BlockHash
 
 
 class Node:
-    """A run of blocks of which none is the end of a chain, but for the last."""
+    """A run of blocks; a chain can end only at its last block."""
 
     __slots__ = ("children", "hashes", "num_holders", "parent", "released")
 
@@ -22,13 +22,13 @@ class Node:
         self.hashes = hashes
         self.children: dict[BlockHash, Node] = {}
         self.num_holders = 0
-        """Requests that hold a chain through here."""
+        """Requests that hold a chain through this node."""
         self.released = 0
-        """Number of the release that was its last."""
+        """Sequence number of its last release."""
 
 
 class PrefixTree:
-    """Blocks that are cached, those that requests hold among them."""
+    """Cached blocks, including those that requests hold."""
 
     def __init__(self, num_blocks: int) -> None:
         self._capacity = num_blocks
@@ -41,7 +41,7 @@ class PrefixTree:
         """Blocks of chains that requests hold."""
 
     def match(self, chain: Sequence[BlockHash]) -> tuple[Node, int]:
-        """The node where the longest cached beginning of the chain ends, and its number of blocks."""
+        """The node where the chain's longest cached prefix ends, and the prefix's number of blocks."""
         node, depth = self._root, 0
         while depth < len(chain) and (child := node.children.get(chain[depth])) is not None:
             length = _common(child.hashes, chain, depth)
@@ -51,7 +51,7 @@ class PrefixTree:
         return node, depth
 
     def num_not_held(self, node: Node) -> int:
-        """Blocks of the chain that ends here which no request holds."""
+        """Returns the blocks of the chain ending at ``node`` that no request holds."""
         total, at = 0, node
         while at.parent is not None and not at.num_holders:
             total += len(at.hashes)
@@ -59,7 +59,7 @@ class PrefixTree:
         return total
 
     def hold(self, node: Node) -> None:
-        """Evict nothing of the chain that ends here, until it is released."""
+        """Protects the chain that ends here from eviction until it is released."""
         at: Node | None = node
         while at is not None:
             if not at.num_holders:
@@ -79,8 +79,8 @@ class PrefixTree:
             at = at.parent
 
     def append(self, node: Node, hashes: list[BlockHash]) -> Node:
-        """Cache blocks after a chain that the caller holds; returns its new end, which the caller holds in
-        its place. What is released longest is evicted for them."""
+        """Caches blocks after a chain that the caller holds; returns its new end, which the caller then holds
+        instead. Evicts the blocks that were released longest ago."""
         if not hashes:
             return node
         if (child := node.children.get(hashes[0])) is not None:
@@ -96,7 +96,7 @@ class PrefixTree:
         return end
 
     def _append_to_known(self, node: Node, child: Node, hashes: list[BlockHash]) -> Node:
-        """Another request has computed the same meanwhile."""
+        """Appends to blocks that another request has computed meanwhile."""
         length = _common(child.hashes, hashes, 0)
         child = child if length == len(child.hashes) else self._split(child, length)
         if not child.num_holders:
@@ -105,7 +105,7 @@ class PrefixTree:
         return self.append(child, hashes[length:])
 
     def _split(self, node: Node, length: int) -> Node:
-        """Cut a node in two; returns the first, with ``length`` blocks."""
+        """Splits a node in two; returns the first, with ``length`` blocks."""
         assert node.parent is not None
         first = Node(node.parent, node.hashes[:length])
         first.num_holders, first.released = node.num_holders, node.released
@@ -115,7 +115,7 @@ class PrefixTree:
         return first
 
     def _offer(self, node: Node) -> None:
-        """Let a node be evicted from, if it is a leaf that nobody holds."""
+        """Makes a node evictable if it is a leaf that no request holds."""
         if not node.num_holders and not node.children and node is not self._root:
             heapq.heappush(self._leaves, (node.released, id(node), node))
 
@@ -142,11 +142,11 @@ class PrefixTree:
 
 
 def _common(hashes: list[BlockHash], chain: Sequence[BlockHash], start: int) -> int:
-    """How many blocks a node's run and the chain from ``start`` on begin with alike; the first ones are."""
+    """How many blocks a node's run shares with the chain from ``start`` on; the first one is shared."""
     length = min(len(hashes), len(chain) - start)
     if hashes[:length] == chain[start : start + length]:
         return length
-    alike, unlike = 1, length  # names of a chain differ from where they part on
+    alike, unlike = 1, length  # two chains differ in all blocks after their first difference
     while unlike - alike > 1:
         middle = (alike + unlike) // 2
         if hashes[middle - 1] == chain[start + middle - 1]:

@@ -1,4 +1,4 @@
-"""The contract of a simulation's engines: what they are made of, are asked for, and leave."""
+"""The interface of a simulation's engines: their configuration, methods and counters."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ class ReplicaConfig:
     num_blocks: int
     """Usable blocks."""
     num_host_blocks: int = 0
-    """Copies that fit in host memory; 0: there is no second tier."""
+    """Copies that fit in host memory; 0: there is no host tier."""
     num_disk_blocks: int = 0
-    """Copies that fit on the disk behind it; 0: there is none."""
+    """Copies that fit on disk, the tier after host memory; 0: there is none."""
     kv_cache_groups: tuple[KVCacheGroup, ...] = ONE_FULL_GROUP
     num_states: int = 0
     """Usable state slots, for a model that has layers with states."""
     max_model_len: int
     enable_prefix_caching: bool = True
     stalled_retry_s: float = STALLED_RETRY_S
-    """When requests wait and nothing can be scheduled, the scheduler is asked again after so long."""
+    """Seconds until the scheduler is called again when requests wait and nothing can be scheduled."""
     tracer: Tracer | None = None
     drafts: DraftCounts | None = None
-    """What drafts bring; None: there are none."""
+    """Statistics of drafts; None: there are none."""
     kv_transfer_bandwidth: float = 0.0
-    """Bytes per second at which KV is fetched from other replicas; 0: none is."""
+    """Bytes per second at which KV is fetched from other replicas; 0: no fetching."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolUse:
-    """Blocks of a pool by what they are for, and requests, at one time."""
+    """Blocks of a pool by use, and numbers of requests, at one time."""
 
     running: int
     pinned: int
@@ -64,7 +64,7 @@ class ReplicaCounts:
 
     num_steps: int = 0
     num_computed_tokens: int = 0
-    """Prefill tokens, recomputed ones included."""
+    """Prefill tokens, including recomputed ones."""
     num_preemptions: int = 0
     num_loaded_tokens: int = 0
     """Tokens whose KV came from host memory or disk."""
@@ -85,24 +85,24 @@ class SimReplica(Protocol):
 
     @property
     def load(self) -> EngineLoad:
-        """What the engine would report of itself."""
+        """The load that the engine would report."""
 
     @property
     def wants_signals(self) -> bool:
-        """Whether it is told of tool calls and of the ends of jobs."""
+        """Whether it needs signals about tool calls and the ends of jobs."""
 
     def add_request(self, request: SimRequest) -> None: ...
 
     def num_new_tokens(self, request: SimRequest) -> int:
-        """Tokens of its prompt whose KV is not cached there now."""
+        """Tokens of the prompt whose KV is not cached there now."""
 
     def signal(self, signal: Signal) -> TurnReceipt | None:
-        """The policy's new decision about the turn."""
+        """Returns the policy's new decision about the turn."""
 
     def take_lesson(self) -> Lesson | None:
-        """What its policy has to learn now, if anything."""
+        """Returns what its policy has to learn now, if anything."""
 
     def pool_use(self) -> PoolUse: ...
 
     def close(self) -> ReplicaCounts:
-        """End all pins, and tell what was counted."""
+        """Ends all pins and returns the counts."""

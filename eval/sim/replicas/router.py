@@ -1,4 +1,4 @@
-"""Chooses the replica of a turn, as a router in front of several engines would."""
+"""Chooses the replica of a turn, like a router in front of several engines."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from eval.sim.sim_request import SimRequest
 
 ROUTERS = ("jobs", "session", "prefix", "least-loaded", "round-robin")
 PREFIX_BLOCKS = 64
-"""Blocks at the beginning of a prompt by which the prefix router hashes: a system prompt and a task."""
+"""Blocks at the beginning of a prompt that the prefix router hashes: a system prompt and a task."""
 
 
 class Router(Protocol):
-    """Answers for one simulation."""
+    """Routes the turns of one simulation."""
 
     def choose(self, request: SimRequest, job_id: str, replicas: Sequence[SimReplica], now: float) -> int:
-        """Index of the replica that serves the next turn of this job."""
+        """Returns the index of the replica that serves the next turn of this job."""
 
 
 class RoundRobinRouter:
-    """Each turn goes to the next replica."""
+    """Sends each turn to the next replica."""
 
     def __init__(self) -> None:
         self._next = -1
@@ -39,7 +39,8 @@ class RoundRobinRouter:
 
 
 class LeastLoadedRouter:
-    """Each turn goes where fewest requests are unfinished; of equals to the next one, as V1's balancer."""
+    """Sends each turn to the replica with the fewest unfinished requests; ties rotate, as in V1's
+    balancer."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -53,7 +54,7 @@ class LeastLoadedRouter:
 
 
 class SessionRouter:
-    """A job stays where its first turn went, which was where fewest jobs lived."""
+    """Keeps a job at the replica of its first turn, which was then the one with the fewest jobs."""
 
     def __init__(self) -> None:
         self._home: dict[str, int] = {}
@@ -72,7 +73,7 @@ class SessionRouter:
 
 
 class PrefixRouter:
-    """The beginning of the prompt is hashed, and nothing else counts."""
+    """Hashes the beginning of the prompt and uses nothing else."""
 
     def choose(self, request: SimRequest, job_id: str, replicas: Sequence[SimReplica], now: float) -> int:
         beginning = b"".join(request.block_hashes[:PREFIX_BLOCKS])
@@ -81,7 +82,7 @@ class PrefixRouter:
 
 
 class EngineRouter:
-    """The router of our server, told what its cores would report."""
+    """Our server's router, with the loads that its cores would report."""
 
     def __init__(self, num_replicas: int, block_size: int) -> None:
         words = memoryview(np.zeros(SHARED_WORDS, dtype=np.uint64).data).cast("B").cast("Q")
@@ -98,7 +99,7 @@ class EngineRouter:
 
 
 class _Prompt(Sequence[int]):
-    """A prompt of which only the blocks have names: a slice has the numbers of its full blocks."""
+    """A prompt that has only block hashes: a slice returns the hashes of its full blocks as integers."""
 
     def __init__(self, hashes: Sequence[BlockHash], num_tokens: int, block_size: int) -> None:
         self._hashes, self._num_tokens, self._block_size = hashes, num_tokens, block_size
@@ -119,7 +120,7 @@ class _Prompt(Sequence[int]):
 
 
 class _Loads(Sequence[EngineLoad | None]):
-    """The replicas' loads, looked at when they are asked for."""
+    """The replicas' loads, read on access."""
 
     def __init__(self, replicas: Sequence[SimReplica]) -> None:
         self._replicas = replicas
@@ -141,7 +142,7 @@ class _Loads(Sequence[EngineLoad | None]):
 
 
 def make_router(name: str, num_replicas: int, block_size: int) -> Router:
-    """The router of this name."""
+    """Returns the router of this name."""
     if name == "jobs":
         return EngineRouter(num_replicas, block_size)
     if name == "round-robin":

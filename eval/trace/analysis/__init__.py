@@ -1,1 +1,1 @@
-"""What a scheduler's trace says of jobs, pins and the pool. Knows the trace's records and no engine."""
+"""Analysis of a scheduler's trace: jobs, pins and the pool. Knows the trace's records and no engine."""

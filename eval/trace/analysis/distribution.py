@@ -1,4 +1,4 @@
-"""Means and percentiles, of values and of what lasted for a while. Knows nothing of traces."""
+"""Means and percentiles, of values and of levels over time. Knows nothing of traces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
-    """Percentiles interpolate between neighbours."""
+    """Mean and percentiles of values; percentiles interpolate between neighbors."""
 
     count: int
     mean: float
@@ -23,7 +23,7 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Distribution | None:
-        """None of no values."""
+        """Returns None without values."""
         array = np.fromiter(values, dtype=np.float64)
         if not array.size:
             return None
@@ -34,7 +34,7 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True):
-    """Of something that changed over time: for how long it was how much counts, not how often it changed."""
+    """Statistics of a level over time, weighted by the time that each value lasted."""
 
     mean: float
     p50: float
@@ -43,7 +43,7 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, seconds: Mapping[int, float]) -> Level | None:
-        """Of how long it had each value. None if that is no time."""
+        """Returns the statistics of seconds by value; None if they sum to 0."""
         ordered = sorted((value, lasted_s) for value, lasted_s in seconds.items() if lasted_s > 0)
         if not ordered:
             return None

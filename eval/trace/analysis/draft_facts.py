@@ -1,4 +1,4 @@
-"""What became of draft tokens, over all turns of a trace."""
+"""Statistics of draft tokens, over all turns of a trace."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class DraftFacts(msgspec.Struct, frozen=True, kw_only=True):
     drafted_tokens: int
     accepted_tokens: int
     accepted_by_place: list[float]
-    """Share of drafts whose token at a place was accepted, from the first place on."""
+    """Share of drafts whose token at a position was accepted, from the first position on."""
     tokens_per_draft: float
     """Mean acceptance length: output tokens of a step that had drafts."""
     tokens_per_step: float
-    """Output tokens of a step of a request, whether it had drafts or not."""
+    """Output tokens per step of a request, with or without drafts."""
 
     @classmethod
     def of(cls, counts: SpecDecodingStats, num_output_tokens: int) -> DraftFacts | None:
-        """None if nothing was verified."""
+        """Returns None if nothing was verified."""
         accepted = counts.num_accepted_tokens
         if not counts.num_drafts:
             return None

@@ -1,7 +1,7 @@
-"""One job's life in prose and numbers, for an operator who must know why it was slow.
+"""Explains one job's time in prose and numbers, for an operator who must know why it was slow.
 
-Every second of its wall time is in exactly one line of the account, and the lines add up to the total as they
-are written.
+Every second of its wall time is in exactly one line of the account, and the printed lines add up to the
+printed total.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _ENDS = {
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A job of a trace, and what is around it."""
+    """A job of a trace, and the facts about it."""
 
     job: JobLife
     facts: TraceFacts
     owners: Mapping[str, str]
-    """Job by request, for those who broke its pins."""
+    """Job by request, for requests that revoked its pins."""
 
     def render(self) -> str:
-        """All of it as text."""
+        """Returns the whole explanation as text."""
         job = self.job
         parts = [self._opening(), self._account()]
         gaps = {gap.req_id: gap for gap in job.gaps}
@@ -65,7 +65,7 @@ class Explanation:
         return "\n\n".join("\n".join(map(plain_name, part)) for part in parts if part)
 
     def _since(self, moment_s: float) -> str:
-        """A moment as seconds since the job began."""
+        """Formats a moment as seconds since the job began."""
         return f"+{milliseconds(moment_s - self.job.began_s)} s"
 
     # ---- the job ----
@@ -95,7 +95,7 @@ class Explanation:
         return wrapped(text)
 
     def _account(self) -> list[str]:
-        """The table whose seconds add up."""
+        """Returns the table whose seconds add up."""
         job = self.job
         names = [each.name for each in fields(Seconds)]
         values = [getattr(job.seconds, name) for name in names]
@@ -195,7 +195,7 @@ class Explanation:
             around.append(f"jobs that had begun were likely to need {needed:,} blocks; all may need {room:,}")
         return told + (f" ({', '.join(around)})" if around else "")
 
-    # ---- what lay between ----
+    # ---- between turns ----
 
     def _gap(self, gap: GapLife) -> list[str]:
         called = f"called {gap.called}" if gap.tools else "called nothing" if gap.tools is not None else None
@@ -233,7 +233,7 @@ class Explanation:
         return lines
 
     def _decision(self, pin: PinLife, decision: PinDecision, *, with_inputs: bool) -> list[str]:
-        """The last one with all that it was given: those before differ little."""
+        """Describes a decision; the last one with all its inputs, as earlier ones differ little."""
         until = f"hold until {self._since(pin.began_s + decision.ttl_s)}, {seconds(decision.ttl_s)} s in all"
         verdict = until if decision.ttl_s > 0 else "let it go"
         because = f": {decision.reason}" if decision.reason else ""
@@ -284,7 +284,7 @@ _PHASES = {
     Phase.LOAD: "loading its KV from host memory or disk",
 }
 MAX_SHRINKS = 3
-"""Parts revoked from a pin that are told one by one."""
+"""The most revocations of a pin that are listed one by one."""
 
 
 def _input(name: str, value: float | int | str | bool) -> str:
@@ -298,7 +298,7 @@ def _input(name: str, value: float | int | str | bool) -> str:
 
 
 def explain(facts: TraceFacts, lives: Lives, owners: Mapping[str, str]) -> Explanation | None:
-    """Of the one job that was read; None if there is no turn of it."""
+    """Explains the one job that was read; None if it has no turn."""
     jobs: Sequence[JobLife] = lives.jobs()
     if not jobs:
         return None
@@ -306,7 +306,7 @@ def explain(facts: TraceFacts, lives: Lives, owners: Mapping[str, str]) -> Expla
 
 
 def _spared(pin: PinLife, work: str) -> str:
-    """What a pin spared the turn that took it over, as the end of a sentence."""
+    """Returns what a pin saved the turn that took it over, as the end of a sentence."""
     if pin.needed_blocks is None:
         return ""
     if not pin.needed_blocks:

@@ -1,4 +1,4 @@
-"""Why a trace does not tell all of a run, in sentences, and where that is said."""
+"""Sentences about what a trace lacks, and where they are printed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from eval.trace.analysis.lives import TraceFacts
 
 
 def faults_of(facts: TraceFacts) -> list[str]:
-    """Empty: it goes from the engine's start to an orderly end, with every event."""
+    """Returns what the trace lacks; empty if it has every event from the engine's start to an orderly end."""
     report = facts.report
     faults = []
     if not facts.header.from_start:
@@ -29,6 +29,6 @@ def faults_of(facts: TraceFacts) -> list[str]:
 
 
 def warn_of_faults(path: Path, facts: TraceFacts) -> None:
-    """On stderr: what is printed or written of such a trace looks like that of a whole one."""
+    """Reports faults on stderr, as the output for an incomplete trace looks like that for a whole one."""
     for fault in faults_of(facts):
         print(f"{path} is NOT COMPLETE: {fault}", file=sys.stderr)

@@ -1,6 +1,6 @@
-"""The records of what a trace tells: turns, the gaps between them, pins, and the jobs they make up.
+"""The records read from a trace: turns, the gaps between them, pins, and the jobs that they form.
 
-Times are those of the engine's clock, in seconds. Knows nothing of how they were read.
+Times are those of the engine's clock, in seconds. Does not know how the records were read.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ class TurnEnd(Enum):
     ENDED = "ended"
     ABORTED = "aborted"
     OPEN = "open"
-    """It was still under way where the trace ends."""
+    """It was still open when the trace ended."""
     LOST = "lost"
     """Its end is among events that could not be written."""
 
 
 class PinOutcome(Enum):
-    """What became of a tip that was to be held."""
+    """The end of a tip that was pinned, or of the attempt to pin it."""
 
     HANDED_OVER = "handed_over"
     EXPIRED = "expired"
@@ -34,18 +34,18 @@ class PinOutcome(Enum):
     SUPERSEDED = "superseded"
     """Its job went on without it."""
     REFUSED = "refused"
-    """It was not held at all: there was no room for it among the pins, or its copy does as well."""
+    """It was not pinned: the pins had no free blocks for it, or its copy is as good."""
     OPEN = "open"
-    """It was still held where the trace ends."""
+    """It was still pinned when the trace ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """Why a job might not begin when it was looked at first: what those begun were likely to need."""
+    """Why a job could not begin at first: the blocks that jobs which had begun were likely to need."""
 
     needed_blocks: int
     allowed_blocks: int
-    """Blocks that they and it may need."""
+    """The most blocks that these jobs and it may need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,23 +53,23 @@ class TurnLife:
     """One request, from its arrival to its end."""
 
     job_id: str | None
-    """Id of the job; None: a request of no job."""
+    """Id of the job; None: a request without a job."""
     req_id: str
     number: int
-    """1 for the job's first turn; a retry has the number of what it repeats."""
+    """1 for the job's first turn; a retry has the number of the turn that it repeats."""
     arrived_s: float
     arrival_told: bool
-    """False: the trace does not say when; it is the first moment at which the turn is seen."""
+    """False: the trace does not record the arrival; ``arrived_s`` is when the turn is first seen."""
     started_s: float | None
-    """When it first joined the batch; None: it never did."""
+    """When it first joined the batch; None: never."""
     first_token_s: float | None
     ended_s: float
-    """Time of the end; of one that is open, where the trace ends."""
+    """Time of the end; for an open turn, the end of the trace."""
     end: TurnEnd
     num_prompt_tokens: int
     num_output_tokens: int
     num_known_tokens: int
-    """Prompt tokens that the turn it continues had computed."""
+    """Prompt tokens that the turn before it had computed."""
     cached_tokens: int
     """Prompt tokens found when it was first admitted, in the pool or on the host tier."""
     loaded_tokens: int
@@ -80,22 +80,22 @@ class TurnLife:
     """Tokens recomputed although the job had computed them before."""
     num_preemptions: int
     drafts: SpecDecodingStats
-    """What became of its drafts."""
+    """Counts of its drafts."""
     gap_s: float | None
-    """Time since the end of the turn it continues; None: it continues none."""
+    """Time since the end of the turn that it continues; None: it continues none."""
     predicted_excess_s: float | None
-    """Seconds of service beyond a usual job's, by which its place was told; None: by age alone."""
+    """Predicted seconds of service beyond a usual job's, by which it is ranked; None: ranked by age."""
     diverged_at_token: int | None
     spans: tuple[Span, ...]
-    """What it did, without a hole from its arrival to its end."""
+    """Its phases, without a gap from arrival to end."""
     seconds: Seconds
     """Seconds of the spans, added up."""
     parked: Parked | None
-    """Reason why its job was kept from beginning; None: it never was."""
+    """Why its job could not begin; None: it could."""
     mean_waiting: float | None
-    """Requests in the queue while it waited, itself included; None: no step began meanwhile."""
+    """Mean number of requests in the queue while it waited, with itself; None: no step began meanwhile."""
     mean_pinned_blocks: float | None
-    """Blocks that pins held while it waited."""
+    """Mean number of blocks that pins held while it waited."""
 
     @property
     def duration_s(self) -> float:
@@ -103,23 +103,23 @@ class TurnLife:
 
     @property
     def num_output_steps(self) -> int:
-        """Steps that its output tokens came from."""
+        """Number of steps that its output tokens came from."""
         return self.num_output_tokens - self.drafts.num_accepted_tokens
 
     @property
     def ttft_s(self) -> float | None:
-        """From arrival to first token, as the engine sees them."""
+        """Time from arrival to first token, as the engine sees them."""
         return None if self.first_token_s is None else self.first_token_s - self.arrived_s
 
 
 def job_of(turn: TurnLife) -> str:
-    """A request of no job is one by itself."""
+    """Returns the job id; a request without a job forms its own."""
     return turn.req_id if turn.job_id is None else turn.job_id
 
 
 @dataclass(frozen=True, slots=True)
 class ClientHint:
-    """What a client said of its running calls."""
+    """A client's signal about its running calls."""
 
     now: float
     state: str
@@ -137,7 +137,7 @@ class GapLife:
     number: int
     started_s: float
     ended_s: float | None
-    """Time at which it ended; None: nothing has continued it before the trace ends."""
+    """When it ended; None: no turn continued before the end of the trace."""
     next_req_id: str | None
     tools: tuple[str, ...] | None
     """Keys of the tools that were called; empty if none were, None if that was not reported."""
@@ -149,7 +149,7 @@ class GapLife:
 
     @property
     def awaits_turn(self) -> bool:
-        """Tools were called, and their results had not come back when the trace ended."""
+        """Whether tools were called and their results were missing when the trace ended."""
         return self.ended_s is None and bool(self.tools)
 
     @property
@@ -158,12 +158,12 @@ class GapLife:
 
     @property
     def called(self) -> str | None:
-        """The keys in one text, which names the kind of gap; empty if nothing was called."""
+        """Returns the keys in one text, which names the kind of gap; empty if nothing was called."""
         return None if self.tools is None else " ".join(self.tools)
 
     @property
     def span(self) -> Span | None:
-        """None of one that is open."""
+        """Returns None for an open gap."""
         if self.ended_s is None:
             return None
         return Span(Phase.TOOL if self.tools else Phase.CLIENT, self.started_s, self.ended_s)
@@ -171,7 +171,7 @@ class GapLife:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinDecision:
-    """One answer of a rule about a tip."""
+    """One decision of a rule about a tip."""
 
     now: float
     ttl_s: float
@@ -188,14 +188,14 @@ class Shrink:
     now: float
     num_blocks: int
     by: str | None
-    """Request for which; None where that is not known."""
+    """The request that it was revoked for; None if unknown."""
     outcome: PinOutcome = PinOutcome.REVOKED
-    """What became of the part: revoked, or superseded."""
+    """How the part ended: revoked, or superseded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinLife:
-    """A tip that was held after its turn, or was refused."""
+    """A tip that was pinned after its turn, or was refused."""
 
     pin_id: int | None
     """Id of the pin; None: it was refused."""
@@ -206,21 +206,21 @@ class PinLife:
     num_blocks: int
     """Blocks of the pin at first."""
     deadline_s: float | None
-    """The last one it was given."""
+    """The last deadline of the pin."""
     decisions: tuple[PinDecision, ...]
     shrinks: tuple[Shrink, ...]
     ended_s: float
-    """Time of the end; of one that is open, where the trace ends."""
+    """Time of the end; for an open pin, the end of the trace."""
     outcome: PinOutcome
     revoked_by: str | None
-    """Request for which it was revoked; None where that is not known."""
+    """The request that it was revoked for; None if unknown."""
     refused_for: str | None = None
     """Why it was refused, if it was."""
     block_s: float
-    """Blocks times seconds that it held."""
+    """Sum of blocks times seconds that it held."""
     blocks_at_end: int
     needed_blocks: int | None = None
-    """How many of its blocks would have been evicted without it; None where the trace does not tell."""
+    """Number of its blocks that would have been evicted without it; None if the trace does not record it."""
 
     @property
     def held_s(self) -> float:
@@ -228,8 +228,8 @@ class PinLife:
 
     @property
     def block_s_by_outcome(self) -> dict[PinOutcome, float]:
-        """``block_s`` by what became of the blocks, as the server's metrics count them: parts may have been
-        revoked from a pin that was handed over."""
+        """Returns ``block_s`` by the blocks' outcome, like the server's metrics: parts of a pin that was
+        handed over may have been revoked earlier."""
         held = {self.outcome: self.blocks_at_end * self.held_s}
         for part in self.shrinks:
             lasted_s = max(0.0, part.now - self.began_s)
@@ -238,13 +238,13 @@ class PinLife:
 
     @property
     def vain_block_s(self) -> float:
-        """Of all that it held: what no turn took over; what is held still may be."""
+        """Block-seconds that no turn took over; a pin that is still open does not count."""
         of_use = (PinOutcome.HANDED_OVER, PinOutcome.OPEN)
         return sum(held for outcome, held in self.block_s_by_outcome.items() if outcome not in of_use)
 
     @property
     def last_decision(self) -> PinDecision | None:
-        """None: it was held for a grace only."""
+        """Returns None if it was pinned for the grace period only."""
         return self.decisions[-1] if self.decisions else None
 
     @property
@@ -257,18 +257,18 @@ class PinLife:
 
     @property
     def granted_s(self) -> float:
-        """For how long the last decision would hold it, counted from the turn's end."""
+        """Time that the last decision granted, counted from the turn's end."""
         return self.last_decision.ttl_s if self.last_decision is not None else 0.0
 
     @property
     def reload_s(self) -> float | None:
-        """What the policy thought it would cost to load all of it again; None where nothing is offloaded."""
+        """The policy's estimate of loading all of it back; None if nothing is offloaded."""
         return self._input("reload_s")
 
     @property
     def again_s(self) -> float | None:
-        """What the policy thought it would cost to have all of it again, by loading it where there are
-        copies, else by computing it; None if it did not ask itself."""
+        """The policy's estimate of getting all of it back, by loading it if there are copies, else by
+        computing it; None if the policy made none."""
         return self._input("prefill_s") if self.reload_s is None else self.reload_s
 
     @property
@@ -290,8 +290,8 @@ class PinLife:
 
     @property
     def spared_s(self) -> float | None:
-        """Seconds that the turn which took it over was spared by it: of the blocks that would have been
-        evicted without it. 0 if none did, or none would; None where the trace does not tell."""
+        """Seconds that it saved the turn that took it over, for blocks that would have been evicted. 0 if no
+        turn took over or no block would have been evicted; None if the trace does not record it."""
         if self.outcome is not PinOutcome.HANDED_OVER or not self.num_blocks or self.needed_blocks == 0:
             return 0.0
         if self.needed_blocks is None or self.again_s is None:
@@ -301,16 +301,16 @@ class PinLife:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLife:
-    """A job: all its turns, in the order of their arrival, with what lay between them and what was held."""
+    """A job: all its turns in the order of their arrival, the gaps between them, and its pins."""
 
     job_id: str
     turns: tuple[TurnLife, ...]
     gaps: tuple[GapLife, ...]
     pins: tuple[PinLife, ...]
     finished_s: float | None
-    """When it was said, or taken, to be over."""
+    """When the client reported, or the policy assumed, that it was over."""
     trace_was_cut: bool = False
-    """The trace has no end, so turns of the job may be missing."""
+    """Whether the trace has no end, so that turns of the job may be missing."""
 
     @property
     def began_s(self) -> float:
@@ -327,12 +327,12 @@ class JobLife:
 
     @property
     def is_open(self) -> bool:
-        """A turn of it was still under way where the trace ends, or where it was cut off, its calls."""
+        """Whether a turn was open when the trace ended, or calls were when it was cut off."""
         return any(turn.end is TurnEnd.OPEN for turn in self.turns) or self.is_cut_in_calls
 
     @property
     def is_cut_in_calls(self) -> bool:
-        """The trace was cut off before it tells whether a turn followed the job's last calls."""
+        """Whether the trace was cut off before it shows if a turn followed the job's last calls."""
         if not self.trace_was_cut or self.finished_s is not None or not self.gaps:
             return False
         last = self.gaps[-1]
@@ -340,7 +340,7 @@ class JobLife:
 
     @property
     def overlaps(self) -> bool:
-        """Whether some of its turns ran side by side."""
+        """Whether some of its turns ran concurrently."""
         latest_s = self.turns[0].ended_s
         for turn in self.turns[1:]:
             if turn.arrived_s < latest_s:
@@ -350,14 +350,14 @@ class JobLife:
 
     @property
     def spans(self) -> list[Span]:
-        """One phase for each moment of its wall time."""
+        """Returns one phase for each moment of its wall time."""
         spans = [span for turn in self.turns for span in turn.spans]
         spans += [gap.span for gap in self.gaps if gap.span is not None]
         return tile(spans, self.began_s, self.ended_s)
 
     @property
     def seconds(self) -> Seconds:
-        """Where its wall time went; adds up to it."""
+        """Returns its wall time by phase; the seconds add up to it."""
         return seconds_of(self.spans)
 
     @property
@@ -372,7 +372,7 @@ def job_life(
     pins: Sequence[PinLife],
     finished_s: float | None = None,
 ) -> JobLife:
-    """A job of what was read of it, at least one turn, in any order."""
+    """Makes a job from its records, at least one turn, in any order."""
     return JobLife(
         job_id=job_id,
         turns=tuple(sorted(turns, key=lambda turn: turn.arrived_s)),

@@ -1,8 +1,8 @@
-"""Reads a trace's events, one after another, as lives of turns, gaps, pins and steps.
+"""Turns a trace's events, one after another, into records of turns, gaps, pins and steps.
 
-Each is handed on as soon as it is over, so that what is in memory is what is under way. The same code reads a
-file of any length and a live engine's events. What happened before the trace began is not known, and not
-made up: a turn that was under way then begins where it is first seen.
+Passes on each record as soon as it is complete, so that only open ones are in memory. The same code reads a
+file of any length and a live engine's events. What happened before the trace began is unknown: a turn that
+was open then begins where it is first seen.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from tracing.events import (
 )
 
 SAME_MOMENT_S = 1e-6
-"""Two times so near that one was computed from the other."""
+"""Two times this close count as the same, one computed from the other."""
 
 
 class LifeSink(Protocol):
-    """Takes what has been read."""
+    """Takes the records."""
 
     def turn(self, turn: TurnLife) -> None: ...
 
@@ -50,7 +50,7 @@ class LifeSink(Protocol):
     def step(self, step: StepLife) -> None: ...
 
     def finished(self, job_id: str, now: float) -> None:
-        """It was said, or taken, that no turn of this job will come."""
+        """The client reported, or the policy assumed, that no turn of this job will follow."""
 
 
 class LifeReader:
@@ -59,11 +59,11 @@ class LifeReader:
     def __init__(self, sink: LifeSink) -> None:
         self.header: TraceHeader | None = None
         self.now = 0.0
-        """Latest time that any event named."""
+        """Latest time of any event."""
         self.began_s: float | None = None
         """Time of the first event."""
         self.num_lost = 0
-        """Events of which the trace says that they are missing."""
+        """Events that the trace reports as missing."""
         self._sink = sink
         self._pins = PinReader(sink.pin)
         self._open: dict[str, OpenTurn] = {}
@@ -72,7 +72,7 @@ class LifeReader:
         self._unseen: list[OpenTurn] = []
         """Turns that arrived since the last step began."""
         self._first_tokens: dict[str, int] = {}
-        """Requests of which all that their next token needs will be computed when this step is done."""
+        """Requests whose next token can be sampled when this step is done."""
         self._drafts = DraftOutcomes()
         self._clock = WaitClock()
         self._snapshot: StepSnapshot | None = None
@@ -80,7 +80,7 @@ class LifeReader:
         self._step_ended_s: float | None = None
         self._short_of_memory = False
         self._lost = False
-        """Events were lost since the last step began."""
+        """Whether events were lost since the last step began."""
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             TraceHeader: self._take_header,
             RequestArrived: self._take_request,
@@ -102,7 +102,7 @@ class LifeReader:
             handler(event)
 
     def close(self) -> None:
-        """The trace ends here: what is under way is handed on as it is."""
+        """Ends the trace: passes on open records as they are."""
         self._end_step(self.now)
         self._clock_to(self.now)
         for turn in list(self._open.values()):
@@ -116,7 +116,7 @@ class LifeReader:
         self.now = max(self.now, now)
 
     def _clock_to(self, now: float) -> None:
-        """What the last step left behind has lasted until now."""
+        """Advances the clock to now, with the state that the last step left."""
         snapshot = self._snapshot
         if snapshot is None:
             return
@@ -155,7 +155,7 @@ class LifeReader:
             self._unseen = [other for other in self._unseen if other is not turn]
 
     def _take_grammar(self, event: GrammarReady) -> None:
-        """The turn joins the queue."""
+        """Puts the turn in the queue."""
         self._at(event.now)
         turn = self._open.get(event.req_id)
         if turn is not None and turn.phase is Phase.GRAMMAR:
@@ -214,8 +214,8 @@ class LifeReader:
             self._miss(snapshot)
 
     def _miss(self, snapshot: StepSnapshot) -> None:
-        """Some events were lost: a turn that is nowhere any more has ended meanwhile, one that runs now began
-        to. Where the whole queue is not named, a turn that waited is taken to wait still."""
+        """Repairs the state after lost events: a turn that appears nowhere any more has ended, one that runs
+        now was started. If not the whole queue is named, a waiting turn is assumed to wait still."""
         now, running = snapshot.now, set(snapshot.running)
         all_named = snapshot.num_waiting <= len(snapshot.waiting_head) and not snapshot.num_loading
         waiting = set(snapshot.waiting_head)
@@ -252,14 +252,14 @@ class LifeReader:
         self._short_of_memory = self._is_short_of_memory(step)
 
     def _meet(self, req_id: str, now: float) -> OpenTurn:
-        """It was running before the trace began: of its first token nothing is known."""
+        """Adds a turn that was running before the trace began; its first token is unknown."""
         turn = self._arrive(req_id, None, now, told=False)
         turn.enter(Phase.DECODE, now, self._clock)
         return turn
 
     def _is_short_of_memory(self, step: StepDecision) -> bool:
-        """Whether those who still wait do so for memory, by the first of them. What it can be given back of
-        its job's KV is not known: where the step had room for more it counts as nothing, else as all."""
+        """Whether waiting requests lack memory, judged by the first one. How much of its job's KV it can
+        reuse is unknown: none is assumed if the step had budget and slots left, else all."""
         snapshot = self._snapshot
         if snapshot is None:
             return False
@@ -302,7 +302,7 @@ class LifeReader:
         return max(2, header.num_stages) if header is not None and header.async_scheduling else 1
 
     def _tokens_came(self, step: int, now: float) -> None:
-        """Of this step and all before it."""
+        """Records first tokens of this step and all before it."""
         for req_id in [req_id for req_id, of_step in self._first_tokens.items() if of_step <= step]:
             del self._first_tokens[req_id]
             if req_id in self._open:
@@ -315,7 +315,7 @@ class LifeReader:
             turn.enter(Phase.DECODE, now, self._clock)
 
     def _take_start(self, event: PrefixCacheEvent) -> None:
-        """A request joined the batch."""
+        """Records that a request joined the batch."""
         turn = self._open.get(event.req_id)
         if turn is None:
             turn = self._arrive(event.req_id, event.job_id, event.now, told=False)
@@ -387,7 +387,7 @@ class LifeReader:
                 pass
 
     def _take_turn(self, event: JobEvent, turn: OpenTurn) -> None:
-        """Also of one that was under way when the trace began: then it is known only now whose it is."""
+        """Also names the job of a turn that was open when the trace began, which is unknown before."""
         if turn.job_id is None:
             turn.job_id, turn.number = event.job_id, event.turn
             turn.num_prompt_tokens = event.num_prompt_tokens
@@ -407,7 +407,7 @@ class LifeReader:
         self._gaps.continue_from(turn, event.job_id, event.continues, event.gap_s)
 
     def _take_signal(self, event: SignalEvent) -> None:
-        """What a policy that names no tools was told all the same."""
+        """Reads the tools from signals, for policies that record none."""
         self._at(event.now)
         if event.kind == "tool_gap_started" and event.job_id is not None:
             tools = tuple(call.name for call in event.calls)

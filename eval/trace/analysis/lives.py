@@ -1,4 +1,4 @@
-"""A whole trace as lives: read from a file into a visitor, or kept in memory."""
+"""Reads the records of a whole trace from a file into a sink, or keeps them in memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OfJob = TypeVar("OfJob", GapLife, PinLife)
 
 @dataclass(slots=True)
 class Lives:
-    """All that a trace tells, in memory; a ``LifeSink``."""
+    """All records of a trace, in memory; a ``LifeSink``."""
 
     with_steps: bool = True
     turns: list[TurnLife] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Lives:
     finished_s: dict[str, float] = field(default_factory=dict)
     """Time at which each job finished."""
     only_job: str | None = None
-    """The only job of which anything is kept; None: all are."""
+    """The only job to keep; None: all jobs."""
 
     def turn(self, turn: TurnLife) -> None:
         if self.only_job in (None, turn.job_id):
@@ -52,7 +52,7 @@ class Lives:
         self.finished_s[job_id] = now
 
     def jobs(self) -> list[JobLife]:
-        """In the order of their arrival; requests of no job are in none."""
+        """Returns the jobs in the order of their arrival; requests without a job are in none."""
         turns: dict[str, list[TurnLife]] = {}
         for turn in self.turns:
             if turn.job_id is not None:
@@ -74,15 +74,15 @@ def _by_job(records: Iterable[OfJob]) -> dict[str, list[OfJob]]:
 
 @dataclass(frozen=True, slots=True)
 class TraceFacts:
-    """What a trace is, known when all of it has been read."""
+    """Facts about a trace, known when all of it has been read."""
 
     header: TraceHeader
     report: TraceReport
     began_s: float
     ended_s: float
-    """Latest time that any event named."""
+    """Latest time of any event."""
     num_lost: int
-    """Events of which the trace says that they are missing."""
+    """Events that the trace reports as missing."""
 
     @property
     def duration_s(self) -> float:
@@ -90,7 +90,7 @@ class TraceFacts:
 
 
 def read_lives(path: str | Path, sink: LifeSink) -> TraceFacts:
-    """Read a trace into a sink. TraceError names a line that is bad."""
+    """Reads a trace into a sink. TraceError names an invalid line."""
     report = TraceReport()
     reader = LifeReader(sink)
     for event in read_named_trace(path, report):

@@ -1,4 +1,4 @@
-"""A gap while its trace is read: the turn it follows, what was said of its calls, the one that ends it."""
+"""A gap while its trace is being read: the turn before it, its calls, the turn that ends it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from eval.trace.analysis.jobs import ClientHint, GapLife, TurnLife
 from eval.trace.analysis.open_turn import OpenTurn
 
 MAX_BRANCHES = 64
-"""Ends of turns remembered per job, of which one may be continued."""
+"""Ended turns kept per job, one of which may be continued."""
 
 
 @dataclass(slots=True, eq=False)
 class _OpenGap:
-    """A turn that has ended, and may be continued."""
+    """A turn that has ended and may be continued."""
 
     turn: TurnLife
     job_id: str
@@ -35,7 +35,7 @@ class _OpenGap:
 
 
 class GapReader:
-    """Hands each gap on when a turn has continued it, or none will."""
+    """Passes on each gap when a turn has continued it, or none will."""
 
     def __init__(self, on_gap: Callable[[GapLife], None]) -> None:
         self._on_gap = on_gap
@@ -43,14 +43,15 @@ class GapReader:
         """Open gaps by job, then by the request that ended; the latest last."""
 
     def begin(self, job_id: str, turn: TurnLife) -> None:
-        """This turn has ended."""
+        """Opens the gap after an ended turn."""
         gaps = self._open.setdefault(job_id, {})
         gaps[turn.req_id] = _OpenGap(turn, job_id)
         if len(gaps) > MAX_BRANCHES:
             self._on_gap(gaps.pop(next(iter(gaps))).close(None, None))
 
     def continue_latest(self, turn: OpenTurn, job_id: str, num_shared_tokens: int) -> None:
-        """The policy knows no jobs: a turn is taken to continue the one of its job that ended last."""
+        """Ends the job's latest gap: if the policy knows no jobs, a turn is assumed to continue the last
+        one."""
         gaps = self._open.get(job_id)
         if not gaps:
             return
@@ -61,7 +62,7 @@ class GapReader:
         self._close(gap, turn, max(0.0, turn.arrived_s - before.ended_s))
 
     def continue_from(self, turn: OpenTurn, job_id: str, req_id: str | None, gap_s: float | None) -> None:
-        """The policy says which turn it continues; without ``gap_s`` it repeats that one."""
+        """Ends the gap of the turn that the policy names; without ``gap_s`` the new turn repeats that one."""
         gap = self._open.get(job_id, {}).pop(req_id or "", None)
         if gap is None:
             return
@@ -76,23 +77,23 @@ class GapReader:
         self._on_gap(gap.close(turn.arrived_s, turn.req_id))
 
     def tools_known(self, job_id: str, req_id: str | None, tools: tuple[str, ...]) -> None:
-        """Who says it first is believed."""
+        """Records the tools; the first report counts."""
         gap = self._open.get(job_id, {}).get(req_id or "")
         if gap is not None and gap.tools is None:
             gap.tools = tools
 
     def told(self, job_id: str, req_id: str | None, told: ClientHint) -> None:
-        """A client has said something of the calls."""
+        """Records a client's signal about the calls."""
         gap = self._open.get(job_id, {}).get(req_id or "")
         if gap is not None:
             gap.told.append(told)
 
     def forget(self, job_id: str) -> None:
-        """Nothing will continue its turns."""
+        """Ends the job's gaps, as no turn will follow."""
         for gap in self._open.pop(job_id, {}).values():
             self._on_gap(gap.close(None, None))
 
     def close(self) -> None:
-        """The trace ends here: of what is open no more is known."""
+        """Ends all gaps at the end of the trace."""
         for job_id in list(self._open):
             self.forget(job_id)

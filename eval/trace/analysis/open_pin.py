@@ -1,4 +1,4 @@
-"""A pin while its trace is being read, and the decisions that precede it."""
+"""A pin while its trace is being read, and the decisions before it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _OpenPin:
     deadline_s: float | None
     num_blocks: int
     since_s: float
-    """When it last got smaller, or began."""
+    """When it last shrank, or began."""
     block_s: float = 0.0
     shrinks: list[Shrink] = field(default_factory=list)
 
@@ -55,7 +55,7 @@ class _OpenPin:
 
 
 class PinReader:
-    """Puts the events of each pin together; hands each pin on when it has ended."""
+    """Assembles the events of each pin; passes on each pin when it has ended."""
 
     def __init__(self, on_pin: Callable[[PinLife], None]) -> None:
         self._on_pin = on_pin
@@ -104,13 +104,13 @@ class PinReader:
         self._decided.append(decision)
 
     def _take_decisions(self, req_id: str) -> list[PinDecision]:
-        """What was decided right before about this tip."""
+        """Returns the decisions just made about this tip."""
         decided = self._decided if self._decided_for == req_id else []
         self._decided_for, self._decided = None, []
         return decided
 
     def close(self, now: float) -> None:
-        """The trace ends: what is still held is handed on as it is."""
+        """Ends the trace: passes on open pins as they are."""
         for pin in self._open.values():
             self._on_pin(pin.close(max(now, pin.since_s), PinOutcome.OPEN))
         self._open.clear()

@@ -1,4 +1,4 @@
-"""A turn while its trace is being read: what it does now, and what it has done so far."""
+"""A turn while its trace is being read: its present phase, and its phases so far."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from eval.trace.draft_outcomes import DraftOutcome
 
 @dataclass(slots=True)
 class WaitClock:
-    """Running sums over time, of which a turn's wait is a difference."""
+    """Running sums over time; a turn's wait is the difference of two states."""
 
     now: float = 0.0
     memory_s: float = 0.0
-    """Seconds in which the engine had budget and slots to give, but not the memory."""
+    """Seconds in which the engine had free budget and slots, but no memory."""
     waiting: float = 0.0
     """Queue length times seconds."""
     pinned: float = 0.0
@@ -26,7 +26,7 @@ class WaitClock:
         return WaitClock(self.now, self.memory_s, self.waiting, self.pinned)
 
     def advance(self, now: float, *, short_of_memory: bool, num_waiting: int, pinned_blocks: int) -> None:
-        """It was so since the last call."""
+        """Adds the time since the last call, during which this state held."""
         elapsed_s = max(0.0, now - self.now)
         self.now = now
         self.memory_s += elapsed_s * short_of_memory
@@ -36,7 +36,7 @@ class WaitClock:
 
 @dataclass(slots=True, eq=False)
 class OpenTurn:
-    """Not yet at its end; ``close`` makes the record of it."""
+    """A turn before its end; ``close`` makes its record."""
 
     job_id: str | None
     req_id: str
@@ -67,12 +67,12 @@ class OpenTurn:
     """Tokens to compute before the next one can be sampled."""
     drafts: SpecDecodingStats = field(default_factory=SpecDecodingStats)
     began_to_wait: WaitClock | None = None
-    """State as the first step after its arrival found it; None while there was none."""
+    """Clock state at the first step after its arrival; None before that."""
     waited: WaitClock | None = None
-    """The same when it was admitted."""
+    """Clock state when it was admitted."""
 
     def enter(self, phase: Phase, now: float, clock: WaitClock) -> None:
-        """The present phase ends, another begins."""
+        """Ends the present phase and begins another."""
         if phase is self.phase:
             return
         memory_s = 0.0
@@ -86,12 +86,12 @@ class OpenTurn:
         self.phase = phase
 
     def give_back(self) -> None:
-        """Preempted: nothing of it is computed any more."""
+        """Handles a preemption: none of its tokens are computed any more."""
         self.num_preemptions += 1
         self.num_computed = 0
 
     def verified(self, drafted: DraftOutcome) -> None:
-        """Its drafts of a step: those that were accepted are computed."""
+        """Records a step's drafts: the accepted ones are computed."""
         self.num_computed += drafted.num_accepted
         self.drafts.observe(drafted.num_drafts, drafted.num_accepted)
 
@@ -100,7 +100,7 @@ class OpenTurn:
         return self.phase in (Phase.PREFILL, Phase.DECODE, Phase.RECOMPUTE)
 
     def close(self, end: TurnEnd, now: float, clock: WaitClock) -> TurnLife:
-        """The whole of it; the last phase ends now."""
+        """Ends the last phase and returns the record."""
         self.enter(Phase.CLIENT, now, clock)
         waiting, pinned = self._means()
         num_output_tokens = self.num_output_tokens

@@ -1,4 +1,4 @@
-"""What a turn does in each second of its life, and how seconds are added up. Knows nothing of traces."""
+"""The phase of a turn in each second, and sums over phases. Knows nothing of traces."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from operator import attrgetter
 
 
 class Phase(Enum):
-    """What a turn, or the time between two turns, is doing. In the order in which a job's second that several
-    of its turns share is given to one of them: the furthest on first."""
+    """The phase of a turn, or of the time between two turns. If several turns of a job share a second, it
+    counts for the phase that is listed first here."""
 
     DECODE = "decode"
-    """Its answer is being made: from the first token on."""
+    """It generates its answer, from the first token on."""
     PREFILL = "prefill"
     """Its prompt is being computed, up to the first token."""
     RECOMPUTE = "recompute"
-    """What was lost to a preemption is being recomputed."""
+    """Tokens lost to a preemption are being recomputed."""
     LOAD = "load"
     """It has its blocks and waits for copies from the host tier, or for the step after them."""
     PREEMPTED = "preempted"
@@ -30,7 +30,7 @@ class Phase(Enum):
     GRAMMAR = "grammar"
     """It is not in the queue yet: the grammar of its answer is being compiled."""
     TOOL = "tool"
-    """Between two turns: the calls of the first are under way, by all that is known."""
+    """Between two turns: the first one's calls are assumed to run."""
     CLIENT = "client"
     """Between two turns: nothing was called."""
 
@@ -40,20 +40,20 @@ _RANK = {phase: rank for rank, phase in enumerate(Phase)}
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of one phase; times are those of the engine's clock."""
+    """A period of one phase; times are those of the engine's clock."""
 
     phase: Phase
     start_s: float
     end_s: float
     memory_s: float = 0.0
-    """Part of a wait during which the engine had budget and slots to give, but not the memory."""
+    """Part of a wait during which the engine had free budget and slots, but no memory."""
 
     @property
     def duration_s(self) -> float:
         return self.end_s - self.start_s
 
     def cut(self, start_s: float, end_s: float) -> Span:
-        """The part between two moments within it, with its share of the wait for memory."""
+        """Returns the part between two moments, with its share of the wait for memory."""
         if start_s == self.start_s and end_s == self.end_s:
             return self
         share = (end_s - start_s) / self.duration_s if self.duration_s else 0.0
@@ -62,12 +62,12 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seconds:
-    """Where time went. The fields add up to the time that was looked at."""
+    """Time by phase. The fields add up to the period."""
 
     queue_s: float = 0.0
     """Waiting for the step in flight, the token budget, a free batch slot or the policy's consent."""
     memory_s: float = 0.0
-    """Waiting for memory: for its own, or behind others that wait for theirs."""
+    """Waiting for memory: for itself, or after others that wait for memory."""
     grammar_s: float = 0.0
     """Waiting for the grammar of its answer, before it joined the queue."""
     load_s: float = 0.0
@@ -84,7 +84,7 @@ class Seconds:
 
     @property
     def waited_s(self) -> float:
-        """For its place, for memory, or to run again."""
+        """Seconds of waiting for its place, for memory, or to run again."""
         return self.queue_s + self.memory_s + self.preempted_s
 
     def __add__(self, other: Seconds) -> Seconds:
@@ -105,11 +105,11 @@ PHASE_NAMES = {
     "tool_s": "tool calls",
     "client_s": "between turns, no call known",
 }
-"""The fields of ``Seconds`` in words."""
+"""Names of the fields of ``Seconds``."""
 
 
 def seconds_of(spans: Iterable[Span]) -> Seconds:
-    """The spans' durations by phase; a wait is told apart into memory and place."""
+    """Returns the spans' durations by phase; splits waits into memory and place."""
     by_phase = dict.fromkeys(Phase, 0.0)
     memory_s = 0.0
     for span in spans:
@@ -130,8 +130,8 @@ def seconds_of(spans: Iterable[Span]) -> Seconds:
 
 
 def job_seconds(spans: Sequence[Span]) -> Seconds:
-    """Where a job's wall time went, of the spans of its turns and gaps: every moment from its first turn's
-    arrival to its last turn's end is given to one phase."""
+    """Returns a job's wall time by phase, from its spans: every moment from its first turn's arrival to its
+    last turn's end counts for one phase."""
     of_turns = [span for span in spans if span.phase not in (Phase.TOOL, Phase.CLIENT)]
     if not of_turns:
         return Seconds()
@@ -140,8 +140,8 @@ def job_seconds(spans: Sequence[Span]) -> Seconds:
 
 
 def tile(spans: Sequence[Span], start_s: float, end_s: float) -> list[Span]:
-    """One phase for each moment from start to end: where spans overlap the furthest on counts, where there is
-    none the client has the time. Each begins where the one before it ends."""
+    """Returns one phase for each moment from start to end: of overlapping spans the furthest phase counts,
+    without any the client has the time. Each tile begins where the one before it ends."""
     tiles: list[Span] = []
     for piece in _pieces(spans, start_s, end_s):
         last = tiles[-1] if tiles else None
@@ -153,7 +153,7 @@ def tile(spans: Sequence[Span], start_s: float, end_s: float) -> list[Span]:
 
 
 def _pieces(spans: Sequence[Span], start_s: float, end_s: float) -> Iterator[Span]:
-    """Between each two moments at which a span begins or ends: the part of the one that counts."""
+    """Yields, between each two moments at which a span begins or ends, the part of the span that counts."""
     moments = {start_s, end_s, *(span.start_s for span in spans), *(span.end_s for span in spans)}
     inside = sorted(moment for moment in moments if start_s <= moment <= end_s)
     coming = sorted(spans, key=attrgetter("start_s"), reverse=True)

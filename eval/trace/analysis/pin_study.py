@@ -1,5 +1,5 @@
-"""Did the pins pay? What they spared against what they held, what was held for nothing and what was let go
-too early, by what had been called; and how the time granted compares with the time that it took.
+"""Studies whether the pins paid: what they saved against what they held, by what had been called; pins held
+in vain and pins ended too early; and how the granted time compares with the actual time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Row = TypeVar("Row")
 
 
 class OutcomeTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """Pins that came to the same end."""
+    """Pins with the same outcome."""
 
     outcome: str
     count: int
@@ -30,17 +30,17 @@ class OutcomeTotals(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks times seconds that they held."""
     mean_held_s: float
     spared_s: float
-    """Seconds of computing, or of loading where there are copies, that they spared: the policy's estimate for
-    the blocks that would have been evicted without them."""
+    """Seconds of computing, or of loading if there are copies, that they saved: the policy's estimate for the
+    blocks that would have been evicted without them."""
     untold: int
-    """Pins of which the trace does not tell that."""
+    """Pins for which the trace does not record ``spared_s``."""
 
 
 class ToolPins(msgspec.Struct, frozen=True, kw_only=True):
-    """The pins of turns that called the same."""
+    """The pins of turns with the same calls."""
 
     tools: str
-    """Keys of what was called."""
+    """Keys of the called tools."""
     count: int
     handed_over: int
     spared_s: float
@@ -48,42 +48,41 @@ class ToolPins(msgspec.Struct, frozen=True, kw_only=True):
     in_vain: int
     """Pins that no turn took over: the next turn did not come, or came too late."""
     in_vain_block_s: float
-    """Blocks x seconds retained that no turn took over, parts that were revoked included."""
+    """Blocks x seconds retained that no turn took over, including revoked parts."""
     too_early: int
-    """Pins that ended, or were refused, before the next turn came; it came, and recomputed or
-    reloaded."""
+    """Pins that ended, or were refused, before the next turn, which then recomputed or reloaded."""
     too_early_s: float
     """Seconds of computing or loading that this cost, by the policy's estimate."""
 
 
 class ToolTtl(msgspec.Struct, frozen=True, kw_only=True):
-    """How long pins were granted, against how long it took until the next turn came."""
+    """The time granted to pins, compared with the time until the next turn."""
 
     tools: str
     granted_s: Distribution
     gap_s: Distribution
     covered: float
-    """Share of the gaps that were no longer than what was granted."""
+    """Share of the gaps that were no longer than the granted time."""
     expected: int
     """Gaps for which a median had been learned."""
     below_expected: float | None
-    """Share of those that were no longer than that median: one half, if it is right."""
+    """Share of these that were no longer than that median: one half, if it is right."""
 
 
 class PinStudy(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``continuum trace pins --json`` prints."""
+    """The output of ``continuum trace pins --json``."""
 
     outcomes: list[OutcomeTotals]
     tools: list[ToolPins]
-    """The most block-seconds first; then all of them."""
+    """Sorted by block-seconds, the most first; then the total."""
     ttl: list[ToolTtl]
-    """Decisions to retain whose next turn came; the most frequent calls first, then all."""
+    """Decisions to retain whose next turn came, by kind of calls, the most frequent first; then the total."""
     pool_block_s: float
     """All blocks of the pool times the trace's duration."""
 
 
 def study_pins(tables: TraceTables) -> PinStudy:
-    """The figures of all pins in a trace."""
+    """Returns the figures of all pins in a trace."""
     pins = _with_returns(tables)
     facts = tables.facts
     return PinStudy(
@@ -107,7 +106,7 @@ def study_pins(tables: TraceTables) -> PinStudy:
 
 
 def _with_returns(tables: TraceTables) -> pl.DataFrame:
-    """A row per pin, with what its turn called, when the next one came, and what that recomputed."""
+    """Returns a row per pin, with its turn's calls, when the next turn came, and what that recomputed."""
     header = tables.facts.header
     gaps = tables.gaps.select("req_id", "tools", "duration_s", "next_req_id", came_s="ended_s")
     lost_tokens = pl.col("recomputed_tokens") + pl.col("loaded_tokens")
@@ -181,7 +180,7 @@ def _ttl(tools: str, frame: pl.DataFrame) -> ToolTtl:
 
 
 def render(study: PinStudy, limit: int) -> str:
-    """As a text of a screen; ``limit``: the most kinds of calls."""
+    """Formats the study for a screen; ``limit``: the most kinds of calls."""
     if not study.outcomes:
         return "The trace holds no pins: its policy holds none, or does not say."
     parts = [_render_outcomes(study), _render_tools(study.tools, limit), _render_ttl(study.ttl, limit)]
@@ -263,7 +262,7 @@ def _render_ttl(ttl: list[ToolTtl], limit: int) -> list[str]:
 
 
 def _shown(rows: list[Row], limit: int) -> list[Row]:
-    """The first ones, and the last, which is the sum."""
+    """Returns the first rows, and the last, which is the sum."""
     return rows if len(rows) <= limit + 1 else [*rows[:limit], rows[-1]]
 
 

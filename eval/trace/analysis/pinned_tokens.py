@@ -1,4 +1,4 @@
-"""How many tokens a number of the pool's blocks is worth, by the KV cache groups of the model."""
+"""Converts a number of the pool's blocks to tokens, by the KV cache groups of the model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tracing.events import TraceHeader
 
 
 def pinned_tokens(header: TraceHeader, num_blocks: int) -> int:
-    """Tokens of the longest turn that a pin of so many blocks, over all groups, holds for its return."""
+    """Returns the tokens of the longest turn whose KV, over all groups, fits in a pin of this many blocks."""
     groups, size = recorded_groups(header), header.block_size
     if groups == ONE_FULL_GROUP:
         return num_blocks * size
@@ -18,7 +18,7 @@ def pinned_tokens(header: TraceHeader, num_blocks: int) -> int:
     longest = bisect_right(
         range(1, num_blocks + 1), num_blocks, key=lambda n: num_blocks_held(steady, size, n)
     )
-    # What is held of chunks falls where one begins, so that this much cannot be found by bisection.
+    # The blocks of chunks shrink where a chunk begins, so bisection cannot find this part.
     while num_blocks_held(groups, size, longest) > num_blocks:
         longest -= 1
     return longest * size

@@ -8,20 +8,20 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLife:
-    """A step: the state that it began with, and what it decided."""
+    """A step: the state in which it began, and its decision."""
 
     step: int
     now: float
     until_s: float
     """When the next step began, or the trace ends."""
     ended_s: float | None
-    """When its result came back; None: the trace does not say."""
+    """When its result arrived; None: not recorded."""
     num_running: int
     """Requests, before the decision; likewise below."""
     num_waiting: int
     num_loading: int
     free_blocks: int
-    """Blocks neither running nor pinned, cached ones included; like the other blocks, before the
+    """Blocks neither running nor pinned, including cached ones; like the other blocks, before the
     decision."""
     empty_blocks: int | None
     """Free blocks without a cached prefix; None: not reported."""
@@ -42,12 +42,12 @@ class StepLife:
 
     @property
     def running_blocks(self) -> int:
-        """Of requests that run or are loaded and not also pinned."""
+        """Blocks of requests that run or are being loaded, without pinned ones."""
         return self.state.running
 
     @property
     def state(self) -> PoolState:
-        """What it found."""
+        """The state in which the step began."""
         in_use = self.total_blocks - self.free_blocks
         pinned = min(self.pinned_blocks, in_use)
         empty = self.empty_blocks or 0
@@ -64,13 +64,13 @@ class StepLife:
 
 @dataclass(frozen=True, slots=True)
 class PoolState:
-    """Blocks by what they are, each counted once, and requests by what they do. A block that a pin holds
-    counts as pinned also while a turn runs on it; one that two pins hold counts once."""
+    """Blocks by state, each counted once, and requests by state. A block that a pin holds counts as pinned
+    even while a turn uses it; one that two pins hold counts once."""
 
     running: int
     pinned: int
     cached: int
-    """All that is free, where the trace does not tell what is empty."""
+    """All free blocks, if the trace does not distinguish empty ones."""
     free: int
     """Free blocks that cache nothing."""
     num_running: int
@@ -79,8 +79,8 @@ class PoolState:
 
 
 def stretches(step: StepLife, following: StepLife | None) -> Iterator[tuple[PoolState, float, float]]:
-    """From when until when the pool was how, up to the next step: as this one found it, and once its result
-    was there, as that left it. What came after the last one's result is unknown."""
+    """Yields states with their times up to the next step: until this one's result its own, then that of the
+    next. The state after the last step's result is unknown."""
     if following is None:
         yield step.state, step.now, step.until_s if step.ended_s is None else step.ended_s
         return

@@ -1,4 +1,4 @@
-"""Who had the KV pool and how long the queue was, over all of a trace. Knows nothing of jobs."""
+"""The use of the KV pool and the length of the queue, over a whole trace. Knows nothing of jobs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from eval.trace.analysis.pool import PoolState, StepLife, stretches
 
 
 class PoolShares(msgspec.Struct, frozen=True, kw_only=True):
-    """Who had the KV pool: means over time, of all its blocks."""
+    """Mean shares of the KV pool's blocks over time, by use."""
 
     running: float
     pinned: float
-    """Pinned blocks, also those that a turn runs on meanwhile."""
+    """Pinned blocks, including those that a turn uses meanwhile."""
     cached: float | None
     """Free blocks that are cached; None: the trace does not distinguish them from empty ones."""
     free: float
@@ -29,7 +29,7 @@ class PoolShares(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolUse:
-    """Takes steps as they come; memory does not grow with them."""
+    """Takes steps in order; memory does not grow with them."""
 
     def __init__(self) -> None:
         self._before: StepLife | None = None
@@ -51,7 +51,7 @@ class PoolUse:
         self._most_pinned = max(self._most_pinned, step.state.pinned)
 
     def close(self) -> None:
-        """There are no more steps."""
+        """Called after the last step."""
         if self._before is not None:
             self._take(self._before, None)
         self._before = None
@@ -69,7 +69,7 @@ class PoolUse:
 
     @property
     def waiting(self) -> Level | None:
-        """Requests in the queue; None of no time."""
+        """Requests in the queue; None without any time."""
         return Level.of(self._waiting)
 
     @property
@@ -78,7 +78,7 @@ class PoolUse:
 
     @property
     def shares(self) -> PoolShares | None:
-        """None of no time, or of no pool."""
+        """Returns None without any time or without a pool."""
         whole = sum(self._block_s)
         if not whole:
             return None

@@ -1,4 +1,4 @@
-"""A whole trace on a screen: what the file is, how busy the engine was, and how its jobs fared."""
+"""Summarizes a trace on one screen: the file, the load of the engine, and the times of its jobs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from eval.trace.analysis.tables import SECONDS, TraceTables
 from eval.trace.analysis.writing import NOTHING, count, percent, seconds, table, tokens
 
 MAX_PLACES = 8
-"""Places of a draft that the text shows."""
+"""The most positions of a draft that the text shows."""
 
 
 class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the trace is."""
+    """Facts about the trace."""
 
     policy: str
     program: str
@@ -39,7 +39,7 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
     complete: bool
     """Whether the trace has every event from the engine's start to an orderly end."""
     faults: list[str]
-    """Why it is not, in sentences."""
+    """Why it is not complete, in sentences."""
 
     @classmethod
     def of(cls, facts: TraceFacts) -> FileFacts:
@@ -63,12 +63,12 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``continuum trace summary --json`` prints. Seconds, tokens, blocks."""
+    """The output of ``continuum trace summary --json``. Seconds, tokens, blocks."""
 
     file: FileFacts
     num_jobs: int
     num_open_jobs: int
-    """Jobs under way where the trace ends."""
+    """Jobs that were open when the trace ended."""
     turns_by_end: dict[str, int]
     num_steps: int
     tokens_per_step: float | None
@@ -89,28 +89,27 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     running: Level | None
     pool: PoolShares | None
     pins: dict[str, int]
-    """Pins by what became of them."""
+    """Number of pins by outcome."""
     jct_s: Distribution | None
     """Completion times of jobs that are not open."""
     ttft_first_s: Distribution | None
     """Times to first token of turns that continue none."""
     ttft_returning_s: Distribution | None
     turns_waited_s: float
-    """Waits of all turns, each by itself, also while another of its job ran."""
+    """Waits of all turns, each by itself, even while another turn of its job ran."""
     longest_wait_s: float
     """The longest wait of one turn."""
     seconds: Seconds
-    """Where the wall time of all jobs went: a moment in which several turns of a job are under way counts
-    once."""
+    """All jobs' wall time by phase: a moment in which several turns of a job are open counts once."""
 
     @property
     def per_second(self) -> float:
-        """What a total is multiplied by to have a rate."""
+        """The factor from a total to a rate."""
         return 1 / self.file.duration_s if self.file.duration_s > 0 else 0.0
 
 
 def summarize(tables: TraceTables) -> TraceSummary:
-    """The figures of a trace."""
+    """Returns the figures of a trace."""
     jobs = tables.jobs
     totals = tables.totals
     ttft = tables.turns.filter(pl.col("started_s").is_not_null()).select("ttft_s", "gap_s", "turn").collect()
@@ -151,7 +150,7 @@ def _mean(values: pl.Series) -> float | None:
 
 
 def _waits_told(summary: TraceSummary) -> str:
-    """Beside where the jobs' time went: while another turn of its job runs, a wait is none of the job's."""
+    """Describes the turns' waits: a wait while another turn of the job runs is not in the jobs' time."""
     longest = f"one of them {seconds(summary.longest_wait_s)} s"
     told = f"all turns together waited {seconds(summary.turns_waited_s)} s to run, {longest}"
     if summary.turns_waited_s - summary.seconds.waited_s > 0.001:
@@ -160,7 +159,7 @@ def _waits_told(summary: TraceSummary) -> str:
 
 
 def render(summary: TraceSummary) -> str:
-    """As a text of a screen."""
+    """Formats the summary for a screen."""
     parts = [_render_file(summary), _render_engine(summary), _render_pool(summary), _render_jobs(summary)]
     return "\n\n".join("\n".join(part) for part in parts if part)
 

@@ -1,6 +1,6 @@
-"""What a trace tells as tables: written to files as it is read, so that memory does not grow with the trace.
+"""A trace as tables, written to files while it is read, so that memory does not grow with the trace.
 
-The only place that knows how a record becomes a row; ``docs/trace-tables.md`` is made from it.
+The only module that knows how a record becomes a row; ``docs/trace-tables.md`` is generated from it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CHUNK_ROWS = 1 << 15
 """Rows of a table in memory before they are written."""
 SECONDS = tuple(each.name for each in fields(Seconds))
 _BY_ITSELF = pl.coalesce("job_id", "req_id").alias("job_id")
-"""The key of a request of no job, as ``job_of`` has it."""
+"""The key of a request without a job, like ``job_of``."""
 
 Record = TypeVar("Record")
 Cell = float | int | str | bool | None
@@ -35,18 +35,18 @@ Cell = float | int | str | bool | None
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table, and what it says."""
+    """One column of a table and its description."""
 
     name: str
     dtype: type[pl.DataType]
     told: str
     path: str = ""
-    """Where a record has it; by default under the column's name."""
+    """Its path in a record; by default the column's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseRow:
-    """A span, and whose it is."""
+    """A span and its owner."""
 
     of: TurnLife | GapLife
     span: Span
@@ -225,11 +225,11 @@ TABLES: dict[str, tuple[str, Sequence[Column]]] = {
     "spans": ("A row per stretch of a turn's life in one phase, and per gap that was closed.", SPANS),
     "steps": ("A row per step of the scheduler; the state is the one before its decision.", STEPS),
 }
-"""Tables by name, each with what its rows are."""
+"""Tables by name, each with a description of its rows."""
 
 
 class _Table(Generic[Record]):
-    """Rows on their way into files."""
+    """Buffers rows and writes them to files."""
 
     def __init__(self, folder: Path, columns: Sequence[Column]) -> None:
         self._folder = folder
@@ -245,7 +245,7 @@ class _Table(Generic[Record]):
             self.flush()
 
     def flush(self) -> None:
-        """Also of nothing, if nothing has been written yet: so that there is a file to read."""
+        """Writes the rows; also an empty file if there is none yet, so that there is a file to read."""
         if not self._rows and self._num_files:
             return
         columns = zip(*self._rows, strict=True) if self._rows else ([] for _ in self._schema)
@@ -260,7 +260,7 @@ class _Table(Generic[Record]):
 
 @dataclass(slots=True)
 class TraceTables:
-    """A trace's tables, in a folder that goes when they are closed; a ``LifeSink``."""
+    """A trace's tables, in a folder that is deleted on ``close``; a ``LifeSink``."""
 
     facts: TraceFacts = field(init=False)
     finished_s: dict[str, float] = field(init=False, default_factory=dict)
@@ -284,7 +284,7 @@ class TraceTables:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """All of a trace. TraceError if it is none."""
+        """Reads a whole trace. TraceError if it is not a trace."""
         tables = cls()
         try:
             tables.facts = read_lives(path, tables)
@@ -332,12 +332,12 @@ class TraceTables:
     # ---- the tables ----
 
     def table(self, name: str) -> pl.LazyFrame:
-        """One of ``TABLES``."""
+        """Returns one of ``TABLES``."""
         frame: pl.LazyFrame = self.jobs.lazy() if name == "jobs" else getattr(self, name)
         return frame
 
     def for_spreadsheets(self, name: str) -> pl.LazyFrame:
-        """The same: names of jobs and tools come from requests, and may begin like formulas."""
+        """Returns the table with escaped texts: names from requests may begin like formulas."""
         texts = cs.string()
         safe = pl.when(texts.str.contains(FORMULA)).then("'" + texts).otherwise(texts)
         return self.table(name).with_columns(safe.name.keep())
@@ -422,14 +422,14 @@ class TraceTables:
         )
 
     def _cut_in_calls(self) -> pl.Expr:
-        """As ``JobLife.is_cut_in_calls`` says it."""
+        """Like ``JobLife.is_cut_in_calls``."""
         if self.facts.report.end is not None:
             return pl.lit(False)
         last = (pl.col("last_gap_s") >= pl.col("ended_s")) & pl.col("awaits")
         return last.fill_null(False) & ~pl.col("job_id").is_in(list(self.finished_s))
 
     def _job_seconds(self) -> Iterator[tuple[str, *tuple[float, ...]]]:
-        """Where each job's wall time went: every moment is given to one phase."""
+        """Yields each job's wall time by phase: every moment counts for one phase."""
         spans = (
             self.spans.select(_BY_ITSELF, "phase", "start_s", "end_s", "memory_s")
             .sort("job_id", "start_s")
@@ -443,7 +443,7 @@ class TraceTables:
 
 
 def describe_tables() -> str:
-    """``docs/trace-tables.md``."""
+    """Returns ``docs/trace-tables.md``."""
     parts = [_ABOUT]
     for name, (about, columns) in TABLES.items():
         parts.append(f"\n## {name}\n\n{about}\n\n| column | type | what it says |\n|---|---|---|\n")

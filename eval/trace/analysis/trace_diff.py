@@ -1,7 +1,7 @@
-"""Two traces of the same jobs side by side: which jobs gained and lost, how much, and where.
+"""Compares two traces of the same jobs: which jobs gained and lost, how much, and where.
 
-A job is the same where its id is, but for what marks a run of the load generator. Where its seconds went says
-why: the reason given is the part of its life that changed most in the direction of the whole.
+Jobs are matched by id, without the load generator's mark of a run. The reason of a change is the part of the
+job's time that changed most in the direction of the whole.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ PARTS = {
     "lost_s": "preempted and recomputing",
     "between_s": "between turns",
 }
-"""Parts of a job's time: as in its account, but that what preemption cost is one, and so is all
-between turns (a policy that knows no tools writes none into its trace)."""
+"""Parts of a job's time, as in its account, except that all costs of preemption are one part, and all time
+between turns is one (a policy without tools writes none into its trace)."""
 
 RUN_MARK = r"\.[0-9a-f]{6}$"
-"""What ``continuum bench`` puts behind the ids of its jobs."""
+"""The suffix that ``continuum bench`` adds to the ids of its jobs."""
 
 
 class JobChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A job in both traces; differences are the second less the first."""
+    """A job in both traces; differences are the second minus the first."""
 
     job_id: str
     a_s: float
     b_s: float
     change_s: float
     parts_s: dict[str, float]
-    """The change by part of its life; adds up to it."""
+    """The change by part of its time; adds up to the total."""
     reason: str
     """The part that changed most in the same direction."""
     a_recomputed_tokens: int
@@ -50,7 +50,7 @@ class JobChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """One number of both."""
+    """One figure of both traces."""
 
     name: str
     a: float | None
@@ -58,7 +58,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceDiff(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``continuum trace diff --json`` prints."""
+    """The output of ``continuum trace diff --json``."""
 
     a: TraceSummary
     b: TraceSummary
@@ -66,16 +66,16 @@ class TraceDiff(msgspec.Struct, frozen=True, kw_only=True):
     jobs: list[JobChange]
     """Jobs that are complete in both, the largest gain first."""
     only_a: list[str]
-    """Jobs, by id, that the other does not have; likewise below."""
+    """Ids of jobs that the other trace lacks; likewise below."""
     only_b: list[str]
     open: list[str]
-    """Jobs in both that are under way where one of them ends: not compared."""
+    """Jobs in both that are open where one trace ends: not compared."""
     parts_s: dict[str, float]
-    """Mean change of a job by part of its life."""
+    """Mean change of a job by part of its time."""
 
 
 def compare(a: TraceTables, b: TraceTables) -> TraceDiff:
-    """The second against the first."""
+    """Compares the second trace with the first."""
     jobs_a, jobs_b = _same_names(a.jobs.filter(pl.col("named")), b.jobs.filter(pl.col("named")))
     both = _parted(jobs_a).join(_parted(jobs_b), on="job_id", suffix="_b")
     is_open = _open_in_one(a, b)
@@ -96,8 +96,8 @@ def compare(a: TraceTables, b: TraceTables) -> TraceDiff:
 
 
 def _same_names(a: pl.DataFrame, b: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The load generator ends the ids of a run with a mark of its own: it counts for nothing if otherwise no
-    job would be in both, and if ids stay apart without it."""
+    """Removes the load generator's run mark from job ids, if otherwise no job would be in both traces and if
+    ids stay distinct without it."""
     if not a.join(b, on="job_id", how="semi").is_empty():
         return a, b
     plain_a, plain_b = (jobs.with_columns(pl.col("job_id").str.replace(RUN_MARK, "")) for jobs in (a, b))
@@ -107,7 +107,7 @@ def _same_names(a: pl.DataFrame, b: pl.DataFrame) -> tuple[pl.DataFrame, pl.Data
 
 
 def _open_in_one(a: TraceTables, b: TraceTables) -> pl.Expr:
-    """Also where a policy tells of no calls: a job that has more turns in the other trace goes on behind the
+    """Also covers policies without calls: a job with more turns in the other trace continues after the
     cut."""
     is_open = pl.col("open") | pl.col("open_b")
     if a.facts.report.end is None:
@@ -183,7 +183,7 @@ _FIGURES = (
 
 
 def render(diff: TraceDiff, limit: int) -> str:
-    """As a text of a screen; ``limit``: the most gains, and the most losses."""
+    """Formats the comparison for a screen; ``limit``: the most gains, and the most losses."""
     a, b = diff.a.file.policy or "A", diff.b.file.policy or "B"
     if a == b:
         a, b = f"A ({a})", f"B ({b})"

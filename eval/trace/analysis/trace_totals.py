@@ -1,5 +1,5 @@
-"""Counts and sums over all of a trace. Every number that a summary, a page or a comparison names alike is
-from here, and so is the same everywhere."""
+"""Counts and sums over a whole trace. Summaries, pages and comparisons take their common numbers from here,
+so that these agree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NUMBER = {phase: float(number) for number, phase in enumerate(_PHASES)}
 
 @dataclass(slots=True)
 class TraceTotals:
-    """Takes what a ``LifeSink`` takes; memory does not grow with the trace."""
+    """Sums the records of a ``LifeSink``; memory does not grow with the trace."""
 
     turns_by_end: Counter[TurnEnd] = field(default_factory=Counter)
     prompt_tokens: int = 0
@@ -71,7 +71,7 @@ class TraceTotals:
 
 
 class JobTimes:
-    """Where the wall time of each job went, in four numbers for each stretch of its turns and gaps."""
+    """Each job's wall time by phase, in four numbers for each span of its turns and gaps."""
 
     def __init__(self) -> None:
         self._spans: dict[str, array[float]] = {}
@@ -89,7 +89,7 @@ class JobTimes:
         told.extend((_NUMBER[span.phase], span.start_s, span.end_s, span.memory_s))
 
     def total(self) -> Seconds:
-        """Of all jobs."""
+        """Returns the sum over all jobs."""
         return sum((job_seconds(self._of(told)) for told in self._spans.values()), Seconds())
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Numbers and tables as a person reads them in a terminal. Knows nothing of traces."""
+"""Formats numbers and tables for a terminal. Knows nothing of traces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MILLISECONDS = 3
 
 
 def seconds(value: float | None) -> str:
-    """Three or four digits: 0.123, 12.34, 123.4, 1,234."""
+    """Formats three or four digits: 0.123, 12.34, 123.4, 1,234."""
     if value is None:
         return NOTHING
     size = abs(value)
@@ -22,19 +22,19 @@ def seconds(value: float | None) -> str:
 
 
 def milliseconds(value: float) -> str:
-    """Seconds to the millisecond, whatever their size: what is written below each other adds up."""
+    """Formats seconds to the millisecond, whatever their size, so that columns add up."""
     return format(value, f",.{MILLISECONDS}f")
 
 
 def count(value: float | None) -> str:
-    """Whole, with commas; with one decimal if it is small and none."""
+    """Formats a count with commas; with one decimal if it is small and not whole."""
     if value is None:
         return NOTHING
     return format(value, ",.0f" if value == int(value) or abs(value) >= 100 else ",.1f")
 
 
 def tokens(value: float | None) -> str:
-    """In thousands from a hundred thousand on, in millions from a hundred million on."""
+    """Formats tokens, in thousands from a hundred thousand on, in millions from a hundred million on."""
     if value is None:
         return NOTHING
     if abs(value) < 100_000:
@@ -43,7 +43,7 @@ def tokens(value: float | None) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """``12 %``; of nothing: nothing."""
+    """Formats ``12 %``; nothing if ``whole`` is 0."""
     return f"{100 * part / whole:.0f} %" if whole else NOTHING
 
 
@@ -52,8 +52,8 @@ def signed(value: float) -> str:
 
 
 def parts_of(values: Sequence[float], total: float) -> list[float]:
-    """Seconds that add up to a total, to the millisecond, so that the written parts add up:
-    the largest remainders are rounded up, and none is off by more than a millisecond."""
+    """Rounds seconds to the millisecond so that they add up to the rounded total: rounds the largest
+    remainders up, and none is off by more than a millisecond."""
     unit = 10**MILLISECONDS
     whole = round(total * unit)
     floors = [int(value * unit) for value in values]
@@ -64,7 +64,7 @@ def parts_of(values: Sequence[float], total: float) -> list[float]:
 
 
 def aligned(lines: Sequence[Sequence[str]], num_left: int = 1, gap: str = "  ") -> list[str]:
-    """Columns of equal width, the first ones to the left, the others to the right. Cells may be names."""
+    """Aligns columns to equal width, the first ones left, the others right. Cells may be names."""
     lines = [[plain_name(cell) for cell in line] for line in lines]
     widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
     return [
@@ -77,12 +77,12 @@ def aligned(lines: Sequence[Sequence[str]], num_left: int = 1, gap: str = "  ") 
 
 
 def table(head: Sequence[str], lines: Sequence[Sequence[str]], num_left: int = 1) -> list[str]:
-    """With a rule under its head."""
+    """Aligns a table and draws a rule under its head."""
     text = aligned([head, *lines], num_left)
     return [text[0], "-" * max(map(len, text)), *text[1:]]
 
 
 def wrapped(text: str, indent: int = 0, hang: int = 0) -> list[str]:
-    """``hang``: so much further in from the second line on."""
+    """Wraps a text; ``hang``: additional indent from the second line on."""
     first, rest = " " * indent, " " * (indent + hang)
     return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest)

@@ -1,1 +1,1 @@
-"""``continuum trace report``: a trace as one HTML page that needs nothing else. Knows no engine."""
+"""``continuum trace report``: a trace as one self-contained HTML page. Knows no engine."""

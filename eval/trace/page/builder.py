@@ -1,4 +1,4 @@
-"""Reads a trace and makes of it what a page is given: in one reading, or in two where it is long."""
+"""Reads a trace into a page's data, in one pass, or in two for a long trace."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CALENDAR_BEGINS_S = 1e9
 
 
 class _Everything:
-    """The first reading: a ``LifeSink`` that keeps sums of all and details of what may be shown."""
+    """The first pass: a ``LifeSink`` that keeps sums over all and details of what may be shown."""
 
     def __init__(self) -> None:
         self.totals = Totals()
@@ -69,14 +69,14 @@ class _Everything:
 
 
 class _Chosen(JobBook):
-    """The second reading: details of some jobs."""
+    """The second pass: details of some jobs."""
 
     def step(self, step: StepLife) -> None:
         pass
 
 
 def read_page(path: Path) -> PageData:
-    """All that a page about this trace shows. TraceError if it is none, OSError if it cannot be read."""
+    """Returns all data of a page. TraceError if the file is not a trace, OSError if it cannot be read."""
     everything = _Everything()
     try:
         facts = read_lives(path, everything)
@@ -94,7 +94,7 @@ def read_page(path: Path) -> PageData:
 
 
 class _PageBuilder:
-    """Makes rows of lives: times from the beginning of the trace, texts as numbers."""
+    """Makes rows of records: times since the beginning of the trace, texts as numbers."""
 
     def __init__(self, facts: Facts, everything: _Everything) -> None:
         self._facts = facts
@@ -143,7 +143,7 @@ class _PageBuilder:
             max_num_batched_tokens=header.max_num_batched_tokens,
         )
 
-    # ---- what a reader must know first ----
+    # ---- warnings first ----
 
     def _wrong_with_trace(self) -> list[str]:
         facts = self._facts
@@ -261,7 +261,7 @@ class _PageBuilder:
 
 
 def _flat(spans: list[Span] | tuple[Span, ...]) -> list[float]:
-    """Three numbers for each."""
+    """Returns three numbers for each span."""
     numbers: list[float] = []
     for span in spans:
         numbers += (PHASES.index(span.phase), round(span.duration_s, 4), round(span.memory_s, 4))
@@ -269,5 +269,5 @@ def _flat(spans: list[Span] | tuple[Span, ...]) -> list[float]:
 
 
 def _short(value: Number) -> Number:
-    """Four digits that count are enough to read."""
+    """Rounds to four significant digits."""
     return float(f"{value:.4g}") if isinstance(value, float) else value

@@ -12,7 +12,7 @@ from tracing.reader import TraceError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The trace, and where the page goes."""
+    """Adds the arguments for the trace and the page."""
     parser.add_argument("file", metavar="FILE", type=Path, help="Trace, or any file of a rotated one")
     parser.add_argument(
         "--out",
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the page. TraceError if the file is no trace or cannot be read, or the page cannot be written."""
+    """Writes the page. TraceError if the file is not a readable trace, or the page cannot be written."""
     shared = shared_file([("FILE", arguments.file)], [("--out", arguments.out)])
     if shared is not None:
         raise TraceError(shared)

@@ -1,7 +1,7 @@
-"""The jobs of a trace: of all of them when and how long they were, of some of them all that they did.
+"""The jobs of a trace: outlines of all jobs, and all records of some.
 
-A trace may have more than a page can show and memory can hold: then a first reading finds out which jobs are
-worth showing, and a second one takes those.
+A trace may have more than a page can show and memory can hold: then a first pass chooses the jobs that are
+worth showing, and a second one keeps them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ MAX_TURNS_OF_JOB = 1000
 
 @dataclass(slots=True)
 class Sketch:
-    """When a job was, and of how many turns."""
+    """A job's times and number of turns."""
 
     began_s: float
     ended_s: float
     num_turns: int = 0
     is_open: bool = False
     awaits_turn: bool = False
-    """Its last turn called tools, and nothing tells what followed."""
+    """Whether its last turn called tools and the trace does not show what followed."""
 
     @property
     def wall_s(self) -> float:
@@ -45,13 +45,13 @@ class JobBook:
     """Takes turns, gaps and pins as they end."""
 
     def __init__(self, chosen: frozenset[str] | None = None) -> None:
-        """``chosen``: jobs of which all is kept; None: of all, as long as there are not too many."""
+        """``chosen``: the jobs to keep in full; None: all jobs, unless there are too many."""
         self.sketches: dict[str, Sketch] = {}
         self._chosen = chosen
         self._kept: dict[str, _Kept] = {}
         self._num_kept = 0
         self.too_many = False
-        """Nothing is kept: there are more jobs than a page shows."""
+        """Whether nothing is kept because there are more jobs than a page shows."""
 
     def turn(self, turn: TurnLife) -> None:
         job_id = job_of(turn)
@@ -83,12 +83,12 @@ class JobBook:
             kept.pins.append(pin)
 
     def finished(self, job_id: str, now: float) -> None:
-        """Nothing of this job will follow."""
+        """Notes that no turn of this job will follow."""
         if job_id in self.sketches:
             self.sketches[job_id].awaits_turn = False
 
     def cut_off(self) -> None:
-        """The trace has no end: a job whose calls were under way is not over."""
+        """Marks jobs whose calls were running as open, as the trace has no end."""
         for sketch in self.sketches.values():
             sketch.is_open = sketch.is_open or sketch.awaits_turn
 
@@ -103,7 +103,7 @@ class JobBook:
             self._kept.clear()
 
     def jobs(self) -> list[JobLife]:
-        """Those of which all was kept, in the order of their arrival."""
+        """Returns the jobs kept in full, in the order of their arrival."""
         jobs = [
             job_life(job_id, kept.turns, kept.gaps, kept.pins)
             for job_id, kept in self._kept.items()
@@ -113,7 +113,7 @@ class JobBook:
 
 
 def choose_jobs(sketches: dict[str, Sketch]) -> frozenset[str]:
-    """Those that took longest, up to half of what a page shows, and an even sample of the others."""
+    """Chooses the longest jobs, up to half of what a page shows, and an even sample of the others."""
     slowest = sorted(sketches, key=lambda job_id: (-sketches[job_id].wall_s, job_id))
     chosen = _within(slowest, sketches, MAX_JOBS // 2, MAX_TURNS // 2)
     others = sorted(sketches.keys() - chosen, key=lambda job_id: (sketches[job_id].began_s, job_id))
@@ -127,7 +127,7 @@ def choose_jobs(sketches: dict[str, Sketch]) -> frozenset[str]:
 def _within(
     job_ids: Sequence[str], sketches: dict[str, Sketch], max_jobs: int, max_turns: int
 ) -> frozenset[str]:
-    """The first of them, as long as they fit."""
+    """Returns the first of them that fit."""
     chosen: list[str] = []
     num_turns = 0
     for job_id in job_ids[:max_jobs]:

@@ -1,4 +1,4 @@
-"""Puts a page together: one file that runs only its own scripts and asks nothing of the network."""
+"""Renders a page: one file that runs only its own scripts and makes no network requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCRIPTS = (
 
 
 def render(page: PageData) -> str:
-    """The HTML of a page."""
+    """Returns the HTML of a page."""
     sheet = style("page.css")
     scripts = [plotting(), *(asset(name) for name in SCRIPTS)]
     return _template().render(
@@ -51,7 +51,7 @@ def _template() -> jinja2.Template:
 
 
 def _content_policy(sheet: str, scripts: list[str]) -> str:
-    """Whatever a trace manages to bring in, the browser runs these scripts and no others."""
+    """Returns a policy that allows only these scripts and this style, whatever the trace contains."""
     allowed = " ".join(_digest(script) for script in scripts)
     own = f"script-src {allowed}; style-src {_digest(sheet)}"
     return f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'"
@@ -62,7 +62,7 @@ def _digest(text: str) -> str:
 
 
 def _json(page: PageData) -> str:
-    """JSON that cannot end the element it stands in."""
+    """Returns JSON that cannot close the HTML element that contains it."""
     return msgspec.json.encode(page).decode().replace("<", "\\u003c")
 
 

@@ -1,6 +1,6 @@
-"""What a report's page is given: the contract between the reading of a trace and the scripts that draw it.
+"""The data of a report's page: the interface between the reader of a trace and the scripts that draw it.
 
-Rows are JSON arrays and texts that repeat are numbers in ``strings``, so that a page stays small. Times are
+Rows are JSON arrays and repeated texts are indices into ``strings``, so that a page stays small. Times are
 seconds since the trace began. Knows nothing of HTML.
 """
 
@@ -12,24 +12,24 @@ Number = float | int | str | bool | None
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure of the head of the page."""
+    """A figure at the head of the page."""
 
     label: str
     value: str
     unit: str = ""
     note: str = ""
-    """What it means, in a few words."""
+    """Its meaning, in a few words."""
 
 
 class TraceFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the trace says of itself and its engine."""
+    """Facts about the trace and its engine."""
 
     name: str
     policy: str
     program: str
-    """Version of what wrote it."""
+    """Version of the program that wrote it."""
     began: str | None
-    """Calendar time, UTC; None where the clock was a simulation's."""
+    """Calendar time, UTC; None for a simulation's clock."""
     duration_s: float
     block_size: int
     num_blocks: int
@@ -53,7 +53,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     num_waiting: list[float]
     num_loading: list[float]
     peak_waiting: list[int]
-    """Most that waited at one step of the bucket."""
+    """The most waiting requests at one step of the bucket."""
 
 
 class TurnRow(msgspec.Struct, frozen=True, array_like=True):
@@ -71,25 +71,25 @@ class TurnRow(msgspec.Struct, frozen=True, array_like=True):
     recomputed_tokens: int
     num_preemptions: int
     spans: list[float]
-    """Three numbers each: the phase's place in ``PageData.phases``, seconds, and of those seconds the ones in
-    which it waited for memory."""
+    """Three numbers per span: index of the phase in ``PageData.phases``, seconds, and how many of these
+    seconds it waited for memory."""
 
 
 class GapRow(msgspec.Struct, frozen=True, array_like=True):
-    """The time after a turn, until the one that continues it."""
+    """The time after a turn, until the turn that continues it."""
 
     req_id: str
-    """Request id of the turn that it follows."""
+    """Request id of the turn before the gap."""
     started_s: float
     ended_s: float | None
     tools: int | None
-    """What was called, in ``strings``; None: not reported."""
+    """The calls, as an index into ``strings``; None: not reported."""
     told: list[tuple[float, str, float | None]]
-    """What the client said meanwhile: when, the state of its calls, seconds that they will still take."""
+    """The client's signals meanwhile: time, state of its calls, seconds that they will still take."""
 
 
 class DecisionRow(msgspec.Struct, frozen=True, array_like=True):
-    """How long a rule would hold a tip, and why."""
+    """How long a rule would pin a tip, and why."""
 
     now_s: float
     ttl_s: float
@@ -98,7 +98,7 @@ class DecisionRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PinRow(msgspec.Struct, frozen=True, array_like=True):
-    """KV that was held after a turn."""
+    """KV that was pinned after a turn."""
 
     req_id: str
     began_s: float
@@ -112,31 +112,31 @@ class PinRow(msgspec.Struct, frozen=True, array_like=True):
     spared_s: float | None
     decisions: list[DecisionRow]
     input_names: int
-    """Which of ``PageData.input_names``."""
+    """Index into ``PageData.input_names``."""
     inputs: list[Number]
-    """What the last decision was made from."""
+    """Inputs of the last decision."""
 
 
 class JobData(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's life."""
+    """A job's data."""
 
     job_id: str
     began_s: float
     ended_s: float
     is_open: bool
     num_turns: int
-    """All of them; ``turns`` may end earlier."""
+    """Number of all turns; ``turns`` may end earlier."""
     seconds: list[float]
-    """Where its wall time went, in the order of ``PageData.kinds``."""
+    """Its wall time by kind, in the order of ``PageData.kinds``."""
     turns: list[TurnRow]
     gaps: list[GapRow]
     pins: list[PinRow]
     tiles: list[float] | None = None
-    """Phases of a job whose turns run side by side: one for each moment, as the spans of a turn."""
+    """Phases of a job with concurrent turns: one for each moment, in the form of a turn's spans."""
 
 
 class ToolData(msgspec.Struct, frozen=True, kw_only=True):
-    """The gaps after one kind of call, and what became of the KV meanwhile."""
+    """The gaps after one kind of call, and what happened to the KV meanwhile."""
 
     name: str
     num_gaps: int
@@ -145,7 +145,7 @@ class ToolData(msgspec.Struct, frozen=True, kw_only=True):
     granted_p50_s: float | None
     outcomes: dict[str, int]
     spared_s: float
-    """Seconds of computing that its pins spared, of blocks that would have been evicted."""
+    """Seconds of computing that its pins saved, for blocks that would have been evicted."""
     held_block_s: float
     vain_block_s: float
     """Blocks x seconds pinned that no turn took over."""
@@ -154,18 +154,18 @@ class ToolData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PageData(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the page shows."""
+    """All data of the page."""
 
     trace: TraceFacts
     figures: list[Figure]
     warnings: list[str]
-    """What is wrong with the trace."""
+    """Faults of the trace."""
     notes: list[str]
-    """What is not on the page."""
+    """Notes on what the page leaves out."""
     phases: list[str]
-    """What a span is, by its number."""
+    """Names of phases, by the numbers in spans."""
     kinds: list[str]
-    """What seconds are told apart into: as phases, but a wait is for its place or for memory."""
+    """The kinds of seconds: like phases, but waits are split into place and memory."""
     seconds: list[float]
     """Seconds of all jobs together, in the order of ``kinds``."""
     series: Series

@@ -1,4 +1,4 @@
-"""A sample of bounded size of what comes by, each with the same chance; the same input gives the same."""
+"""A random sample of bounded size of a stream, in which each item is equally likely; deterministic."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Sample(Generic[T]):
-    """Algorithm R (Vitter 1985)."""
+    """Reservoir sampling, algorithm R (Vitter 1985)."""
 
     def __init__(self, size: int) -> None:
         self.items: list[T] = []
@@ -29,7 +29,7 @@ class Sample(Generic[T]):
 
 
 def quantile(values: list[float], share: float) -> float | None:
-    """The least value that this share of them does not exceed; None of nothing."""
+    """Returns the least value that this share of them does not exceed; None without values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -37,7 +37,7 @@ def quantile(values: list[float], share: float) -> float | None:
 
 
 def evenly(items: Sequence[T], most: int) -> Sequence[T]:
-    """At most ``most`` of them, evenly spaced."""
+    """Returns at most ``most`` of them, evenly spaced."""
     if len(items) <= most:
         return items
     return [items[index * len(items) // most] for index in range(most)]

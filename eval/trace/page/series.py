@@ -12,7 +12,7 @@ FIRST_BUCKET_S = 0.001
 
 
 class OutOfOrderError(Exception):
-    """Times of a trace run backwards."""
+    """The times of a trace run backwards."""
 
     def __init__(self, step: StepLife, what: str) -> None:
         super().__init__(
@@ -22,7 +22,7 @@ class OutOfOrderError(Exception):
 
 @dataclass(slots=True)
 class _Bucket:
-    """Sums over the seconds that are known of it; each value but the peak times the seconds it held for."""
+    """Sums over the known seconds of a bucket; each value except the peak is multiplied by its seconds."""
 
     seconds: float = 0.0
     running: float = 0.0
@@ -58,18 +58,18 @@ class _Bucket:
 
 
 class PoolSeries:
-    """Takes steps as they come; where there are too many buckets, neighbours become one."""
+    """Takes steps in order; merges neighboring buckets when there are too many."""
 
     def __init__(self) -> None:
         self.tells_cached = True
-        """False: the trace does not say how much of the free memory is cached, and all counts as such."""
+        """False: the trace does not report how much of the free memory is cached; all counts as cached."""
         self._bucket_s = FIRST_BUCKET_S
         self._began_s: float | None = None
         self._buckets: list[_Bucket] = []
         self._before: StepLife | None = None
 
     def add(self, step: StepLife) -> None:
-        """A step. OutOfOrderError if it begins earlier than the one before, or ends before it begins."""
+        """Takes a step. OutOfOrderError if it begins before the previous one, or ends before it begins."""
         if self._before is not None and step.now < self._before.now:
             raise OutOfOrderError(step, f"begins earlier than step {self._before.step}")
         if step.ended_s is not None and step.ended_s < step.now:
@@ -83,7 +83,7 @@ class PoolSeries:
         self._before = step
 
     def close(self) -> None:
-        """There are no more steps. What came after the last one's result is unknown."""
+        """Called after the last step. The state after the last one's result is unknown."""
         if self._before is not None:
             self._take(self._before, None)
 
@@ -117,7 +117,7 @@ class PoolSeries:
         self._buckets = pairs
 
     def series(self, origin_s: float) -> Series:
-        """What was added; times count from ``origin_s``."""
+        """Returns the series; times count from ``origin_s``."""
         began_s = (self._began_s or 0.0) - origin_s
         known = [(index, bucket) for index, bucket in enumerate(self._buckets) if bucket.seconds > 0]
 

@@ -1,10 +1,10 @@
-"""Texts that a page has once, however often they are said."""
+"""Texts that a page stores once, however often they occur."""
 
 from __future__ import annotations
 
 
 class Strings:
-    """Numbers texts in the order in which they come."""
+    """Numbers texts in the order of their first occurrence."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""What became of the KV in the gaps after each kind of call. Memory is bounded, whatever clients name."""
+"""What happened to the KV in the gaps after each kind of call. Memory is bounded, whatever clients name."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from eval.trace.page.sample import Sample, evenly, quantile
 from eval.trace.page.strings import Strings
 
 MAX_TOOLS = 1000
-"""Told apart while a trace is read."""
+"""Most kinds of calls that are distinguished while a trace is read."""
 MAX_SHOWN = 150
 SAMPLED_GAPS = 4096
-"""Gaps sampled of a call, for its quantiles."""
+"""Gaps sampled per kind of call, for its quantiles."""
 SHOWN_POINTS = 6000
-"""Points shown of all calls together."""
+"""Points shown for all kinds of calls together."""
 MAX_PENDING = 50_000
-"""Gaps that wait for the pin over them, or pins for the gap."""
+"""Most gaps that wait for their pin, or pins that wait for their gap."""
 NAME_LENGTH = 120
 NO_PIN = "none"
 OTHERS = "(other calls)"
@@ -26,7 +26,7 @@ OTHERS = "(other calls)"
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A gap that ended, and what was granted over it."""
+    """A gap that ended, and the time granted to its pin."""
 
     gap_s: float
     granted_s: float
@@ -53,13 +53,13 @@ class _Tool:
             return
         self.outcomes[outcome] += 1
         if pin is not None:
-            self.spared_s += pin.spared_s or 0.0  # one that is not told is not counted
+            self.spared_s += pin.spared_s or 0.0  # unknown savings are not counted
             self.held_block_s += pin.block_s
             self.vain_block_s += pin.vain_block_s
 
 
 def call_name(tools: tuple[str, ...] | None) -> str:
-    """What was called, as one name; parallel calls of one tool count as one."""
+    """Returns the calls as one name; parallel calls of one tool count as one."""
     if tools is None:
         return "(not told)"
     name = " + ".join(sorted(set(tools))) or "(nothing called)"
@@ -93,7 +93,7 @@ class ToolGaps:
             del self._pins[next(iter(self._pins))]
 
     def close(self) -> None:
-        """No pin will come to the gaps that have none."""
+        """Completes the gaps that have no pin."""
         for gap in self._gaps.values():
             self._join(gap, None)
         self._gaps.clear()
@@ -106,18 +106,18 @@ class ToolGaps:
 
     @property
     def num_left_out(self) -> int:
-        """Kinds of calls that ``tools`` has no line for."""
+        """Number of kinds of calls that ``tools`` leaves out."""
         return max(0, len(self._tools) - MAX_SHOWN)
 
     @property
     def num_points_left_out(self) -> int:
-        """Gaps that ended and have no point."""
+        """Number of ended gaps without a point."""
         shown = self._shown()
         each = _points_of_each(shown)
         return sum(tool.num_gaps - min(len(tool.points.items), each) for _, tool in shown)
 
     def tools(self, strings: Strings) -> list[ToolData]:
-        """Those with the most gaps first."""
+        """Returns the kinds of calls with the most gaps first."""
         shown = self._shown()
         each = _points_of_each(shown)
         return [_tool_data(name, tool, each, strings) for name, tool in shown]
@@ -128,7 +128,7 @@ class ToolGaps:
 
 
 def _points_of_each(tools: list[tuple[str, _Tool]]) -> int:
-    """Most points that one call may have: what calls with few gaps leave over goes to those with many."""
+    """Returns the most points per kind of call; kinds with few gaps leave unused points to others."""
     room, most = SHOWN_POINTS, 0
     for left, size in enumerate(sorted(len(tool.points.items) for _, tool in tools)):
         most = room // (len(tools) - left)

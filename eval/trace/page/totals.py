@@ -1,4 +1,4 @@
-"""Sums over all of a trace: the figures at the head of a page."""
+"""Sums over a whole trace: the figures at the head of a page."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ KINDS = (
     "tool",
     "client",
 )
-"""What seconds are told apart into, in the order in which a turn goes through them."""
+"""The kinds of seconds, in the order in which a turn passes through them."""
 
 
 def by_kind(seconds: Seconds) -> list[float]:
-    """In the order of ``KINDS``."""
+    """Returns seconds in the order of ``KINDS``."""
     return [round(getattr(seconds, f"{kind}_s"), 4) for kind in KINDS]
 
 
 @dataclass(slots=True)
 class Totals:
-    """What a page says of all of a trace."""
+    """The sums that a page shows for a whole trace."""
 
     trace: TraceTotals = field(default_factory=TraceTotals)
     jobs: JobTimes = field(default_factory=JobTimes)
@@ -62,7 +62,7 @@ class Totals:
         self.trace.close()
 
     def figures(self, sketches: dict[str, Sketch], duration_s: float, seconds: Seconds) -> list[Figure]:
-        """What a reader wants to know first. ``seconds``: where the jobs' time went."""
+        """Returns the most important figures. ``seconds``: the jobs' time by kind."""
         trace, pool = self.trace, self.trace.pool.shares
         done = [sketch.wall_s for sketch in sketches.values() if not sketch.is_open]
         return [

@@ -1,1 +1,1 @@
-"""``continuum trace replay``: the same decisions once more, or what another policy would have decided."""
+"""``continuum trace replay``: repeats the decisions of a trace, or simulates another policy's."""

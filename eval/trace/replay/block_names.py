@@ -1,4 +1,4 @@
-"""The hash chains of recorded requests, put together again: a trace names each block once."""
+"""Reconstructs the hash chains of recorded requests: a trace names each block once."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tracing.events import BLOCK_NAME_BYTES, RequestArrived
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """The blocks that one request was the first to have, behind those of an earlier one."""
+    """The blocks that one request was the first to have, after those of an earlier one."""
 
     before: Segment | None
     num_before: int
-    """Blocks of the chain that are not its own."""
+    """Blocks of the chain that belong to earlier segments."""
     names: list[BlockHash] = field(default_factory=list)
 
 
@@ -26,8 +26,8 @@ class BlockNames:
         self._segments: dict[BlockHash, Segment] = {}
 
     def open(self, arrived: RequestArrived) -> tuple[Segment, list[BlockHash]]:
-        """Where the names of its output's blocks will go, and the chain of its prompt. NotReplayableError if
-        that goes on from a block which was not named."""
+        """Returns a segment for the names of its output's blocks, and the chain of its prompt.
+        NotReplayableError if the prompt continues a block that was not named."""
         before = self._segments.get(arrived.prefix_end) if arrived.prefix_blocks else None
         if arrived.prefix_blocks and before is None:
             raise NotReplayableError(
@@ -38,7 +38,7 @@ class BlockNames:
         return segment, _chain(segment)
 
     def extend(self, segment: Segment, names: bytes) -> list[BlockHash]:
-        """More blocks of the request, in full; returns them one by one."""
+        """Adds further full blocks of the request; returns them one by one."""
         new = [names[at : at + BLOCK_NAME_BYTES] for at in range(0, len(names), BLOCK_NAME_BYTES)]
         segment.names += new
         self._segments.update(dict.fromkeys(new, segment))

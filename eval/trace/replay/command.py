@@ -1,4 +1,4 @@
-"""``continuum trace replay``: its flags."""
+"""``continuum trace replay``: flags and output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OF_SIMULATIONS = ("model", "gpu", "tensor_parallel", "profile")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``continuum trace replay``."""
+    """Adds the flags of ``continuum trace replay``."""
     add = parser.add_argument
     add("trace", type=Path, metavar="FILE", help="Trace of continuum serve or simulate")
     add(
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit code 1 if anything was decided otherwise than it had been, or could not be decided again."""
+    """Returns exit code 1 if a decision differed from the recorded one, or could not be repeated."""
     said, code = _answer(arguments)
     print(said)
     return code
@@ -63,7 +63,7 @@ def _refuse_ignored(arguments: argparse.Namespace) -> None:
 
 
 def _hardware(arguments: argparse.Namespace) -> Hardware | None:
-    """None: what the trace itself tells of it."""
+    """Returns the hardware to simulate; None: that of the trace itself."""
     model, gpu, profile = arguments.model, arguments.gpu, arguments.profile
     tensor_parallel = arguments.tensor_parallel
     if profile is not None:

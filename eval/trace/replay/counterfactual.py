@@ -1,4 +1,4 @@
-"""What another policy would have made of a trace: its jobs in the simulator, beside what happened."""
+"""Simulates a trace's jobs under another policy, for comparison with what was recorded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ THIS_ENGINE = "the engine of this trace"
 
 @dataclass(frozen=True, slots=True)
 class _AsRecorded:
-    """The policy of the trace, with the options and the knowledge it had then."""
+    """The policy of the trace, with its recorded options and learned state."""
 
     run: RecordedRun
 
@@ -49,8 +49,8 @@ class _AsRecorded:
 
 @dataclass(frozen=True, slots=True)
 class _Knowing:
-    """Another policy; one that learns of tools begins with what the recorded one had learned before, unless
-    its own options say otherwise."""
+    """Another policy; one that learns about tools starts with what the recorded one had learned, unless its
+    own options say otherwise."""
 
     policy: NamedPolicy
     run: RecordedRun
@@ -63,17 +63,17 @@ class _Knowing:
 
 
 def _expecting(policy: SchedulingPolicy, run: RecordedRun) -> SchedulingPolicy:
-    """Jobs without a name are single-turn requests first, as they were to the engine of the trace."""
+    """Makes unnamed jobs count as single-turn requests at first, as in the engine of the trace."""
     if isinstance(policy, ContinuumPolicy):
         policy.expect_unnamed(run.unnamed)
     return policy
 
 
 def what_if(path: Path, policy: str, hardware: Hardware | None) -> list[RunResult]:
-    """Three runs: the recorded policy in simulation, ``policy`` there, and what was recorded.
+    """Returns three runs: the recorded policy simulated, ``policy`` simulated, and the recorded run.
 
-    ``hardware``: what computes; None: as long as the trace's own steps took. PolicyError for an unknown
-    policy, CostModelError if the steps are too few or too alike to tell.
+    ``hardware`` None: costs are fitted to the trace's own steps. PolicyError for an unknown policy,
+    CostModelError if the steps are too few or too alike for a fit.
     """
     other = parse_policy(policy)
     run = read_run(path)
@@ -137,7 +137,7 @@ def _simulated(run: RecordedRun, policy: NamedPolicy, cost: StepCost, setting: R
 
 
 def _fitted(path: Path, header: TraceHeader) -> FittedCost:
-    """From how long each step of the trace took until the next."""
+    """Fits costs to the time from each step of the trace to the next."""
     try:
         fit = fit_steps(list(step_samples(read_trace(path, progress=True))))
     except CostModelError as error:

@@ -1,4 +1,4 @@
-"""What differs between a recorded event and the same one of a replay, for a person."""
+"""Formats the difference between a recorded event and the same one of a replay."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _decode = msgspec.json.Decoder(TraceEvent).decode
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first event that is not as it was recorded."""
+    """The first event that differs from the recorded one."""
 
     step: int
-    """Number of the step that was being made, or had been made last; -1 before the first."""
+    """Number of the current or last planned step; -1 before the first."""
     number: int
-    """Number of the event in the trace, the header being number 1."""
+    """Number of the event in the trace; the header has number 1."""
     cause: InputEvent
-    """The input that brought it about."""
+    """The input that caused it."""
     recorded: TraceEvent | None
-    """Event of the trace; None: the replay has an event more than there was."""
+    """Event of the trace; None: the replay has an additional event."""
     now: TraceEvent | None
-    """Event of the replay; None: it has one less."""
+    """Event of the replay; None: the replay lacks this event."""
 
     def __str__(self) -> str:
         head = (
@@ -55,26 +55,26 @@ class Difference:
 def first_difference(
     recorded: list[TraceEvent], now: list[TraceEvent]
 ) -> tuple[int, TraceEvent | None, TraceEvent | None] | None:
-    """Place and events of the first pair that differs; None if all are equal."""
+    """Returns place and events of the first pair that differs; None if all are equal."""
     if recorded == now:
         return None
     for place, (before, after) in enumerate(zip_longest(recorded, now)):
         if after is not None:
-            after = _decode(_encode(after))  # as a file has it: an infinite number is null there
+            after = _decode(_encode(after))  # as in a file, where an infinite number is null
         if before != after and before != _told_as(before, after):
             return place, before, after
     return None
 
 
 def _told_as(before: TraceEvent | None, after: TraceEvent | None) -> TraceEvent | None:
-    """The event of a replay, without what traces did not tell when this one was written."""
+    """Returns the event of a replay, without fields that did not exist when the trace was written."""
     if isinstance(before, PinEvent) and isinstance(after, PinEvent) and before.needed_blocks is None:
         return structs.replace(after, needed_blocks=None)
     return after
 
 
 def _parted(before: object, after: object) -> str:
-    """Of two mappings only the entries that differ."""
+    """Describes the difference; of two mappings only the entries that differ."""
     if isinstance(before, dict) and isinstance(after, dict):
         names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
         if names:

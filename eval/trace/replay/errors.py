@@ -1,4 +1,4 @@
-"""Why a trace cannot be replayed."""
+"""Errors for traces that cannot be replayed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class NotReplayableError(TraceError):
 
 
 def check_tells_engine(header: TraceHeader) -> None:
-    """NotReplayableError if an engine cannot be made of what the header says."""
+    """Raises NotReplayableError if the header lacks what an engine is made from."""
     untold = not_told(
         header, "block_size", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens"
     )

@@ -1,4 +1,4 @@
-"""The scheduler and the policy of a trace, created again: take its inputs, emit the events they cause."""
+"""Recreates the scheduler and the policy of a trace; they take its inputs and emit the resulting events."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ LAST_TOKEN = {"stop": STOPPING, "length": GOING_ON, "error": REFUSED}
 
 
 class RecordedEngine:
-    """What the engine was, as its trace's header says; a sink of its own events."""
+    """The engine of a trace, made from its header; a sink for its own events."""
 
     def __init__(self, header: TraceHeader, policy: PolicyFactory | None = None) -> None:
-        """``policy``: in place of what the header describes. NotReplayableError if that cannot be made
-        again."""
+        """``policy`` replaces the one that the header describes. NotReplayableError if that cannot be
+        recreated."""
         self._block_size = header.block_size
         self._names = BlockNames()
         self._plans: dict[int, SchedulerOutput] = {}
-        """Plans by step; those whose output has come are forgotten with the next one's."""
+        """Plans by step; kept until the output of the following step has arrived."""
         self._events: list[TraceEvent] = []
         tracer = Tracer(self)
         groups = recorded_groups(header)
@@ -93,9 +93,9 @@ class RecordedEngine:
         self._events.append(event)
 
     def take(self, event: InputEvent) -> list[TraceEvent]:
-        """Give it an input as it was recorded; the events that it causes, its own record last.
+        """Feeds in a recorded input; returns the events that it causes, its own record last.
 
-        NotReplayableError if it cannot be: the trace then tells of something that did not happen.
+        NotReplayableError if the scheduler does not accept it: the trace then records something impossible.
         """
         self._events = []
         try:
@@ -171,7 +171,7 @@ class RecordedEngine:
 
     @staticmethod
     def _tokens_of(req_id: str, event: StepOutput) -> list[int]:
-        tokens = [GOING_ON] * (event.num_tokens.get(req_id, 1) or 1)  # of one that failed it means nothing
+        tokens = [GOING_ON] * (event.num_tokens.get(req_id, 1) or 1)  # meaningless for a failed request
         ending = event.ended.get(req_id)
         if ending is not None:
             tokens[-1] = LAST_TOKEN[ending]

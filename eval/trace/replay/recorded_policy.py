@@ -1,4 +1,4 @@
-"""The policy that a trace was written under, as its header describes it."""
+"""Recreates the policy of a trace from its header."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tracing.events import TraceHeader
 Options = dict[str, float | int | str | bool | None]
 
 TOLD_THE_FUTURE = ("paper", "infercept", "known-work", "oracle")
-"""Policies that ask what only a simulation can answer."""
+"""Policies that query knowledge only a simulation has."""
 _OURS: tuple[type[ContinuumPolicy], ...] = (ContinuumPolicy, *WITHOUT)
 _CONTINUUM = {kind.name: kind for kind in _OURS}
 _PLAIN: dict[str, Callable[..., SchedulingPolicy]] = {
@@ -51,7 +51,7 @@ _PLAIN: dict[str, Callable[..., SchedulingPolicy]] = {
 
 
 def recorded_policy(header: TraceHeader) -> PolicyFactory:
-    """NotReplayableError, a sentence, if it cannot be made again."""
+    """Raises NotReplayableError, a sentence, if the policy cannot be recreated."""
     name = header.policy
     if name in TOLD_THE_FUTURE:
         raise NotReplayableError(
@@ -80,13 +80,13 @@ def _continuum_config(recorded: Options) -> ContinuumConfig:
 
 
 def _value(value: float | int | str | bool | None) -> float | int | str | bool | None:
-    """JSON has no infinity, so the header has it as text."""
+    """Decodes an infinity, which JSON lacks and the header has as text."""
     return math.inf if value == "inf" else value
 
 
 @dataclass(frozen=True, slots=True)
 class _RecordedContinuum:
-    """With what its estimator had learned when it started, and no file to learn more into."""
+    """Starts with what its estimator had learned at the recorded start, and has no file for new lessons."""
 
     kind: type[ContinuumPolicy]
     config: ContinuumConfig

@@ -1,5 +1,5 @@
-"""A request as a trace tells of it: it counts its tokens, knows the names of its blocks, and the few of its
-tokens that a policy looked at."""
+"""A request of a trace: it counts its tokens, and knows the names of its blocks and the few tokens that a
+policy read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from eval.trace.replay.errors import NotReplayableError
 from tracing.events import RequestArrived
 
 GOING_ON, STOPPING, REFUSED = 0, 1, 2
-"""What a replay samples: a token, the one that ends the request, one that its grammar does not allow."""
+"""Sampled tokens of a replay: one that continues, one that ends the request, one that its grammar refuses."""
 
 
 class RecordedRequest(Request):
@@ -27,7 +27,7 @@ class RecordedRequest(Request):
     __slots__ = ("_block_size", "_coming", "num_tokens", "segment")
 
     num_tokens: int
-    """A slot in the place of a property: it is read in every step."""
+    """A slot instead of a property: it is read in every step."""
 
     def __init__(
         self, arrived: RequestArrived, segment: Segment, chain: list[BlockHash], block_size: int
@@ -60,7 +60,7 @@ class RecordedRequest(Request):
         return self.num_tokens - self.num_prompt_tokens
 
     def expect(self, names: list[BlockHash]) -> None:
-        """Of the blocks that its next tokens fill."""
+        """Adds the names of the blocks that its next tokens fill."""
         self._coming.extend(names)
 
     def append_output_token(self, token_id: int) -> None:
@@ -70,7 +70,7 @@ class RecordedRequest(Request):
 
 
 def _kv_transfer(arrived: RequestArrived) -> KVTransfer | None:
-    """A lease goes by the request's id: a trace does not tell what opens it."""
+    """Returns a transfer with the request's id for a lease, as the trace lacks the lease's key."""
     if arrived.lease_s:
         return KVLeaseOrder(arrived.req_id, arrived.lease_s)
     if arrived.remote_tokens:
@@ -97,11 +97,11 @@ class RecordedTokens(Sequence[int]):
         return self.at(places) if isinstance(places, int) else _Cut(self, places)
 
     def __iter__(self) -> Iterator[int]:
-        """Of all together only the number matters to anybody."""
+        """Yields numbers instead of tokens: callers use only their count."""
         return iter(range(len(self)))
 
     def at(self, place: int) -> int:
-        """NotReplayableError if the policy did not read it while the trace was written."""
+        """Raises NotReplayableError if the policy did not read the token when the trace was written."""
         for first, tokens in self._runs:
             if first <= place < first + len(tokens):
                 return tokens[place - first]
@@ -111,7 +111,7 @@ class RecordedTokens(Sequence[int]):
 
 
 class _Cut(Sequence[int]):
-    """Some tokens in a row; looked up only when they are read."""
+    """Consecutive tokens, looked up only when they are read."""
 
     def __init__(self, tokens: RecordedTokens, places: range) -> None:
         self._tokens = tokens
@@ -130,7 +130,7 @@ class _Cut(Sequence[int]):
 
 
 class RecordedGrammar:
-    """Ends the request where it ended."""
+    """Ends the request where it ended in the trace."""
 
     def __init__(self) -> None:
         self._last = GOING_ON
@@ -140,11 +140,11 @@ class RecordedGrammar:
         return token_id != REFUSED
 
     def count_allowed(self, token_ids: Sequence[int]) -> int:
-        """All: drafts are cut before they are an input."""
+        """Allows all: drafts are cut before they become an input."""
         return len(token_ids)
 
     def forced(self, most: int) -> Sequence[int]:
-        """None: what was drafted is recorded."""
+        """Returns none: drafts come from the recording."""
         return ()
 
     @property

@@ -1,4 +1,4 @@
-"""What a trace tells of the run it is of: its jobs, to be run again, and its figures."""
+"""The run of a trace: its jobs, to be run again, and its figures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tracing.late_names import read_named_trace
 from tracing.reader import TraceReport, in_order
 
 SCOPE = "trace"
-"""Scope of block ids: the same in all jobs, so that prompts which began alike do so again."""
+"""Scope of block ids, the same in all jobs, so that prompts which shared a prefix share it again."""
 
 AS_RECORDED = (
     "jobs are as recorded: their tokens, the blocks that prompts share, when they came; ASSUMED: the time "
@@ -42,7 +42,7 @@ Runs = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """A run as its trace has it."""
+    """The recorded run of a trace."""
 
     header: TraceHeader
     jobs: list[Job]
@@ -50,12 +50,12 @@ class RecordedRun:
     turn_records: list[TurnRecord]
     counters: EngineCounters
     unnamed: frozenset[str]
-    """Jobs that no client named: each was a single question until it called a tool, or came back."""
+    """Jobs that no client named: each was a single-turn request until it called a tool, or returned."""
     notes: list[str]
 
 
 def read_run(path: Path) -> RecordedRun:
-    """TraceError if it is no trace; TraceFileError if not a turn in it ended."""
+    """Reads a trace; TraceError if it is not one, TraceFileError if no turn in it ended."""
     report = TraceReport()
     reader = _RunReader()
     for event in in_order(path, read_named_trace(path, report)):
@@ -70,7 +70,7 @@ def read_run(path: Path) -> RecordedRun:
 
 @dataclass(slots=True)
 class _RunReader:
-    """Takes every event of a trace in order; a sink of the lives that are read from them."""
+    """Takes every event of a trace in order; a sink for the records that are read from them."""
 
     lives: LifeReader = field(init=False)
     turns: list[TurnLife] = field(default_factory=list)
@@ -86,15 +86,15 @@ class _RunReader:
     num_preemptions: int = 0
     num_computed_tokens: int = 0
     num_loaded_tokens: int = 0
-    """Tokens that were not computed as they were loaded."""
+    """Tokens that were loaded instead of computed."""
     num_disk_tokens: int = 0
     """How many of these were read from disk."""
     arrived: dict[str, RequestArrived] = field(default_factory=dict)
     """Arrivals by request."""
     last_steps: set[str] = field(default_factory=set)
-    """Requests of which their clients said that no turn of their job would follow."""
+    """Requests whose clients declared them the last turn of their job."""
     finished_s: dict[str, float] = field(default_factory=dict)
-    """The time at which each job's client last said it was finished."""
+    """When each job's client last reported it as finished."""
     num_client_signals: int = 0
 
     def __post_init__(self) -> None:
@@ -224,7 +224,7 @@ class _RunReader:
         )
 
     def _is_named(self, turn: TurnLife) -> bool:
-        """By its client, or unknown: the record of its arrival is missing."""
+        """Whether a client named the job; True if the record of its arrival is missing."""
         arrived = self.arrived.get(turn.req_id)
         return arrived is None or arrived.job_id is not None
 
@@ -241,7 +241,7 @@ class _RunReader:
         return 0 if arrived is None else arrived.priority
 
     def _finished_s(self, job_id: str, last: TurnLife) -> float | None:
-        """None where it was said while its last turn was still to come."""
+        """Time from the last turn's end to the client's report; None if it reported before that end."""
         finished_s = self.finished_s.get(job_id)
         return finished_s - last.ended_s if finished_s is not None and finished_s >= last.ended_s else None
 
@@ -251,7 +251,7 @@ class _RunReader:
         return GapKind.TOOL if self.calls.get(turn.req_id) else GapKind.UNKNOWN
 
     def _calls(self, turn: TurnLife) -> tuple[ToolRun, ...]:
-        """With their arguments as they were, so that a policy takes them for what it did."""
+        """Returns the calls with their arguments as recorded, so that a policy classifies them as before."""
         return tuple(ToolRun(call.name, call.arguments) for call in self.calls.get(turn.req_id, ()))
 
     def _counters(self, header: TraceHeader) -> EngineCounters:
@@ -283,7 +283,7 @@ class _RunReader:
 
 
 def _by_job(turns: list[TurnLife]) -> dict[str, list[TurnLife]]:
-    """In order of first arrivals; a request of no job is one of its own."""
+    """Groups turns by job in order of first arrivals; a request without a job forms its own."""
 
     def name(turn: TurnLife) -> str:
         return turn.job_id if turn.job_id is not None else f"request {turn.req_id}"
@@ -295,7 +295,7 @@ def _by_job(turns: list[TurnLife]) -> dict[str, list[TurnLife]]:
 
 
 def _runs(numbers: list[int]) -> Runs:
-    """Run-length coded: ids that count up by one."""
+    """Encodes consecutive ids as (first, count) runs."""
     runs: list[tuple[int, int]] = []
     for number in numbers:
         if runs and number == sum(runs[-1]):

@@ -1,4 +1,4 @@
-"""Feeds the inputs of a trace to the scheduler and the policy it is of, and compares every event."""
+"""Feeds the inputs of a trace to its scheduler and policy, and compares every event."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ INPUTS = typing.get_args(InputEvent)
 NOT_OF_THE_ENGINE = {
     *("wall_time_s", "monotonic_s", "from_start", "program", "machine", "part", "num_events_before"),
 }
-"""Fields of a header that say nothing of what the engine was made from."""
+"""Header fields that the engine was not made from."""
 
 
 @dataclass(slots=True)
 class ReplayResult:
-    """How far it went, and what it found."""
+    """The progress and the findings of a replay."""
 
     num_events: int = 1
-    """Events compared, and the header."""
+    """Events compared, including the header."""
     counts: Counter[type[TraceEvent]] = field(default_factory=Counter)
     difference: Difference | None = None
     missing: int = 0
-    """Events that the trace lacks where the replay had to stop; 0: it went to the end."""
+    """Number of events missing in the trace where the replay had to stop; 0: it reached the end."""
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -53,7 +53,7 @@ class ReplayResult:
 
     @property
     def whole(self) -> bool:
-        """Whether everything in the trace was decided again as it had been."""
+        """Whether every decision in the trace was repeated."""
         return self.difference is None and not self.missing
 
     def __str__(self) -> str:
@@ -73,7 +73,7 @@ class ReplayResult:
 
 
 def replay(path: Path) -> ReplayResult:
-    """Of a whole trace, with progress on stderr. TraceError, a sentence, if it cannot be replayed."""
+    """Replays a whole trace, with progress on stderr. TraceError, a sentence, if it cannot be replayed."""
     report = TraceReport()
     events = read_trace(path, report)
     header = next(events)
@@ -97,7 +97,7 @@ def replay(path: Path) -> ReplayResult:
 
 
 def _written_elsewhere(before: TraceHeader, now: TraceHeader) -> str:
-    """What else differs between the program that wrote the trace and this one."""
+    """Describes other differences between the program that wrote the trace and this one."""
     if not before.machine:
         return "The trace does not say on what machine it was written."
     was = {"program": before.program, **before.machine}
@@ -132,8 +132,7 @@ def _engine(header: TraceHeader) -> RecordedEngine:
 
 
 def compare(engine: RecordedEngine, events: Iterable[TraceEvent], result: ReplayResult) -> None:
-    """Make the engine live through all that follows its header: up to the end, the first difference, or the
-    first gap."""
+    """Replays all events after the header: up to the end, the first difference, or the first gap."""
     group: list[TraceEvent] = []
     step = -1
     with tqdm(unit=" steps", file=sys.stderr, disable=None, leave=False) as bar:

@@ -1,7 +1,7 @@
 """Compiles the C++ kernels in this folder with the machine's own compiler, once, and loads them. Knows
 nothing of steps.
 
-The server runs without them: callers fall back to torch after ``KernelUnavailable``.
+The server runs without them: after ``KernelUnavailable``, callers fall back to torch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STATES_SOURCE = _SOURCES / "states.cpp"
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-shared", "-w")
 _COMPILE_TIMEOUT_S = 900
-"""A busy machine may take minutes; without kernels every start that follows is slow as well."""
+"""A busy machine may take minutes; without kernels, all later starts are slow as well."""
 _SAID_EVERY_S = 10
 _CPU_INFO = Path("/proc/cpuinfo")
 _LOADED_FILES = Path("/proc/self/maps")
@@ -106,7 +106,7 @@ def _load_cached(command: Sequence[str], cached: Path) -> ctypes.CDLL:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Held by one process at a time, and left by one that ends; no file is made for it."""
+    """Lock the folder for one process at a time; a process that dies frees the lock. Creates no file."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -137,7 +137,7 @@ def _compile(command: Sequence[str], target: Path) -> None:
 
 
 def _run_compiler(command: Sequence[str]) -> tuple[int, str]:
-    """Its exit code and what it said; now and then the log says that it is at work."""
+    """Returns its exit code and its error output; logs from time to time that it is still running."""
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -159,7 +159,7 @@ def _run_compiler(command: Sequence[str]) -> tuple[int, str]:
 
 
 def _find_compiler() -> Path:
-    """The compiler that CXX names, else the system's."""
+    """The compiler that CXX names, or else the system's."""
     names = (os.environ["CXX"],) if os.environ.get("CXX") else _COMPILERS
     for name in names:
         found = shutil.which(name)

@@ -11,9 +11,9 @@ from engine.worker.cpu.kernels.library import KernelUnavailable, load_library, t
 from engine.worker.memory import empty_pages
 
 INTERLEAVED = 32
-"""Outputs of a weight that are interleaved in a block."""
+"""Outputs of a weight that one block interleaves."""
 _TILE_ROWS = 16
-"""The GEMM reads rows in multiples of this."""
+"""The GEMM needs a multiple of this many rows."""
 
 
 class WeightAddress(ctypes.Structure):
@@ -32,7 +32,7 @@ class WeightAddress(ctypes.Structure):
 
 
 class ExpertsAddress(ctypes.Structure):
-    """The packed experts of a layer that a rank has, from number ``first`` on (``experts.h``)."""
+    """A rank's packed experts of a layer, from number ``first`` on (``experts.h``)."""
 
     _fields_ = (
         ("gate_up", WeightAddress),
@@ -62,8 +62,8 @@ class CompiledGemm:
 
     @classmethod
     def load(cls, head_dim: int) -> CompiledGemm:
-        """Load it from the library for this head size. Raises KernelUnavailable if there is no compiler, or
-        the CPU lacks AVX512_BF16."""
+        """Load the GEMM from the library for this head size. Raises KernelUnavailable if there is no
+        compiler, or the CPU lacks AVX512_BF16."""
         library = load_library(head_dim, torch.bfloat16)
         if not hasattr(library, "continuum_multiply"):
             raise KernelUnavailable("this CPU has no bf16 dot-product instruction")

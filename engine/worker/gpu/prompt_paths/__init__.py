@@ -1,1 +1,1 @@
-"""Prefill attention by kernels of other libraries, each behind the same interface; none is required."""
+"""Prefill attention by kernels of other libraries, which share one interface; none is required."""

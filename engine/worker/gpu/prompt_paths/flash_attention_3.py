@@ -1,4 +1,4 @@
-"""FlashAttention-3, if it is installed: in full, or the small wheel of its forward kernels."""
+"""FlashAttention-3, if installed: the full package, or the small wheel with its forward kernels."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class FlashAttention3:
 
     @classmethod
     def find(cls, interface: str, config: str) -> FlashAttention3:
-        """``interface`` is the module of its functions, ``config`` that of its build flags. Raises what
-        importing them raises."""
+        """Import it. ``interface``: the module of its functions; ``config``: that of its build flags. Raises
+        what importing them raises."""
         try:
             flags = import_module(config).CONFIG["build_flags"]
         except ImportError:

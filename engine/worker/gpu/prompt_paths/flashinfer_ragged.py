@@ -1,4 +1,4 @@
-"""FlashInfer, if it is installed. It plans on the host: once per step and kind of layer."""
+"""FlashInfer, if installed. It plans on the host, once per step and kind of layer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class FlashInferRagged:
 
     @classmethod
     def find(cls, device: torch.device) -> FlashInferRagged:
-        """Raises what importing it raises."""
+        """Import it. Raises what the import raises."""
         wrapper_class = import_module("flashinfer").BatchPrefillWithRaggedKVCacheWrapper
         logger.info("FlashInfer may compile kernels at first use, which takes minutes.")
         return cls(wrapper_class, device)

@@ -1,4 +1,4 @@
-"""Prefill paths over contiguous K and V: pages are gathered first, so any page size and layout works.
+"""Prefill paths over contiguous K and V: they gather the pages first, so any page size and layout works.
 
 The cost of a gather is small compared with the attention of a long prompt.
 """
@@ -19,10 +19,10 @@ class DenseKernel(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in logs."""
+        """The kernel's name in logs."""
 
     def can(self, kind: AttentionKind) -> bool:
-        """Whether it supports this kind of attention."""
+        """Whether the kernel supports this kind of attention."""
 
     def attend(
         self,
@@ -61,8 +61,9 @@ class GatherScratch:
     def gather(
         self, keys: torch.Tensor, values: torch.Tensor, prompts: Prompts, window: int | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The K and V of the prompts, concatenated: both [kv_starts[-1], num_kv_heads, head_dim]. What lies
-        before the window of a prompt's first query token is zeros: its pages may be another sequence's."""
+        """The K and V of the prompts, concatenated: both [kv_starts[-1], num_kv_heads, head_dim]. Tokens
+        before the window of a prompt's first query token are zeros, as their pages may be another
+        sequence's."""
         total = sum(chunk.seq_len for chunk in prompts.chunks)
         key, value = self._dense[0, :total], self._dense[1, :total]
         self._gather(keys, values, prompts, key, value, self._kv_scale, window)

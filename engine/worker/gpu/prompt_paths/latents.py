@@ -1,5 +1,5 @@
-"""Prefill attention over latents in plain torch: a prompt's latents are gathered, then attended in tiles of
-queries. The host waits for nothing."""
+"""Prefill attention over latents in plain torch: gathers a prompt's latents, then attends in tiles of
+queries. The host never waits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from engine.worker.gpu.step_batch import PromptChunk, StepBatch
 
 PACKED_ROWS = 1024
-"""Queries times heads that share one mask: it stays small for any context length."""
+"""Queries times heads that share one mask: limits the mask's size for any context length."""
 
 
 def attend_latent_prompts(
@@ -20,8 +20,8 @@ def attend_latent_prompts(
     scale: float,
     kv_scale: float,
 ) -> None:
-    """Attention of ``batch.prompts``; what is before their tokens in output and query is left alone.
-    ``kv_scale``: of latents in 8 bits.
+    """Attention of ``batch.prompts``; it leaves earlier rows of output and query alone. ``kv_scale``: of
+    8-bit latents.
 
     output [num_tokens, num_heads, value_size]; query [num_tokens, num_heads, latent_size]; latents
     [num_blocks, block_size, 1, latent_size], the new ones included

@@ -67,10 +67,10 @@ class PromptPath(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in logs."""
+        """The path's name in logs."""
 
     def can(self, kind: AttentionKind) -> bool:
-        """Whether it supports this kind of attention."""
+        """Whether the path supports this kind of attention."""
 
     def attend(
         self,
@@ -85,7 +85,7 @@ class PromptPath(Protocol):
 
 
 def groups_within(chunks: tuple[PromptChunk, ...], max_tokens: int) -> Iterator[tuple[PromptChunk, ...]]:
-    """Groups of consecutive chunks with at most ``max_tokens`` tokens of KV; a longer one is alone."""
+    """Groups of consecutive chunks with at most ``max_tokens`` tokens of KV; a longer chunk is a group."""
     start, gathered = 0, 0
     for index, chunk in enumerate(chunks):
         if index > start and gathered + chunk.seq_len > max_tokens:

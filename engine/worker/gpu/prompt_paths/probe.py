@@ -1,4 +1,4 @@
-"""Checks a prefill path against a reference on the device that it is to run on, before it is used."""
+"""Checks a prefill path against a reference, on the device that will run it, before it is used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GROUP = 4
 _WINDOW = 17
 _SOFT_CAP = 5.0
 _TOLERANCE = 0.05
-"""Largest error of outputs of size 1, with 8-bit inputs and outputs of a GEMM."""
+"""The largest allowed error of outputs of size 1, for 8-bit inputs and outputs of a GEMM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class Probe:
 
     @classmethod
     def like(cls, pool: torch.Tensor, dtype: torch.dtype, kv_scale: float) -> Probe:
-        """For queries of ``dtype`` over a pool of this type and these sizes. The values are of size 1 after
-        scaling, so that errors show."""
+        """A probe with queries of ``dtype`` and a pool of this type and layout. Its values are of size 1
+        after scaling, so that errors show."""
         generator = torch.Generator().manual_seed(0)
         block_size, num_kv_heads, head_dim = pool.shape[3:]
         blocks_each = -(-max(seq_len for _, seq_len in _LENGTHS) // block_size)
@@ -70,7 +70,7 @@ class Probe:
         )
 
     def prove(self, path: PromptPath) -> ProvenPath | None:
-        """The path with the kinds it computes correctly; None if it fails for full attention."""
+        """The path with the kinds that it computes correctly; None if it fails for full attention."""
         full = AttentionKind(self.query.shape[-1] ** -0.5, None, None)
         if not self._is_right(path, full):
             return None
@@ -100,7 +100,7 @@ class Probe:
         return True
 
     def _expected(self, kind: AttentionKind) -> torch.Tensor:
-        """The reference in fp32. Converted first: torch does not index 8-bit values on all devices."""
+        """The reference in fp32. The pool is converted first: not all devices can index 8-bit values."""
         pool, outputs, token = self.pool.float() * self.kv_scale, [], 0
         for chunk, table in zip(self.prompts.chunks, self.prompts.block_tables.long(), strict=True):
             pages = pool[table, 1]

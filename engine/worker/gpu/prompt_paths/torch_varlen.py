@@ -1,4 +1,4 @@
-"""PyTorch's varlen attention, in the releases that read pages."""
+"""PyTorch's varlen attention, in the releases that support pages."""
 
 from __future__ import annotations
 

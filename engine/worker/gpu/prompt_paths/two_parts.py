@@ -24,7 +24,7 @@ output, and the log-sum-exp (natural) of the scores [1, heads, query tokens]."""
 def cudnn_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The DenseAttention of cuDNN. ValueError for dtypes that are not 16 bits."""
+    """cuDNN's attention as a DenseAttention. ValueError for dtypes that are not 16 bits."""
     if query.dtype not in (torch.float16, torch.bfloat16):
         raise ValueError(f"cuDNN would read {query.dtype} values as float16")
     output, log_sum, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
@@ -36,10 +36,10 @@ def cudnn_attention(
 class TwoParts:
     """A DenseKernel.
 
-    The kernel is called with few different sizes, as it may plan for each and a plan can take as long as a
-    step: the cached part is split into portions of ``cached_step`` tokens times a power of two; query rows
-    are padded to multiples of ``query_step``, four per power of two. The remaining cached tokens are put
-    before the new ones in the causal part, with padding queries whose output is dropped.
+    It calls the kernel with few different sizes, because it may plan for each size, and a plan can take as
+    long as a step. The cached part is split into portions of ``cached_step`` tokens times a power of two.
+    Query rows are padded to multiples of ``query_step``, four per power of two. The remaining cached tokens
+    are put before the new ones in the causal part, with padding queries whose output is dropped.
     """
 
     name = "cuDNN in two parts"
@@ -85,8 +85,8 @@ class TwoParts:
     def _attend_square(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The causal part: the last tokens of key and value are those of the queries. Output like query,
-        and its log-sum-exp [num_queries, num_heads]"""
+        """The causal part: the last tokens of key and value are those of the queries. Returns output like
+        query, and its log-sum-exp [num_queries, num_heads]"""
         before = len(key) - len(query)
         behind = -len(key) % self._query_step
         group = query.shape[1] // key.shape[1]
@@ -98,8 +98,8 @@ class TwoParts:
     def _attend_cached(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The part without a mask: the query heads of a group are rows of their KV head. Results like those
-        of the causal part."""
+        """The part without a mask: the query heads of a group become rows of their KV head. Results like
+        those of the causal part."""
         num_queries, num_heads, head_dim = query.shape
         num_kv_heads = key.shape[1]
         grouped = query.view(num_queries, num_kv_heads, -1, head_dim).transpose(1, 2)
@@ -134,7 +134,7 @@ def portions(num_tokens: int, step: int) -> Iterator[slice]:
 
 
 def padding(num_rows: int, step: int) -> int:
-    """Rows to add for a multiple of ``step`` and of a quarter of the largest power of two in them."""
+    """The number of rows to add for a multiple of ``step`` and of a quarter of their largest power of two."""
     return -num_rows % max(step, (1 << num_rows.bit_length() - 1) // 4)
 
 

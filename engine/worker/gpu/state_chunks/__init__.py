@@ -1,1 +1,1 @@
-"""Prompts of layers with states by chunks of tokens, in Triton."""
+"""Computes prompts of layers with states in chunks of tokens, in Triton."""

@@ -1,6 +1,6 @@
-"""A chunk's states and outputs, for all layers whose state maps keys to values:
+"""Compute the states and outputs of chunks, for all layers whose state maps keys to values:
 
-    state' = decay * state + sum of fading * key ⊗ value,   output = query of the state behind the token
+    state' = decay * state + sum of fading * key ⊗ value,   output = query of the state after the token
 
 (arXiv:2405.21060, section 6; arXiv:2412.06464, section 3.3). Dots are of the inputs' type, bf16 on a
 GPU, summed in fp32.
@@ -23,7 +23,7 @@ _CHUNK = tl.constexpr(CHUNK)
 
 @triton.jit
 def tile(first, stride, length, columns, NUM_COLUMNS: tl.constexpr):
-    """[chunk, columns] rows of a chunk of ``length`` tokens, from ``first`` on; 0 outside."""
+    """Load rows of a chunk of ``length`` tokens, from ``first`` on: [chunk, columns]; 0 outside."""
     tokens = tl.arange(0, _CHUNK)
     inside = (tokens < length)[:, None] & (columns < NUM_COLUMNS)[None, :]
     return tl.load(first + tokens[:, None] * stride + columns[None, :], mask=inside, other=0.0)
@@ -39,7 +39,7 @@ def store_tile(first, stride, length, columns, numbers, NUM_COLUMNS: tl.constexp
 
 @triton.jit
 def column(first, stride, length):
-    """[chunk] one number of each token in fp32; 0 behind the last one."""
+    """Load one number of each token in fp32: [chunk]; 0 after the last token."""
     tokens = tl.arange(0, _CHUNK)
     return tl.load(first + tokens * stride, mask=tokens < length, other=0.0).to(tl.float32)
 
@@ -53,15 +53,15 @@ def store_column(first, stride, length, numbers):
 
 @triton.jit
 def decay_between(passed, is_read):
-    """[chunk, chunk] the decay from the column's token to the row's, where the latter reads it; else 0.
-    Before exp, which may overflow above the diagonal and behind the last token."""
+    """[chunk, chunk] the decay from the column's token to the row's, where the row's reads it; else 0. The
+    mask is applied before exp, which may overflow above the diagonal and after the last token."""
     between = tl.minimum(passed[:, None] - passed[None, :], 0.0)
     return tl.exp(tl.where(is_read, between, float("-inf")))
 
 
 @triton.jit
 def to_type(x, like):
-    """x in the type that ``like`` points to, to the nearest: Triton's interpreter cuts bf16 off."""
+    """Round x to the nearest in the type that ``like`` points to; Triton's interpreter truncates bf16."""
     if _INTERPRETED and like.dtype.element_ty == tl.bfloat16:
         bits = x.to(tl.int32, bitcast=True)
         bits += 0x7FFF + ((bits >> 16) & 1)
@@ -92,8 +92,8 @@ def states_before_chunks(
     COLUMNS: tl.constexpr,
     CORRECTS: tl.constexpr,
 ):
-    """One program takes some columns of a head's state through the chunks of a sequence. It stores the state
-    before each, and the one behind the last; with CORRECTS, values less what the state recalls, too."""
+    """One program carries some columns of a head's state through the chunks of a sequence. It stores each
+    chunk's state before it, and the final one; with CORRECTS, values minus what the state recalls."""
     head, num_heads = tl.program_id(1), tl.num_programs(1)
     own = sequences + 6 * tl.program_id(0)
     start, length = tl.load(own), tl.load(own + 1)
@@ -124,7 +124,7 @@ def states_before_chunks(
 
 @triton.jit
 def _fading(passed, stride, length):
-    """The logarithm of a chunk's whole decay, and [chunk] the decay from each token to its end."""
+    """The logarithm of a chunk's total decay, and [chunk] the decay from each token to its end."""
     whole = tl.load(passed + (tl.minimum(length, _CHUNK) - 1) * stride)
     return whole, tl.exp(tl.minimum(whole - column(passed, stride, length), 0.0))
 
@@ -151,7 +151,7 @@ def outputs_of_chunks(
     COLUMNS: tl.constexpr,
     HAS_SKIP: tl.constexpr,
 ):
-    """One program has some columns of the outputs of one chunk and head, from the state before it."""
+    """One program computes some columns of the outputs of one chunk and head, from the state before it."""
     chunk, head, num_heads = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     first, length = tl.load(chunks + 2 * chunk), tl.load(chunks + 2 * chunk + 1)
     rows, columns = tl.arange(0, PADDED_K), tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
@@ -178,8 +178,8 @@ def outputs_of_chunks(
 
 @triton.jit
 def _read(queries, state, like, sums):
-    """queries @ state + sums. A state that one token dominates may give a query next to nothing, of which
-    what bf16 rounds off would be much: it is read in two parts."""
+    """queries @ state + sums. If one token dominates the state, a query's result may be small compared with
+    the rounding error of bf16, so the state is read in two parts."""
     part = to_type(state, like)
     sums = dot(queries, part, sums)
     return dot(queries, to_type(state - part.to(tl.float32), like), sums)

@@ -1,4 +1,4 @@
-"""Launches of the kernels for chunks: two functions that compute all sequences of a step that have some."""
+"""Launches the kernels for chunks: two functions that compute all chunked sequences of a step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.worker.gpu.state_chunks.table import StepTable
 from engine.worker.gpu.tiling import padded
 
 _STATE_NUMBERS = 4096
-"""Numbers of a program's part of a state, in 32 registers of each of its 128 threads."""
+"""Numbers of the part of a state that a program holds, in 32 registers of each of its 128 threads."""
 _OUTPUT_COLUMNS = 64
 
 
@@ -24,7 +24,7 @@ def delta_rule_chunks(
     output: torch.Tensor,
     table: StepTable,
 ) -> None:
-    """See ``StateOps``; rows of tokens are contiguous. Fills what ``output`` and the pool have of them."""
+    """See ``StateOps``; rows of tokens are contiguous. Fills their rows of ``output`` and their states."""
     num_tokens, num_heads, v_size = v.shape
     k_size = k.shape[2]
     recalling = v.new_empty(num_tokens, num_heads, k_size)
@@ -66,7 +66,7 @@ def scan_chunks(
     output: torch.Tensor,
     table: StepTable,
 ) -> None:
-    """See ``delta_rule_chunks``: b has the keys and c the queries."""
+    """See ``delta_rule_chunks``: b holds the keys and c the queries."""
     weights = _weights(output)
     prepare.prepare_scan[(len(table.chunks), x.shape[1])](dt, a, dt_bias, *weights, table.chunks)
     states = _states(b, x, weights, pool, table)
@@ -74,8 +74,8 @@ def scan_chunks(
 
 
 def _weights(output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """[num_tokens, heads] each in fp32: the decay since the chunk began (its logarithm), what keys and what
-    queries are multiplied by."""
+    """[num_tokens, heads] each in fp32: the logarithm of the decay since the chunk began, and the factors of
+    keys and of queries."""
     first, second, third = (output.new_empty(output.shape[:2], dtype=torch.float32) for _ in range(3))
     return first, second, third
 
@@ -88,8 +88,8 @@ def _states(
     table: StepTable,
     correcting: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """[num_chunks, heads, k_size, v_size] the states before chunks, in fp32. Those behind the last ones
-    go to the pool, whose states are of values and keys unless ``correcting`` (w, and what receives the
+    """[num_chunks, heads, k_size, v_size] the states before chunks, in fp32. The final states go to the pool,
+    where they are [v_size, k_size], or [k_size, v_size] with ``correcting`` (w, and the output for the
     corrections)."""
     (_, num_heads, v_size), k_size = values.shape, k.shape[2]
     states = pool.new_empty(len(table.chunks), num_heads, k_size, v_size)
@@ -129,7 +129,7 @@ def _outputs(
     table: StepTable,
     skip: torch.Tensor | None = None,
 ) -> None:
-    """skip [heads]: the share of its own value that a token gives out."""
+    """Compute the outputs. skip [heads]: the share of its own value that a token adds to its output."""
     _, num_heads, k_size, v_size = states.shape
     columns = min(padded(v_size), _OUTPUT_COLUMNS)
     kernels.outputs_of_chunks[(len(table.chunks), num_heads, triton.cdiv(v_size, columns))](

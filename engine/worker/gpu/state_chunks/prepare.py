@@ -1,4 +1,4 @@
-"""What a chunk's tokens are before any state is known: decays, weights, and what they correct."""
+"""Computes what needs no state for a chunk's tokens: decays, weights, and the delta rule's w and u."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 # (arguments of kernels have Triton's types)
@@ -26,7 +26,7 @@ _BLOCKS = tl.constexpr(CHUNK // 16)
 
 @triton.jit
 def softplus(x):
-    """log(1 + e^x), also where 1 + e^x has lost most of e^x: its rounding is in the divisor, too (Goldberg,
+    """log(1 + e^x), exact even where 1 + e^x loses most of e^x: the divisor has the same rounding (Goldberg,
     "What every computer scientist should know about floating-point arithmetic", theorem 4)."""
     power = tl.exp(tl.minimum(x, 20.0))
     sum_of_both = 1 + power
@@ -37,7 +37,7 @@ def softplus(x):
 
 @triton.jit
 def prepare_scan(dt, a, dt_bias, passed, key_weights, query_weights, chunks):
-    """One program has one chunk and head of a selective scan."""
+    """One program prepares one chunk and head of a selective scan."""
     head, num_heads = tl.program_id(1), tl.num_programs(1)
     own = chunks + 2 * tl.program_id(0)
     first, length = tl.load(own), tl.load(own + 1)
@@ -72,7 +72,7 @@ def prepare_delta(
     PADDED_K: tl.constexpr,
     PADDED_V: tl.constexpr,
 ):
-    """One program has one chunk and head of the gated delta rule: w and u of its WY representation
+    """One program prepares one chunk and head of the gated delta rule: w and u of its WY representation
     (arXiv:2412.06464, section 3.3), so that corrections are u - w @ state."""
     head, num_heads = tl.program_id(1), tl.num_programs(1)
     own = chunks + 2 * tl.program_id(0)
@@ -109,9 +109,9 @@ def _squares(x):
 
 @triton.jit
 def _inverse(system):
-    """(I + system)^-1 of a strictly lower triangular one: of its blocks D on the diagonal row by row, then
-    X = D (I - rest X), which is exact once for each block below another. By TF32: the inverse is
-    rounded to bf16."""
+    """(I + system)^-1 of a strictly lower triangular system. It inverts the blocks D on the diagonal row by
+    row, then iterates X = D (I - rest X), which is exact after one iteration per block below the first.
+    TF32 suffices, as the inverse is rounded to bf16."""
     tokens = tl.arange(0, _CHUNK)
     is_own = tokens[:, None] // _BLOCK == tokens[None, :] // _BLOCK
     own = tl.where(is_own, system, 0.0)

@@ -1,4 +1,4 @@
-"""Which sequences of a step are computed in chunks, and which token by token."""
+"""Decides which sequences of a step are computed in chunks, and which token by token."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from engine.worker.attention.backend import IntArray
 from engine.worker.states.state_batch import StateBatch
 
 CHUNK = 64
-"""Tokens of a chunk."""
+"""Tokens per chunk."""
 MIN_TOKENS = 32
-"""Shorter sequences go token by token: chunks take several launches, and whole tiles."""
+"""Shorter sequences are computed token by token: chunks take several launches, and whole tiles."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTable:
-    """What the kernels of a step know of its sequences; int64, on the device."""
+    """The table of a step's sequences that kernels read; int64, on the device."""
 
     sequences: torch.Tensor
     """[num_seqs, 6]: first token, tokens, source, target, first chunk, chunks. Those without chunks come
-    first. Six, so that what is behind them begins at a multiple of 16 bytes: kernels are compiled for it."""
+    first. Six numbers, so that what follows begins at a multiple of 16 bytes, for which kernels are
+    compiled."""
     chunks: torch.Tensor
     """[num_chunks, 2]: first token, tokens."""
     num_short: int
@@ -35,7 +36,7 @@ class StepTable:
 
 
 def table_on(batch: StateBatch, device: torch.device) -> StepTable:
-    """In one copy, for the first layer of a step."""
+    """The table of a batch, copied to the device once, for the first layer of a step."""
     if device not in batch.on_device:
         sequences, chunks = _sequences(batch), _chunks(batch)
         numbers = torch.from_numpy(np.concatenate((sequences.ravel(), chunks.ravel()))).to(device)
@@ -70,6 +71,6 @@ def _chunks(batch: StateBatch) -> IntArray:
 
 
 def _num_chunks(batch: StateBatch) -> IntArray:
-    """[num_seqs]; 0 for those that go token by token."""
+    """[num_seqs]; 0 for sequences that are computed token by token."""
     found: IntArray = np.where(batch.query_lens >= MIN_TOKENS, -(-batch.query_lens // CHUNK), 0)
     return found

@@ -1,1 +1,1 @@
-"""How checkpoints store weights: plain, or in fewer bits with scales. Knows no model."""
+"""The formats in which checkpoints store weights: plain, or in fewer bits with scales. Knows no model."""

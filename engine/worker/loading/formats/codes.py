@@ -1,4 +1,4 @@
-"""Part of a weight in few bits, with the scales that give the numbers their size."""
+"""Part of a weight in few bits, with its scales and zeros."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 
 _ROWS = 128
-"""Rows dequantized at a time: in float32 they should fit the cache, as several operations read them."""
+"""Rows dequantized at a time: in float32 they should fit in the cache, as several operations read them."""
 _E4M3_IN_HALVES = 256.0
-"""A float8_e4m3fn in the highest bits of a float16 is this much smaller: its exponent is biased by 7, not
+"""Factor that restores a float8_e4m3fn placed in the highest bits of a float16: its exponent bias is 7, not
 15."""
 _SIGN_AND_REST = -0x4001
-"""All bits of 16 but the second highest."""
+"""A mask of all 16 bits except the second highest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,9 @@ class Codes:
     scales: torch.Tensor
     """A scale for each output and group of inputs, [outputs, groups]."""
     zeros: torch.Tensor | int
-    """The zeros, as the scales; or one for all."""
+    """The zeros, shaped like the scales; or one for all."""
     groups: torch.Tensor | int
-    """The group of each input [inputs]; or how many inputs in a row share one, if they lie in order."""
+    """The group of each input [inputs]; or the number of consecutive inputs per group, if in order."""
 
     def dequantize(self, view: torch.Tensor) -> None:
         """Write the weight [outputs, inputs] to ``view``, rounded once, to its dtype; on its device."""
@@ -36,7 +36,7 @@ class Codes:
             view[rows].copy_(codes._dequantized(rows))
 
     def _on(self, device: torch.device) -> Codes:
-        """The same on a device: fewer bytes to copy than the weight has."""
+        """The same codes on a device; this copies fewer bytes than the weight has."""
         zeros, groups = (
             part if isinstance(part, int) else part.to(device) for part in (self.zeros, self.groups)
         )
@@ -54,14 +54,14 @@ class Codes:
         return numbers.flatten(1)
 
     def _for_inputs(self, grid: torch.Tensor) -> torch.Tensor:
-        """[outputs, groups], in float32, so that it can be combined with the numbers"""
+        """Expand [outputs, groups] to float32, in a shape that can be combined with the numbers."""
         if isinstance(self.groups, int):
             return grid.float()[..., None]
         return grid.float()[:, self.groups]
 
 
 def _as_floats(numbers: torch.Tensor) -> torch.Tensor:
-    """The same numbers in float32. fp8 by its bits, ten times as fast as torch's conversion; it has no
+    """The same numbers in float32. It converts fp8 by its bits, ten times as fast as torch; fp8 has no
     infinities, and no weight is NaN."""
     if numbers.dtype != torch.float8_e4m3fn:
         return numbers.float()
@@ -70,7 +70,7 @@ def _as_floats(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def groups_of(inputs: slice, group_size: int) -> tuple[slice, torch.Tensor | int]:
-    """Which groups of a weight the inputs of a region are in, and ``Codes.groups`` for these."""
+    """The groups of a weight that contain these inputs, and ``Codes.groups`` for the region."""
     first, last = inputs.start // group_size, -(-inputs.stop // group_size)
     if inputs.start % group_size == 0 and inputs.stop % group_size == 0:
         return slice(first, last), group_size

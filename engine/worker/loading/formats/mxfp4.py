@@ -1,7 +1,7 @@
 """Stacked experts in MXFP4, as gpt-oss stores them: ``*_blocks`` [experts, outputs, inputs / 32, 16], two
-numbers in a byte, the first in its low half, and ``*_scales`` [experts, outputs, inputs / 32], powers of two.
+numbers per byte, the first in its low half, and ``*_scales`` [experts, outputs, inputs / 32], powers of two.
 
-The formats are those of the OCP Microscaling specification, version 1.0: e2m1 numbers, e8m0 scales.
+The formats follow the OCP Microscaling specification, version 1.0: e2m1 numbers, e8m0 scales.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _E8M0_BIAS = 127
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4Experts:
-    """A StoredTensor [experts, inputs, outputs]: the plain checkpoint has the outputs last."""
+    """A StoredTensor [experts, inputs, outputs]: the outputs are last, as in a plain checkpoint."""
 
     blocks: TensorEntry
     scales: TensorEntry
 
     @classmethod
     def of(cls, entries: dict[str, TensorEntry], name: str) -> Mxfp4Experts:
-        """The experts whose blocks have that name and ``_blocks``. Raises ModelLoadError."""
+        """The experts whose blocks are named ``name`` and ``_blocks``. Raises ModelLoadError."""
         blocks = entries[f"{name}_blocks"]
         scales = need_entry(entries, f"{name}_scales", blocks)
         need_dtype(blocks, "U8")
@@ -55,7 +55,7 @@ class Mxfp4Experts:
         return self.blocks, self.scales
 
     def fill(self, view: torch.Tensor, files: TensorFiles, region: Region) -> None:
-        """See StoredTensor; expert by expert, because together they are most of the model."""
+        """See StoredTensor. Fills expert by expert, because together they are most of the model."""
         experts, inputs, outputs = region
         read = slice(inputs.start // BLOCK, -(-inputs.stop // BLOCK))
         within = slice(inputs.start - read.start * BLOCK, inputs.stop - read.start * BLOCK)
@@ -67,8 +67,8 @@ class Mxfp4Experts:
             view[number].copy_(dequantized[:, within].T)
 
     def e2m1_codes(self, files: TensorFiles, region: Region) -> tuple[torch.Tensor, torch.Tensor]:
-        """A region of whole blocks as it is: e2m1 numbers [experts * outputs, inputs], uint8, and their
-        scales [experts * outputs, inputs / 32], fp32."""
+        """Read a region of whole blocks without dequantizing: e2m1 numbers [experts * outputs, inputs],
+        uint8, and their scales [experts * outputs, inputs / 32], fp32."""
         experts, inputs, outputs = region
         read = slice(inputs.start // BLOCK, inputs.stop // BLOCK)
         blocks = files.read(self.blocks, experts, outputs, read, slice(0, BLOCK // 2))

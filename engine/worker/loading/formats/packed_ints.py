@@ -1,11 +1,11 @@
-"""Weights of 4 or 8 bits, packed in words of 32: the layouts of AWQ (``gemm``), GPTQ, and compressed-tensors
+"""Weights of 4 or 8 bits, packed in 32-bit words: the layouts of AWQ (``gemm``), GPTQ, and compressed-tensors
 (``pack-quantized``).
 
-AWQ: ``qweight`` [inputs, outputs / 8] holds eight outputs in a word, in the order of ``_AWQ_PLACES``;
+AWQ: ``qweight`` [inputs, outputs / 8] packs eight outputs per word, in the order of ``_AWQ_PLACES``;
 ``qzeros`` [groups, outputs / 8] likewise; ``scales`` [groups, outputs].
 
-GPTQ: ``qweight`` [inputs / per word, outputs] holds consecutive inputs in a word, the first in the lowest
-bits; ``qzeros`` [groups, outputs / per word], in format v1 less one; ``scales`` [groups, outputs];
+GPTQ: ``qweight`` [inputs / per word, outputs] packs consecutive inputs per word, the first in the lowest
+bits; ``qzeros`` [groups, outputs / per word], minus one in format v1; ``scales`` [groups, outputs];
 ``g_idx`` [inputs], each input's group.
 
 compressed-tensors: ``weight_packed`` [outputs, inputs / per word], signed numbers plus half of their range;
@@ -34,27 +34,27 @@ from engine.worker.loading.formats.stored_tensor import (
 
 _FLOATS = ("F16", "BF16", "F32")
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in a word each of its eight outputs is: they lie there as 0, 2, 4, 6, 1, 3, 5, 7 from the lowest bits
-up."""
+"""The place in a word of each of its eight outputs: from the lowest bits up, a word holds the outputs 0, 2,
+4, 6, 1, 3, 5, 7."""
 _WORD_BITS = 32
 
 
 class CodedTensor(StoredTensor, Protocol):
-    """A weight [outputs, inputs] in few bits, which a kernel may read as they are."""
+    """A weight [outputs, inputs] in few bits, which a kernel may read without dequantizing."""
 
     @property
     def bits(self) -> int:
-        """The bits of a number."""
+        """The number of bits of a number."""
 
     @property
     def has_one_zero(self) -> bool:
         """Whether its numbers are integers that all have the same zero."""
 
     def codes(self, files: TensorFiles, region: Region) -> Codes:
-        """Read a region of it."""
+        """Read a region of the weight."""
 
     def group_size(self, files: TensorFiles) -> int | None:
-        """How many inputs in a row share a scale; None if a group's inputs are not in a row."""
+        """The number of consecutive inputs per scale; None if a group's inputs are not consecutive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,12 @@ class AwqWeight:
     qzeros: TensorEntry
     scales: TensorEntry
     size: int
-    """Inputs that share a scale."""
+    """The number of inputs per scale."""
     bits: int = 4
 
     @classmethod
     def of(cls, entries: dict[str, TensorEntry], prefix: str, group_size: int) -> AwqWeight:
-        """The weight with that prefix; ``group_size`` -1: one group. Raises ModelLoadError."""
+        """The weight with this prefix; ``group_size`` -1: one group. Raises ModelLoadError."""
         qweight = entries[f"{prefix}qweight"]
         qzeros, scales = (need_entry(entries, prefix + name, qweight) for name in ("qzeros", "scales"))
         need_dtype(qweight, "I32")
@@ -125,15 +125,15 @@ class GptqWeight:
     g_idx: TensorEntry | None
     bits: int
     size: int
-    """Inputs that share a scale."""
+    """The number of inputs per scale."""
     zero_less: int
-    """What a stored zero is less than the zero: 1 in format v1, which cannot store -1 and wraps."""
+    """The zero minus the stored zero: 1 in format v1, which cannot store -1 and wraps around."""
 
     @classmethod
     def of(
         cls, entries: dict[str, TensorEntry], prefix: str, group_size: int, bits: int, zero_less: int
     ) -> GptqWeight:
-        """The weight with that prefix; ``group_size`` -1: one group. Raises ModelLoadError."""
+        """The weight with this prefix; ``group_size`` -1: one group. Raises ModelLoadError."""
         qweight = entries[f"{prefix}qweight"]
         qzeros, scales = (need_entry(entries, prefix + name, qweight) for name in ("qzeros", "scales"))
         g_idx = entries.get(f"{prefix}g_idx")
@@ -168,7 +168,7 @@ class GptqWeight:
 
     @property
     def has_one_zero(self) -> bool:
-        return False  # its zeros are in a tensor, even if they are all the same
+        return False  # its zeros are in a tensor, even if they are all equal
 
     def codes(self, files: TensorFiles, region: Region) -> Codes:
         """See CodedTensor."""
@@ -198,13 +198,13 @@ class PackQuantizedWeight:
     g_idx: TensorEntry | None
     bits: int
     size: int
-    """Inputs that share a scale."""
+    """The number of inputs per scale."""
 
     @classmethod
     def of(
         cls, entries: dict[str, TensorEntry], prefix: str, bits: int, group_size: int, symmetric: bool
     ) -> PackQuantizedWeight:
-        """The weight with that prefix; ``group_size`` -1: one group. Raises ModelLoadError."""
+        """The weight with this prefix; ``group_size`` -1: one group. Raises ModelLoadError."""
         packed = entries[f"{prefix}weight_packed"]
         scale = need_entry(entries, f"{prefix}weight_scale", packed)
         zero_point = None if symmetric else need_entry(entries, f"{prefix}weight_zero_point", packed)
@@ -280,7 +280,7 @@ def _per_word(bits: int) -> int:
 
 
 def _words_of(numbers: slice, per_word: int) -> tuple[slice, slice]:
-    """The words that hold these numbers, and where they are among the numbers of these words."""
+    """The words that hold these numbers, and the slice of the numbers within these words."""
     first, last = numbers.start // per_word, -(-numbers.stop // per_word)
     skipped = first * per_word
     return slice(first, last), slice(numbers.start - skipped, numbers.stop - skipped)
@@ -293,7 +293,7 @@ def _in_order(groups: torch.Tensor, size: int) -> bool:
 def _read_groups(
     weight: CodedTensor, g_idx: TensorEntry | None, num_groups: int, files: TensorFiles, inputs: slice
 ) -> tuple[slice, torch.Tensor | int]:
-    """As ``groups_of``, for a weight whose inputs may lie in any order."""
+    """Like ``groups_of``, for a weight whose inputs may be in any order."""
     size = weight.group_size(files)
     if size is not None:
         return groups_of(inputs, size)

@@ -1,5 +1,5 @@
 """Weights in fp8 or int8 with a scale per tensor, output, group of inputs or block: DeepSeek's and Qwen's FP8
-(``weight`` and ``weight_scale_inv``, which is the scale to multiply with, whatever its name says), and
+(``weight`` and ``weight_scale_inv``, which despite its name is the scale to multiply with), and
 compressed-tensors' ``float-quantized``, ``int-quantized`` and ``naive-quantized`` (``weight``,
 ``weight_scale``, ``weight_zero_point``)."""
 
@@ -42,7 +42,7 @@ class ScaledWeight:
         zero_point: TensorEntry | None,
         block: tuple[int, int] | None,
     ) -> ScaledWeight:
-        """``block``: the size of blocks; None: as many as there are scales. Raises ModelLoadError."""
+        """``block``: the block size; None: derive it from the number of scales. Raises ModelLoadError."""
         need_dtype(scale, *_SCALE_DTYPES)
         need_dims(numbers, 2, 3)
         need_dims(scale, 0, 1, len(numbers.shape))
@@ -89,7 +89,7 @@ class ScaledWeight:
     def _grid(
         self, files: TensorFiles, entry: TensorEntry, stack: list[slice], outputs: slice, groups: slice
     ) -> torch.Tensor:
-        """Its numbers for each output and group of inputs, [outputs, groups]."""
+        """The numbers of ``entry`` for each output and group of inputs: [outputs, groups]."""
         if len(entry.shape) < 2:
             return files.read(entry).float().reshape(1, 1).expand(outputs.stop - outputs.start, 1)
         blocks, which = groups_of(outputs, self.block[0])
@@ -97,7 +97,7 @@ class ScaledWeight:
         return rows.repeat_interleave(which, dim=0) if isinstance(which, int) else rows[which]
 
     def fill(self, view: torch.Tensor, files: TensorFiles, region: Region) -> None:
-        """See StoredTensor; of a stack one by one, because they may be many."""
+        """See StoredTensor. Fills a stack one by one, because it may be large."""
         if len(region) == 2:
             return self.codes(files, region).dequantize(view)
         for number, index in enumerate(range(region[0].start, region[0].stop)):
@@ -106,7 +106,7 @@ class ScaledWeight:
 
 
 def _evenly(num_outputs: int, num_inputs: int, scale: TensorEntry) -> tuple[int, int]:
-    """The block size if as many scales cover the weight evenly."""
+    """The block size if the scales cover the weight evenly."""
     rows, columns = scale.shape[-2:]
     if num_outputs % rows or num_inputs % columns:
         raise ModelLoadError(

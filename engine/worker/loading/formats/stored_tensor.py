@@ -15,7 +15,7 @@ from engine.errors import ModelLoadError
 _COMPARED_BYTES = 2**24
 
 Region = tuple[slice, ...]
-"""A slice with start and stop for each dim."""
+"""A slice with start and stop for each dimension."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class TensorEntry:
 
 
 def same_content(one: TensorEntry, other: TensorEntry) -> bool:
-    """Whether two plain tensors hold the same numbers; read in pieces, up to the first difference."""
+    """Whether two plain tensors hold the same numbers; reads them in pieces, up to the first difference."""
     if (one.shape, one.dtype) != (other.shape, other.dtype):
         return False
     with TensorFiles() as files:
@@ -42,7 +42,7 @@ def same_content(one: TensorEntry, other: TensorEntry) -> bool:
 
 
 class TensorFiles:
-    """The files of a checkpoint, opened as they are needed. Used as a context manager."""
+    """The files of a checkpoint, opened when needed. A context manager."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -56,7 +56,7 @@ class TensorFiles:
         self._stack.close()
 
     def read(self, entry: TensorEntry, *region: slice) -> torch.Tensor:
-        """Read a tensor, or the region of it, into host memory; nothing else is read."""
+        """Read a tensor, or only this region of it, into host memory."""
         file = self._opened.get(entry.file)
         if file is None:
             file = self._stack.enter_context(safe_open(entry.file, framework="pt", device="cpu"))
@@ -69,23 +69,23 @@ class TensorFiles:
 
 
 class StoredTensor(Protocol):
-    """A tensor that a model has, wherever its numbers are."""
+    """A tensor of a model, however the files store it."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape that the model knows."""
+        """The shape in the model."""
 
     @property
     def entries(self) -> tuple[TensorEntry, ...]:
         """The tensors of the files that hold it; the first names it in errors."""
 
     def fill(self, view: torch.Tensor, files: TensorFiles, region: Region) -> None:
-        """Fill ``view`` with that region of the tensor, in the dtype of the view."""
+        """Fill ``view`` with this region of the tensor, in the dtype of the view."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlainTensor:
-    """A StoredTensor that is stored as it is."""
+    """A StoredTensor that is one tensor of a file."""
 
     entry: TensorEntry
 
@@ -107,7 +107,7 @@ def whole_region(shape: tuple[int, ...]) -> Region:
 
 
 def region_of(shape: tuple[int, ...], slices: tuple[slice, ...]) -> Region:
-    """``slices``, which may leave out the last dims, as a region."""
+    """``slices``, which may omit the last dims, as a region."""
     given = (slice(*part.indices(size)) for part, size in zip(slices, shape, strict=False))
     return (*given, *whole_region(shape[len(slices) :]))
 
@@ -131,7 +131,7 @@ def need_dims(entry: TensorEntry, *counts: int) -> None:
 
 
 def need_dtype(entry: TensorEntry, *dtypes: str) -> None:
-    """Raise ModelLoadError if a tensor that belongs to a weight is of none of these types."""
+    """Raise ModelLoadError if a tensor that belongs to a weight has none of these types."""
     if entry.dtype not in dtypes:
         raise ModelLoadError(
             f"Tensor {entry.name} in {entry.file} is stored as {entry.dtype}, "
@@ -140,8 +140,7 @@ def need_dtype(entry: TensorEntry, *dtypes: str) -> None:
 
 
 def need_entry(entries: dict[str, TensorEntry], name: str, of: TensorEntry) -> TensorEntry:
-    """The entry with that name, which the weight of the entry ``of`` needs. ModelLoadError if it is
-    missing."""
+    """The entry with this name, which the weight of the entry ``of`` needs. ModelLoadError if missing."""
     if name not in entries:
         raise ModelLoadError(f"Tensor {name}, which {of.name} in {of.file} needs, is missing.")
     return entries[name]

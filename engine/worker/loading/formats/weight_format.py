@@ -1,6 +1,6 @@
-"""What a checkpoint's ``quantization_config`` says of its tensors, and which model's tensors they make up.
+"""Reads a checkpoint's ``quantization_config``, and finds which tensors of the model its tensors store.
 
-An allow-list: a method, field or value that is not known here is refused by name, before weights are read.
+It is an allow-list: an unknown method, field or value is refused by name, before weights are read.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Stored = dict[str, StoredTensor]
 _Entries = dict[str, TensorEntry]
 
 FORMAT_FIELDS = ("quantization_config", "compression_config")
-"""The fields of a config.json that say how weights are stored; the second is compressed-tensors' older
-one."""
+"""The fields of a config.json that describe how weights are stored; the second is compressed-tensors' older
+name."""
 _OF_ACTIVATIONS = (
     *(".input_scale", ".activation_scale", ".output_scale", ".k_scale", ".v_scale", ".q_scale"),
     *(".input_zero_point", ".weight_shape"),
 )
-"""Ends of names of tensors that no weight needs: the scales of activations and of a KV cache, neither of
-which is rounded here, and a shape that others tell."""
+"""Endings of names of tensors that no weight needs: scales of activations and of a KV cache, neither of which
+is quantized here, and a shape that other tensors already give."""
 _F8 = "F8_E4M3"
 
 
@@ -36,13 +36,12 @@ class WeightFormat:
     """A way to store weights."""
 
     title: str
-    """What logs call it."""
+    """The name of the format in logs."""
     weights: Callable[[_Entries], Stored]
-    """Returns the model's tensors that the entries hold in this format. Raises ModelLoadError."""
+    """Returns the model's tensors that the entries store in this format. Raises ModelLoadError."""
 
     def tensors(self, entries: _Entries) -> Stored:
-        """All tensors of the model, by the names that they have in a plain checkpoint. Raises
-        ModelLoadError."""
+        """All tensors of the model, by their names in a plain checkpoint. Raises ModelLoadError."""
         found = self.weights(entries)
         used = {entry for tensor in found.values() for entry in tensor.entries}
         plain = {
@@ -54,8 +53,8 @@ class WeightFormat:
 
 
 def read_weight_format(config: Mapping[str, Any]) -> WeightFormat | None:
-    """The format that a config.json names; None if its weights are plain. ModelLoadError, in one sentence,
-    for one that is not supported."""
+    """The format that a config.json names; None if its weights are plain. ModelLoadError, with a one-sentence
+    message, if the format is not supported."""
     given = next((config[name] for name in FORMAT_FIELDS if config.get(name) is not None), None)
     if given is None:
         return None
@@ -72,7 +71,7 @@ class _Fields:
 
     values: Mapping[str, Any]
     where: str = ""
-    """The name of the object, with a dot."""
+    """The name of the object, followed by a dot."""
     asked: set[str] = field(default_factory=set)
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -81,7 +80,7 @@ class _Fields:
         return default if value is None else value
 
     def one_of(self, name: str, supported: Iterable[Any], default: Any = None) -> Any:
-        """The value, which must be among the supported ones; their case does not matter."""
+        """The value, which must be among the supported ones, ignoring case."""
         value = self.get(name, default)
         value = value.lower() if isinstance(value, str) else value
         supported = tuple(supported)
@@ -90,17 +89,17 @@ class _Fields:
         return value
 
     def nothing(self, *names: str) -> None:
-        """Require that these are absent, null or empty."""
+        """Require that these fields are absent, null or empty."""
         for name in names:
             if self.get(name):
                 raise self.unsupported(name, ("null",))
 
     def bearing_nothing(self, *names: str) -> None:
-        """Accept these whatever they say."""
+        """Accept any values of these fields."""
         self.asked.update(names)
 
     def no_others(self) -> None:
-        """Refuse the fields that were not asked for."""
+        """Refuse the fields that no call has read."""
         for name in sorted(self.values.keys() - self.asked):
             raise ModelLoadError(
                 f"quantization_config.{self.where}{name} is not a known field; supported here: "
@@ -108,7 +107,7 @@ class _Fields:
             )
 
     def inner(self, name: str, value: Any) -> _Fields:
-        """An object in it. Raises ModelLoadError if it is none."""
+        """An object in this one. Raises ModelLoadError if the value is not an object."""
         if not isinstance(value, Mapping):
             raise ModelLoadError(f"quantization_config.{self.where}{name} is not an object.")
         return _Fields(value, f"{self.where}{name}.")
@@ -122,7 +121,7 @@ class _Fields:
 
 
 def _fp8(fields: _Fields) -> WeightFormat:
-    """DeepSeek's and Qwen's FP8, which transformers writes too."""
+    """DeepSeek's and Qwen's FP8, which transformers writes, too."""
     fields.one_of("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
     fields.one_of("activation_scheme", ("dynamic", "static"), "dynamic")
     fields.one_of("scale_fmt", ("float", "ue8m0"), "float")
@@ -160,8 +159,8 @@ _GPTQ_WITHOUT_BEARING = (
     *("modules_to_not_convert", "desc_act", "sym", "act_group_aware", "offload_to_disk", "hyb_act"),
     *("act_order", "pack_impl", "gptaq", "beta", "tau"),
 )
-"""How the weights were found and what other engines do with them. ``desc_act`` and ``sym`` too: each tensor's
-``g_idx`` and ``qzeros`` tell both."""
+"""Fields that describe how the weights were made, or what other engines do with them. They include
+``desc_act`` and ``sym``, because each tensor's ``g_idx`` and ``qzeros`` already give both."""
 
 
 def _gptq(fields: _Fields) -> WeightFormat:
@@ -186,14 +185,14 @@ def _gptq(fields: _Fields) -> WeightFormat:
 
 
 def _need_only_skips(fields: _Fields) -> None:
-    """Rules for single modules may leave these as they are (``-:pattern``); then they are stored plain."""
+    """Require that rules for single modules only skip them (``-:pattern``); such modules are stored plain."""
     rules = fields.get("dynamic", {})
     if not isinstance(rules, Mapping) or not all(rule.startswith("-:") for rule in rules):
         raise fields.unsupported("dynamic", ("rules that begin with -:",))
 
 
 def _mxfp4(fields: _Fields) -> WeightFormat:
-    """gpt-oss."""
+    """The format of gpt-oss."""
     fields.bearing_nothing("modules_to_not_convert", "dequantize")
     fields.no_others()
 
@@ -225,13 +224,13 @@ def _compressed_tensors(fields: _Fields) -> WeightFormat:
 
 @dataclass(frozen=True, slots=True)
 class _CompressedWeights:
-    """How compressed-tensors rounds a group's weights."""
+    """How compressed-tensors quantizes a group's weights."""
 
     type: str
     bits: int
     symmetric: bool
     group_size: int
-    """Inputs that share a scale; -1: all."""
+    """The number of inputs per scale; -1: all."""
     block: tuple[int, int] | None
 
 
@@ -299,7 +298,7 @@ def _scaled(
     *,
     zeros: bool = False,
 ) -> Stored:
-    """The weights with a scale beside them, whose name is the weight's with one of the endings."""
+    """The weights with a scale, which has the weight's name with one of the endings."""
     found: Stored = {}
     for name, entry in entries.items():
         scale = next((entries[name + ending] for ending in endings if name + ending in entries), None)
@@ -312,7 +311,7 @@ def _scaled(
 
 
 def _prefixes(entries: _Entries, ending: str) -> list[str]:
-    """What stands before the ending in the names that have it."""
+    """The part before the ending of each name that has it."""
     return [name.removesuffix(ending) for name in entries if name.endswith(ending)]
 
 
@@ -320,7 +319,7 @@ def _block_of(fields: _Fields, name: str) -> tuple[int, int] | None:
     value = fields.get(name)
     if value is None:
         return None
-    if isinstance(value, str) and re.fullmatch(r"\d+x\d+", value):  # as compressed-tensors wrote it once
+    if isinstance(value, str) and re.fullmatch(r"\d+x\d+", value):  # compressed-tensors' older notation
         value = [int(size) for size in value.split("x")]
     if not isinstance(value, list) or len(value) != 2 or not all(type(n) is int and n > 0 for n in value):
         raise fields.unsupported(name, ("two sizes", "null"))

@@ -1,1 +1,1 @@
-"""The families that run natively, a page each: how a decoder's shape follows from their config."""
+"""The families that run natively, one module each: how their config determines a decoder's shape."""

@@ -1,5 +1,5 @@
 """DeepSeek-V2 (arXiv:2405.04434): latent attention, a softmax router in fp32 that may first choose groups of
-experts, shared experts, and the first layers dense."""
+experts, shared experts, and dense first layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TOPK_METHODS = ("greedy", "group_limited_greedy")
 
 
 def is_known_deepseek_v2(config: Any) -> bool:
-    """Whether the config asks for nothing but what transformers' own code computes from it."""
+    """Whether the config requests only what transformers' own code computes from it."""
     return (
         _is_known(config)
         and config.topk_method in _TOPK_METHODS
@@ -54,7 +54,7 @@ def deepseek_v2_shape(config: Any) -> DecoderShape:
 
 
 def latent_decoder(config: Any, routing: Routing, *, interleaved: bool) -> DecoderShape:
-    """The shape of a decoder with latent attention and a mixture of experts behind its first layers."""
+    """The shape of a decoder with latent attention and a mixture of experts after its first layers."""
     plain, latent = plain_shape(config), _latent_shape(config, interleaved)
     size = config.moe_intermediate_size
     sparse = SparseShape(size, routing, size * (config.n_shared_experts or 0))
@@ -85,8 +85,8 @@ def _latent_shape(config: Any, interleaved: bool) -> LatentShape:
 
 
 def _stretch(rope: dict[str, Any]) -> float:
-    """The factor of scores by which YaRN sharpens attention over a longer context (arXiv:2309.00071, section
-    3.4); DeepSeek has it here instead of in cosines and sines."""
+    """The factor of scores with which YaRN sharpens attention over a longer context (arXiv:2309.00071,
+    section 3.4); DeepSeek applies it here instead of to cosines and sines."""
     share, factor = rope.get("mscale_all_dim", 0), rope.get("factor") or 1.0
     if rope.get("rope_type", "default") == "default" or not share or factor <= 1:
         return 1.0

@@ -1,5 +1,5 @@
 """DeepSeek-V3 (arXiv:2412.19437) and R1, and Kimi-K2: DeepSeek-V2 with a sigmoid router, whose correction
-chooses but does not weigh. The layers for multi-token prediction are not used."""
+affects the choice of experts but not their weights. The layers for multi-token prediction are not used."""
 
 from __future__ import annotations
 

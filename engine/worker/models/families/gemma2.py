@@ -1,4 +1,4 @@
-"""Gemma 2: soft caps, norms of outputs, and a window in every other layer (arXiv:2408.00118)."""
+"""Gemma 2: soft caps, output norms, and a window in every other layer (arXiv:2408.00118)."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ def gemma2_shape(config: Any) -> DecoderShape:
 
 
 def is_known_gemma(config: PreTrainedConfig) -> bool:
-    """Whether a Gemma has the activation and the mask that are known here."""
+    """Whether a Gemma has the supported activation and mask."""
     bidirectional = getattr(config, "use_bidirectional_attention", None)
     return getattr(config, "hidden_activation", None) == "gelu_pytorch_tanh" and not bidirectional

@@ -1,5 +1,5 @@
-"""Gemma 3 (text): Gemma 2 with head norms in place of its cap of scores, and a rope of its own for layers
-with a window (arXiv:2503.19786)."""
+"""Gemma 3 (text): Gemma 2 with head norms in place of its cap of scores, and a separate rope for layers with
+a window (arXiv:2503.19786)."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ from engine.worker.models.shape import DecoderShape
 def gemma3_shape(config: Any) -> DecoderShape:
     ropes = all_ropes(config)
     kinds = () if "" in ropes else tuple(config.layer_types)
-    # Its code reads attn_logit_softcapping, but does not cap by it.
+    # Its code reads attn_logit_softcapping, but does not apply it.
     return replace(gemma2_shape(config), qk_norm=True, attention_cap=None, rope_kinds=kinds)

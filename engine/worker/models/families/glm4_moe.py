@@ -1,5 +1,5 @@
-"""GLM-4.5, 4.6 and 4.7: a sigmoid router with a correction and groups, a shared expert, the first layers
-dense, and rope on a part of each head. The layers for multi-token prediction are not used."""
+"""GLM-4.5, 4.6 and 4.7: a sigmoid router with a correction and groups, a shared expert, dense first layers,
+and rope on a part of each head. The layers for multi-token prediction are not used."""
 
 from __future__ import annotations
 

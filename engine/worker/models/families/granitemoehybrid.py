@@ -1,5 +1,5 @@
-"""Granite 4: Mamba-2 in most layers and attention without positions in a few, an MLP for all tokens beside
-the experts, if there are any, and factors of embeddings, residuals, scores and logits."""
+"""Granite 4: Mamba-2 in most layers and attention without positions in a few, an MLP for all tokens in
+addition to the experts, if there are any, and factors of embeddings, residuals, scores and logits."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _OTHER_NAMES = (
 
 
 def is_known_granite_hybrid(config: Any) -> bool:
-    """Whether its layers are of the two kinds that are known here, and some of them attend; and whether
-    nothing bounds the steps of time, which transformers' decodes would leave out."""
+    """Whether all its layers are of the two supported kinds, some of them attend, and nothing bounds the time
+    steps: transformers' decodes would ignore such bounds."""
     kinds = set(config.layer_types)
     known = {"linear_attention", "full_attention"}
     is_bounded = tuple(config.time_step_limit or _EVERY_STEP) != _EVERY_STEP
@@ -64,6 +64,6 @@ def granite_hybrid_shape(config: Any) -> DecoderShape:
 def _mlp_shape(config: Any) -> MLPShape:
     if not config.num_local_experts:
         return DenseShape(config.shared_intermediate_size, joined=True)
-    # Its softmax is over the chosen experts only: the same as one over all, normalized.
+    # Its softmax is over the chosen experts only, which equals a normalized softmax over all.
     routing = Routing(config.num_local_experts, config.num_experts_per_tok, rounded=True)
     return SparseShape(config.intermediate_size, routing, config.shared_intermediate_size, names=_NAMES)

@@ -1,4 +1,4 @@
-"""Llama 2 and 3: biases where the config says so. It has no windows, whatever a config may hold."""
+"""Llama 2 and 3: biases if the config says so. They have no windows, whatever the config contains."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Llama 4 (text): layers that attend to chunks and tell positions by rope, between ones that attend to
-everything and know no positions; a mixture of experts with a shared one, in all layers or every other."""
+"""Llama 4 (text): layers that attend to chunks and use rope, between layers that attend to everything and
+have no positions; a mixture of experts with a shared one, in all layers or every other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAMES = ExpertNames(_PREFIX, router="router", shared="shared_expert", transpose
 
 
 def is_known_llama4(config: Any) -> bool:
-    """Whether its layers are of the two kinds that are known here."""
+    """Whether all its layers are of the two supported kinds."""
     kinds = {"full_attention"} | ({"chunked_attention"} if config.attention_chunk_size else set())
     return config.hidden_act == "silu" and kinds.issuperset(config.layer_types)
 
@@ -37,7 +37,7 @@ def llama4_shape(config: Any) -> DecoderShape:
         qkv_bias=biased,
         output_bias=biased,
         chunks=tuple(chunk if kind == "chunked_attention" else None for kind in config.layer_types),
-        # 1 stands for a layer with rope, whatever the name says.
+        # 1 means a layer with rope, despite the field's name.
         rope_kinds=tuple("" if has_rope else NO_ROPE for has_rope in config.no_rope_layers),
         mixed_rope=_mixed_rope(config),
         mlps=tuple(sparse if index in sparse_layers else dense for index in range(plain.num_layers)),

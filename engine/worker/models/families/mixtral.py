@@ -1,4 +1,4 @@
-"""Mixtral: Mistral with a mixture of experts in every layer. Its tensors have names of their own."""
+"""Mixtral: Mistral with a mixture of experts in every layer, and different tensor names."""
 
 from __future__ import annotations
 

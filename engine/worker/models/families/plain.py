@@ -1,4 +1,4 @@
-"""The shape that all families begin with: no biases, no head norms, full attention, dense MLPs."""
+"""The shape that all families start from: no biases, no head norms, full attention, dense MLPs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 def plain_shape(config: PreTrainedConfig) -> DecoderShape:
-    """Read the fields that mean the same in every family. A config may have fields of other families, too:
-    only those that its own code reads count, so the rest is for the family's page."""
+    """Read the fields that mean the same in every family. A config may have fields of other families, too,
+    but only those that its own code reads count, so the family's module reads the rest."""
     num_layers = config.num_hidden_layers
     return DecoderShape(
         vocab_size=config.vocab_size,

@@ -1,4 +1,4 @@
-"""Qwen3: norms of queries and keys, head by head."""
+"""Qwen3: a norm for each head of queries and keys."""
 
 from __future__ import annotations
 

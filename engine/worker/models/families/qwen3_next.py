@@ -15,7 +15,7 @@ _NAMES = ExpertNames(shared="shared_expert")
 
 
 def is_known_qwen3_next(config: Any) -> bool:
-    """Whether its layers are of the two kinds that are known here, and some of them attend."""
+    """Whether all its layers are of the two supported kinds, and some of them attend."""
     kinds = set(config.layer_types)
     known = {"linear_attention", "full_attention"}
     return config.hidden_act == "silu" and "full_attention" in kinds and known >= kinds
@@ -64,7 +64,7 @@ def _sparse_shape(config: Any) -> SparseShape:
 
 
 def _mlps(config: Any, plain: DecoderShape) -> tuple[MLPShape, ...]:
-    """Qwen3.5 has experts in all layers or in none, Qwen3-Next where its config says so."""
+    """Qwen3.5 has experts in all layers or in none, Qwen3-Next in those that its config names."""
     if not getattr(config, "num_experts", 0):
         return plain.mlps
     sparse, dense_layers = _sparse_shape(config), getattr(config, "mlp_only_layers", ())

@@ -1,4 +1,4 @@
-"""Which families run natively, and how the shape of each is read."""
+"""Lists the families that run natively, and the function that reads the shape of each."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ _KNOWN: Mapping[str, Callable[[PreTrainedConfig], bool]] = {
     "granitemoehybrid": is_known_granite_hybrid,
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), is_known_qwen3_next),
 }
-"""Families whose configs may ask for more than their page reads."""
+"""Checks for families whose configs may request more than their module supports."""
 _SEVERAL_ROPES = frozenset({"gemma3_text"})
 _PARTIAL_ROPE = frozenset({"glm4_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})
 NATIVE_MODEL_TYPES = _SHAPES.keys()
 
 
 def decoder_shape(config: PreTrainedConfig) -> DecoderShape:
-    """The shape of a config that ``is_native``."""
+    """The shape of a config for which ``is_native`` is true."""
     return _SHAPES[config.model_type](config)
 
 
@@ -77,7 +77,7 @@ def _has_silu(config: PreTrainedConfig) -> bool:
 
 
 def is_native(config: PreTrainedConfig) -> bool:
-    """Whether a decoder of our own computes exactly what this config describes."""
+    """Whether our own decoder computes exactly what this config describes."""
     family, ropes = config.model_type, all_ropes(config)
     if family not in NATIVE_MODEL_TYPES:
         return False

@@ -1,1 +1,1 @@
-"""The sub-commands of ``continuum trace`` that analyse: flags in, text or JSON out."""
+"""The sub-commands of ``continuum trace`` that analyze: flags in, text or JSON out."""

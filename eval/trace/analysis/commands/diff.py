@@ -1,4 +1,4 @@
-"""``continuum trace diff``: two traces of the same jobs."""
+"""``continuum trace diff``: compares two traces of the same jobs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ the part of its time that changed most in the same direction.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``continuum trace diff``."""
+    """Adds the flags of ``continuum trace diff``."""
     parser.epilog = _ABOUT
     add = parser.add_argument
     add("a", type=Path, metavar="A", help="Trace to compare with")
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``continuum trace diff``. TraceError if one of them is no trace."""
+    """Runs ``continuum trace diff``. TraceError if one of the files is not a trace."""
     with open_tables(arguments.a) as a, open_tables(arguments.b) as b:
         from eval.trace.analysis.trace_diff import compare, render
 

@@ -1,4 +1,4 @@
-"""``continuum trace explain``: one job's life."""
+"""``continuum trace explain``: explains one job's time."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ MAX_NAMED = 5
 
 @dataclass(slots=True)
 class _OneJob:
-    """Keeps what is told of one job, and whose every request is; a ``LifeSink``."""
+    """Keeps one job's records, and the job of every request; a ``LifeSink``."""
 
     lives: Lives
     owners: dict[str, str] = field(default_factory=dict)
-    """Owners: the job of each request."""
+    """The job of each request."""
 
     def turn(self, turn: TurnLife) -> None:
         if turn.job_id is not None:
@@ -49,7 +49,7 @@ class _OneJob:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``continuum trace explain``."""
+    """Adds the flags of ``continuum trace explain``."""
     parser.epilog = _ABOUT
     parser.add_argument("trace", type=Path, metavar="FILE", help="Trace, or its first file if it was rotated")
     parser.add_argument("job", metavar="JOB", help="Job id")
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``continuum trace explain``. TraceError if there is no such trace, or no such job in it."""
+    """Runs ``continuum trace explain``. TraceError if there is no such trace, or no such job in it."""
     sink = _OneJob(Lives(only_job=arguments.job))
     facts = read_into(arguments.trace, sink)
     explanation = explain(facts, sink.lives, sink.owners)
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _not_there(job_id: str, owners: dict[str, str]) -> str:
-    """Also whose request it is, if it names one."""
+    """Says that the job is missing; names similar jobs, or the job if the id is that of a request."""
     if job_id in owners:
         return f"{job_id} is a request of job {owners[job_id]}"
     jobs = list(dict.fromkeys(owners.values()))

@@ -1,4 +1,4 @@
-"""``continuum trace export``: a trace for other programs."""
+"""``continuum trace export``: writes a trace in the formats of other programs."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ LINES: dict[str, Callable[[TextIO], Export]] = {
     "dynamo": DynamoExport,
 }
 OF_BLOCKS = (MooncakeExport, DynamoExport)
-"""They name the blocks of prompts."""
+"""Formats that name the blocks of prompts."""
 TABLES = ("csv", "parquet")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``continuum trace export``."""
+    """Adds the flags of ``continuum trace export``."""
     parser.epilog = _FORMS
     add = parser.add_argument
     add("trace", type=Path, metavar="FILE", help="Trace, or its first file if it was rotated")
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``continuum trace export``; what was written is told on stderr. TraceError if that could not be."""
+    """Runs ``continuum trace export``; reports on stderr what it wrote. TraceError if writing failed."""
     if arguments.format in TABLES:
         notes = _export_tables(arguments.trace, arguments.format, arguments.out)
     else:
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _export_lines(trace: Path, make: Callable[[TextIO], Export], out: Path) -> list[str]:
     _require_own_files(trace, [out])
     with said_in_a_sentence(trace):
-        _check_header(trace, next(read_trace(trace)), make)  # what is no trace leaves no file behind
+        _check_header(trace, next(read_trace(trace)), make)  # an invalid trace leaves no file
     with said_in_a_sentence(out):
         _make_folder_of(out)
         with open(out, "w", encoding="utf-8") as file:
@@ -110,7 +110,7 @@ def _is_one_table(form: str, out: Path) -> bool:
 
 
 def _check_place(form: str, out: Path) -> None:
-    """TraceError if tables of this form cannot go there."""
+    """Raises TraceError if tables of this format cannot be written there."""
     if _is_one_table(form, out):
         return
     other = next((each for each in TABLES if _is_one_table(each, out)), None)
@@ -121,7 +121,7 @@ def _check_place(form: str, out: Path) -> None:
 
 
 def _paths_of_tables(form: str, out: Path) -> dict[str, Path]:
-    """By the table's name."""
+    """Returns the output paths by table name."""
     from eval.trace.analysis.tables import TABLES as NAMES  # polars is an extra
 
     return {"turns": out} if _is_one_table(form, out) else {name: out / f"{name}.{form}" for name in NAMES}

@@ -1,4 +1,4 @@
-"""``continuum trace jobs``: a line per job."""
+"""``continuum trace jobs``: prints a line per job."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SORTS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``continuum trace jobs``."""
+    """Adds the flags of ``continuum trace jobs``."""
     parser.epilog = _ABOUT
     add = parser.add_argument
     add("trace", type=Path, metavar="FILE", help="Trace, or its first file if it was rotated")
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``continuum trace jobs``. TraceError if there is no such trace."""
+    """Runs ``continuum trace jobs``. TraceError if there is no such trace."""
     column, descending = SORTS[arguments.sort]
     with open_tables(arguments.trace) as tables:
         jobs = tables.jobs.sort(column, "began_s", "job_id", descending=[descending, False, False])

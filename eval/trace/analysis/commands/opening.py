@@ -1,4 +1,4 @@
-"""What the sub-commands have in common: opening a trace, saying in a sentence why that failed, and JSON."""
+"""Shared by the sub-commands: opening a trace, one-sentence errors, and JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def open_tables(path: Path, *, warn: bool = True) -> Iterator[TraceTables]:
-    """The tables of a trace while they are needed. ``warn``: of what is missing in it, on stderr."""
+    """Yields the tables of a trace. ``warn``: report on stderr what the trace lacks."""
     try:
         from eval.trace.analysis.tables import TraceTables
     except ModuleNotFoundError as error:
@@ -38,7 +38,7 @@ def open_tables(path: Path, *, warn: bool = True) -> Iterator[TraceTables]:
 
 
 def read_into(path: Path, sink: LifeSink) -> TraceFacts:
-    """All of a trace; what is missing in it is said on stderr."""
+    """Reads a whole trace; reports on stderr what it lacks."""
     with said_in_a_sentence(path):
         facts = read_lives(path, sink)
     warn_of_faults(path, facts)
@@ -47,7 +47,7 @@ def read_into(path: Path, sink: LifeSink) -> TraceFacts:
 
 @contextmanager
 def said_in_a_sentence(path: Path) -> Iterator[None]:
-    """A file that cannot be read or written is a TraceError that names it."""
+    """Turns errors of reading or writing a file into a TraceError that names the file."""
     try:
         yield
     except BrokenPipeError:

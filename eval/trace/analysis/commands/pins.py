@@ -1,4 +1,4 @@
-"""``continuum trace pins``: whether they paid."""
+"""``continuum trace pins``: shows whether the pins paid."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ tool time. One block-second is one KV block retained for one second.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``continuum trace pins``."""
+    """Adds the flags of ``continuum trace pins``."""
     parser.epilog = _ABOUT
     add = parser.add_argument
     add("trace", type=Path, metavar="FILE", help="Trace, or its first file if it was rotated")
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``continuum trace pins``. TraceError if there is no such trace."""
+    """Runs ``continuum trace pins``. TraceError if there is no such trace."""
     with open_tables(arguments.trace) as tables:
         from eval.trace.analysis.pin_study import render, study_pins
 

@@ -1,4 +1,4 @@
-"""``continuum trace summary``: a whole trace on a screen."""
+"""``continuum trace summary``: summarizes a whole trace on one screen."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ pool, and the jobs' completion times. Times of turns are the engine's, without n
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``continuum trace summary``."""
+    """Adds the flags of ``continuum trace summary``."""
     parser.epilog = _ABOUT
     parser.add_argument("trace", type=Path, metavar="FILE", help="Trace, or its first file if it was rotated")
     parser.add_argument("--json", action="store_true", help="Print the figures as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """``continuum trace summary``. TraceError if there is no such trace."""
-    with open_tables(arguments.trace, warn=False) as tables:  # the summary says itself what is missing
+    """Runs ``continuum trace summary``. TraceError if there is no such trace."""
+    with open_tables(arguments.trace, warn=False) as tables:  # the summary itself lists what is missing
         from eval.trace.analysis.summary import render, summarize
 
         summary = summarize(tables)

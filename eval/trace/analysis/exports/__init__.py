@@ -1,1 +1,1 @@
-"""A trace in the forms that other programs read. Each knows its form and nothing of the others."""
+"""A trace in the formats of other programs. Each module knows its format only."""

@@ -1,4 +1,4 @@
-"""Puts what is known of a request at its end back into the order of arrivals, while a trace is being read."""
+"""Puts rows that are known at a request's end into the order of arrivals, while a trace is being read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Row = TypeVar("Row")
 
 
 class InArrivalOrder(Generic[Row]):
-    """Holds no more rows than there are requests between the oldest one under way and the latest."""
+    """Holds at most as many rows as there are requests between the oldest open one and the latest."""
 
     def __init__(self) -> None:
         self._arrived: deque[str] = deque()
@@ -23,7 +23,7 @@ class InArrivalOrder(Generic[Row]):
             self._arrived.append(req_id)
 
     def end(self, req_id: str, row: Row | None) -> Iterator[Row]:
-        """All rows whose turn it is now; None: there is none for this request."""
+        """Returns all rows that can be written now; ``row`` is None for a request without one."""
         self.arrive(req_id)
         self._rows[req_id] = row
         while self._arrived and self._arrived[0] in self._rows:

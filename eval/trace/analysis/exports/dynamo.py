@@ -1,4 +1,4 @@
-"""Rows of NVIDIA Dynamo's request traces (``dynamo.request.trace.v1``), with what its replay demands.
+"""Rows of NVIDIA Dynamo's request traces (``dynamo.request.trace.v1``), with the fields for its replay.
 
 A ``request_end`` per turn with the hashes of its prompt's blocks, and a ``tool_end`` per call between turns.
 """
@@ -22,16 +22,16 @@ class AgentContext(msgspec.Struct, kw_only=True):
 
 
 class Replay(msgspec.Struct, kw_only=True):
-    """What a prompt was, for a replay of it."""
+    """A prompt, for a replay of it."""
 
     trace_block_size: int
     input_length: int
     input_sequence_hashes: list[int]
-    """One per block, the last one also if it is not full; equal: equal tokens from the very start."""
+    """One per block, including a partial last one; equal hashes mean equal tokens from the very start."""
 
 
 class RequestMetrics(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Milliseconds, of one request."""
+    """Metrics of one request, in milliseconds."""
 
     request_id: str
     input_tokens: int
@@ -70,7 +70,7 @@ class Row(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class DynamoExport(TurnRows[tuple[TurnLife, bytes]]):
-    """Writes the rows in the order in which requests arrived; calls where they ended."""
+    """Writes the rows in the order in which requests arrived, and calls at their ends."""
 
     def keep(self, turn: TurnLife, names: bytes) -> tuple[TurnLife, bytes]:
         return turn, names
@@ -79,7 +79,7 @@ class DynamoExport(TurnRows[tuple[TurnLife, bytes]]):
         self._write_row(self._row(*kept))
 
     def _unix_ms(self, now: float) -> float:
-        """Of a simulation: since it began."""
+        """Returns a Unix time in ms; for a simulation, the time since it began."""
         return 1000 * (now - self.header.monotonic_s + self.header.wall_time_s)
 
     def _row(self, turn: TurnLife, names: bytes) -> Row:
@@ -122,7 +122,7 @@ class DynamoExport(TurnRows[tuple[TurnLife, bytes]]):
         )
 
     def gap(self, gap: GapLife) -> None:
-        """One row per call; of parallel ones it is known when the last of them was back."""
+        """Writes one row per call; parallel calls all end when the last of them did."""
         if gap.ended_s is None or gap.duration_s is None:
             return
         for index, key in enumerate(gap.tools or ()):
@@ -156,5 +156,5 @@ def _ms(value_s: float | None) -> float | None:
 
 
 def _unfilled(last: bytes, req_id: str) -> int:
-    """Whether a block that is not full equals another is unknown: it is taken to be its own."""
+    """Returns a unique hash for a partial block, as its content is unknown."""
     return int.from_bytes(blake2b(last + req_id.encode(), digest_size=8).digest(), "big")

@@ -1,4 +1,4 @@
-"""What an export is: it is shown every event of a trace and every life as it ends, and writes lines."""
+"""The interface of an export: it gets every event of a trace, and every turn, gap and pin at its end."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from tracing.reader import TraceReport
 
 
 class Export(LifeSink, Protocol):
-    """One form."""
+    """One format."""
 
     def event(self, event: TraceEvent) -> None:
-        """Before what it means is told as lives."""
+        """Takes an event before the lives that it completes."""
 
     def close(self) -> None:
-        """All has been told."""
+        """Called after the last event."""
 
     def notes(self) -> list[str]:
-        """What the file does not contain, or contains in an unexpected form."""
+        """Returns what the file does not contain, or contains in an unexpected form."""
 
 
 class Silent:
-    """Takes nothing; an export overrides what it wants."""
+    """Ignores everything; an export overrides what it needs."""
 
     def event(self, event: TraceEvent) -> None:
         pass
@@ -53,7 +53,7 @@ class Silent:
 
 
 def run_export(trace: Path, export: Export) -> TraceFacts:
-    """Read the whole trace into it; what the trace is. TraceError if it is none."""
+    """Reads the whole trace into the export; returns the trace's facts. TraceError if it is not a trace."""
     report = TraceReport()
     reader = LifeReader(export)
     for event in read_named_trace(trace, report):
@@ -66,7 +66,7 @@ def run_export(trace: Path, export: Export) -> TraceFacts:
 
 
 class JsonLines:
-    """Rows of JSON, one per line."""
+    """Writes rows of JSON, one per line."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file

@@ -1,8 +1,8 @@
-"""Mooncake rows: one request per line with ids of its prompt's blocks of 512 tokens, sessions named.
+"""Mooncake rows: one request per line with ids of its prompt's blocks of 512 tokens, in named sessions.
 
-A row is whole where its blocks begin with those of the row before, as readers of sessions take it then. Where
-a session's first prompt fills no block, its rows say what they add; where a prompt parts from the one before,
-it begins a session of its own.
+A row lists the whole prompt if its blocks begin with those of the previous row, as readers of sessions
+expect. If a session's first prompt fills no block, its rows state what they add; a prompt that diverges from
+the previous one begins a new session.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Row(msgspec.Struct, kw_only=True, omit_defaults=True):
     timestamp: int
     """Milliseconds since the trace began."""
     delay: float | None = None
-    """Milliseconds since the answer before; of all but the first row of a session."""
+    """Milliseconds since the previous answer; for all but the first row of a session."""
     input_length: int
     output_length: int
     hash_ids: list[int] = []
@@ -34,7 +34,7 @@ class Row(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A turn whose row is to come."""
+    """A turn whose row is not written yet."""
 
     life: TurnLife
     ids: tuple[int, ...]
@@ -48,11 +48,11 @@ class _Session:
     name: str
     last: _Turn
     ids: tuple[int, ...] = ()
-    """Ids as the last row has them: none if it said what it added."""
+    """Ids of the last row; empty if it stated what it added."""
 
 
 class MooncakeExport(TurnRows[_Turn]):
-    """Writes rows in the order of arrival; requests of no job are sessions of one row."""
+    """Writes rows in the order of arrival; requests without a job are sessions of one row."""
 
     def __init__(self, file: TextIO) -> None:
         super().__init__(file)
@@ -64,7 +64,7 @@ class MooncakeExport(TurnRows[_Turn]):
         """Sessions by the request of their last row."""
         self._num_branches: dict[str, int] = {}
         self._num_added = 0
-        """Rows that say what they add."""
+        """Rows that state what they add."""
 
     def gap(self, gap: GapLife) -> None:
         if gap.next_req_id is not None:
@@ -79,7 +79,7 @@ class MooncakeExport(TurnRows[_Turn]):
         return _Turn(turn, tuple(self._id(names[at : at + BLOCK_NAME_BYTES]) for at in places))
 
     def _id(self, name: bytes) -> int:
-        """Of the block of 512 tokens that ends with, or within, the one of this name."""
+        """Returns the id of the 512-token block that contains the end of the block with this name."""
         found = self._ids.get(name)
         if found is None:
             found = self._ids[name] = self._new_id()
@@ -114,7 +114,7 @@ class MooncakeExport(TurnRows[_Turn]):
         self._write_row(row)
 
     def _added(self, session: _Session, turn: _Turn) -> int | None:
-        """The row's ``input_length`` within the session; None if it cannot be told there."""
+        """Returns the row's ``input_length`` within the session; None if the row cannot continue it."""
         before, now = session.last.life, turn.life
         ids = session.ids
         if ids:
@@ -124,13 +124,13 @@ class MooncakeExport(TurnRows[_Turn]):
         return added if added > 0 else None
 
     def _name(self, life: TurnLife) -> str:
-        """The job's; a branch has a number behind it."""
+        """Returns the job's name; a branch gets a number after it."""
         name = life.job_id or life.req_id
         branch = self._num_branches[name] = self._num_branches.get(name, 0) + 1
         return name if branch == 1 else f"{name}#{branch}"
 
     def _row_ids(self, turn: _Turn) -> list[int]:
-        """With one more of its own for a block that is not full."""
+        """Returns the row's ids, with a unique one for a partial block."""
         rest = turn.life.num_prompt_tokens % BLOCK_TOKENS
         return [*turn.ids, self._new_id()] if rest else list(turn.ids)
 

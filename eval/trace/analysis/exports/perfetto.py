@@ -1,5 +1,5 @@
-"""Trace Event JSON, which ui.perfetto.dev and chrome://tracing open: a process per job with its turns, what
-they did, the calls between them and what was pinned; the engine with its pool and queue as counters.
+"""Trace Event JSON, for ui.perfetto.dev and chrome://tracing: a process per job with its turns, their phases,
+the calls between them and its pins; the engine with its pool and queue as counters.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tracing.events import TraceEvent, TraceHeader
 ENGINE_PID = 1
 FIRST_JOB_PID = 2
 COUNTER_S = 0.02
-"""Counters are written at most so often: a step may take a millisecond, and a day has millions."""
+"""Shortest interval between counters: a step may take a millisecond, and a day has millions."""
 TURNS, GAPS, PINS = 1, 1001, 2001
-"""First thread of each kind; where two overlap the second is on the next."""
+"""First thread of each kind; where two slices overlap the second is on the next thread."""
 _KINDS = {TURNS: "turns", GAPS: "between turns", PINS: "pins"}
 
 Arg = float | int | str | bool | None
@@ -40,14 +40,14 @@ class Event(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class _Lanes:
-    """Threads of one kind in one process: slices that come in the order of their ends, none over another."""
+    """Threads of one kind in one process. Slices come in order of their ends; none overlap on a thread."""
 
     def __init__(self, first: int) -> None:
         self.first = first
         self._ends: list[float] = []
 
     def place(self, start_s: float, end_s: float) -> tuple[int, bool]:
-        """The thread for it, and whether that is a new one."""
+        """Returns the thread for a slice, and whether the thread is new."""
         for lane, end in enumerate(self._ends):
             if end <= start_s:
                 self._ends[lane] = end_s
@@ -57,7 +57,7 @@ class _Lanes:
 
 
 class PerfettoExport(Silent):
-    """Writes entries as lives end."""
+    """Writes entries as turns, gaps and pins end."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -87,7 +87,7 @@ class PerfettoExport(Silent):
         self._num_events += 1
 
     def _us(self, now: float) -> float:
-        """To the nanosecond: ends meet beginnings exactly."""
+        """Returns microseconds, rounded to the nanosecond, so that ends meet beginnings exactly."""
         return round(1e6 * (now - self._began_s), 3)
 
     def _pid(self, job_id: str | None) -> int:

@@ -1,6 +1,6 @@
-"""The names of each prompt's blocks, put together from a trace that names each block once.
+"""The names of each prompt's blocks, reconstructed from a trace that names each block once.
 
-Kept at 8 bytes a block: a trace of a day has millions. Equal names: equal tokens from the very start.
+Uses 8 bytes per block: a trace of a day has millions. Equal names mean equal tokens from the very start.
 """
 
 from __future__ import annotations
@@ -12,27 +12,26 @@ from tracing.events import BLOCK_NAME_BYTES, RequestArrived, StepOutput, TraceEv
 
 @dataclass(slots=True, eq=False)
 class _Segment:
-    """The blocks that one request was the first to have, behind those of an earlier one."""
+    """The blocks that one request was the first to have, after those of an earlier one."""
 
     before: _Segment | None
     num_before: int
-    """Blocks of the chain that are not its own."""
+    """Blocks of the chain that belong to earlier segments."""
     names: bytearray = field(default_factory=bytearray)
 
     @property
     def num_blocks(self) -> int:
-        """Of the chain up to its end."""
+        """Blocks of the chain up to its end."""
         return self.num_before + len(self.names) // BLOCK_NAME_BYTES
 
 
 class PromptBlocks:
-    """Takes the events of a trace in order; tells of each request under way which blocks its prompt has."""
+    """Takes the events of a trace in order; returns the blocks of open requests' prompts."""
 
     def __init__(self) -> None:
         self._segments: list[_Segment] = []
         self._ends: dict[bytes, _Segment] = {}
-        """Segments by the name of a block where another chain may go on; those that are not here
-        are searched for."""
+        """Segments by the name of a block after which another chain may continue; others are searched for."""
         self._of: dict[str, tuple[_Segment, int]] = {}
         """Chains by request: where each ends, and how many blocks its prompt fills."""
 
@@ -59,21 +58,21 @@ class PromptBlocks:
             self._ends[names[-BLOCK_NAME_BYTES:]] = segment
 
     def _search(self, name: bytes, num_blocks: int) -> _Segment:
-        """A chain may also go on from the middle of another: rare, and looked up the next time."""
+        """Finds the segment of a block within a chain, which is rare, and stores it for the next time."""
         for segment in reversed(self._segments):
             at = (num_blocks - 1 - segment.num_before) * BLOCK_NAME_BYTES
             if at >= 0 and segment.names[at : at + BLOCK_NAME_BYTES] == name:
                 self._ends[name] = segment
                 return segment
-        # Named in a part of the trace that is gone: as good as any chain that is shared to there.
+        # Named in a part of the trace that is gone: any made-up chain with this end does as well.
         segment = _Segment(None, 0, bytearray(_made_up(name, num_blocks)))
         self._segments.append(segment)
         self._ends[name] = segment
         return segment
 
     def of(self, req_id: str) -> bytes | None:
-        """Names of the full blocks of its prompt, one behind the other; None: its arrival is not in the
-        trace."""
+        """Returns the concatenated names of the full blocks of its prompt; None if the trace lacks its
+        arrival."""
         found = self._of.get(req_id)
         if found is None:
             return None
@@ -88,12 +87,12 @@ class PromptBlocks:
         return b"".join(reversed(parts))
 
     def forget(self, req_id: str) -> None:
-        """It is over; others may still go on from its blocks."""
+        """Forgets an ended request; others may still continue from its blocks."""
         self._of.pop(req_id, None)
 
 
 def _made_up(end: bytes, num_blocks: int) -> bytes:
-    """Names that only prompts with this end have, which is the last of them."""
+    """Makes names that only prompts with this last name have."""
     value = int.from_bytes(end, "big")
     names = [
         ((value ^ (place * 0x9E3779B97F4A7C15)) % 2**64).to_bytes(BLOCK_NAME_BYTES, "big")

@@ -1,4 +1,4 @@
-"""What exports share that write a row per answered turn, with its prompt's blocks, in order of arrival."""
+"""The base of exports that write a row per answered turn, with its prompt's blocks, in order of arrival."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from eval.trace.analysis.jobs import TurnEnd, TurnLife
 from tracing.events import RequestArrived, TraceEvent, TraceHeader
 
 Kept = TypeVar("Kept")
-"""What an export keeps of a turn until its row may be written."""
+"""Data that an export keeps of a turn until its row may be written."""
 
 
 class TurnRows(Silent, Generic[Kept]):
-    """Turns of which a row would say too little are left out, and counted."""
+    """Leaves out turns for which a row would be incomplete, and counts them."""
 
     def __init__(self, file: TextIO) -> None:
         self._header: TraceHeader | None = None
@@ -38,11 +38,11 @@ class TurnRows(Silent, Generic[Kept]):
         raise NotImplementedError
 
     def write(self, kept: Kept) -> None:
-        """It is this turn's turn."""
+        """Writes the turn's row; all earlier rows are written."""
         raise NotImplementedError
 
     def notes_of_rows(self) -> list[str]:
-        """What the rows do not contain, or contain in an unexpected form."""
+        """Returns what the rows do not contain, or contain in an unexpected form."""
         return []
 
     def event(self, event: TraceEvent) -> None:
@@ -58,7 +58,7 @@ class TurnRows(Silent, Generic[Kept]):
             self.write(kept)
 
     def _names(self, turn: TurnLife) -> bytes | None:
-        """None: it gets no row."""
+        """Returns the names of the prompt's blocks; None if the turn gets no row."""
         names = self._blocks.of(turn.req_id)
         self._blocks.forget(turn.req_id)
         if names is None:
