@@ -82,6 +82,8 @@ class JobRef(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
     """How long the client wants the turn's KV kept: a minimum for its pin, where that is worth it."""
     is_silent: bool = False
     """Whether the client gets nothing before the whole answer: then it disconnects sooner."""
+    deadline_s: float | None = None
+    """Seconds from the turn's arrival after which its answer is of no use."""
 
 
 class RequestContext(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, kw_only=True):

@@ -188,6 +188,8 @@ class RequestArrived(
     """Seconds for which its client requests to keep its KV."""
     is_silent: bool = False
     """Whether its client receives nothing before the whole answer."""
+    deadline_s: float | None = None
+    """Seconds from its arrival after which its answer is of no use, as its client said."""
     awaits_grammar: bool = False
     """Whether it joins the queue only after the ``GrammarReady`` of its id."""
     prefix_blocks: int = 0

@@ -58,13 +58,16 @@ class JobQueue:
         self._ranks.rank(turn)
 
     def _max_wait_s(self, request: Request, turn: Turn | None) -> float:
-        """The smallest of the aging bounds that apply to the request."""
+        """The smallest of the aging bounds that apply to the request. Half of its deadline is left for its
+        computation."""
         config = self._config
         bounds_s = [config.max_wait_s]
         if turn is not None and turn.number > 1:
             bounds_s.append(config.max_return_wait_s)
         if request.job is not None and request.job.is_silent:
             bounds_s.append(config.max_silent_wait_s)
+        if request.job is not None and request.job.deadline_s is not None:
+            bounds_s.append(request.job.deadline_s / 2)
         return min(bounds_s)
 
     def moved_up(self, turn: Turn) -> None:

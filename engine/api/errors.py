@@ -120,10 +120,10 @@ class OverloadedError(EngineError):
 
 
 class RequestTimeoutError(EngineError):
-    """A request exceeded the server's time limit (HTTP 504)."""
+    """A request exceeded its deadline, or the server's time limit (HTTP 504)."""
 
-    def __init__(self, timeout_s: float) -> None:
-        super().__init__(f"The request was ended: it took longer than request_timeout_s, {timeout_s:g} s.")
+    def __init__(self, limit: str, timeout_s: float) -> None:
+        super().__init__(f"The request was ended: it took longer than {limit}, {timeout_s:g} s.")
 
 
 class ErrorInfo(msgspec.Struct):

@@ -149,6 +149,17 @@ def test_those_who_waited_too_long_start_in_the_order_in_which_they_came() -> No
     assert started == sorted(started, key=lambda time_s: time_s or 0.0)
 
 
+def test_a_deadline_bounds_the_wait() -> None:
+    """A request starts when half of its deadline is over, before one that came first and has none."""
+    room = JobRoom(max_wait_s=10 * MAX_WAIT_S, ttl_rule="fixed", fixed_ttl_s=600.0)
+    crowd = Crowd(room)
+    crowd.run(2 * MAX_WAIT_S)
+    patient = room.add("patient", [901] * BLOCK, job=JobRef("patient"), max_tokens=2)
+    urgent = room.add("urgent", [900] * BLOCK, job=JobRef("urgent", deadline_s=2 * MAX_WAIT_S), max_tokens=2)
+    assert MAX_WAIT_S <= crowd.seconds_until_started(urgent) < MAX_WAIT_S + 2 * TURN_TOKENS * STEP_S
+    assert patient.first_scheduled_time is None
+
+
 # ---- whatever comes, in whatever order ----
 
 WHO = st.sampled_from([None, None, "a", "b", "c", "d", "e", "f", "g"])

@@ -75,6 +75,7 @@ SAID = st.builds(
     owner=st.sampled_from([None, None, "o", "p"]),
     num_replies=st.sampled_from([None, None, 0, 1, 2]),
     num_results=st.sampled_from([None, 0, 1]),
+    deadline_s=st.sampled_from([None, None, 0.5, 3.0]),
 )
 """What a client says of a turn's job."""
 MAX_WAIT_S = 1.0

@@ -186,6 +186,7 @@ class MessagesRequest(PromptRequest):
     return_token_ids: bool | None = None
 
     priority: Int64 | None = None
+    deadline_s: Any = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None
     job_id: Any = None
     session_id: Any = None
@@ -215,6 +216,7 @@ class MessagesRequest(PromptRequest):
             metadata_user_id=self.metadata.user_id if self.metadata is not None else None,
             tenant=self.user,
             priority=self.priority,
+            deadline_s=self.deadline_s,
             cache_salt=self.cache_salt,
             asked_ttl_s=self.asked_lifetime_s(),
             streams=bool(self.stream),

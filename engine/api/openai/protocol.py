@@ -127,6 +127,7 @@ class GenerationRequest(BaseModel):
     structured_outputs: StructuredOutputs | None = None
 
     priority: Int64 | None = None
+    deadline_s: Any = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
@@ -177,6 +178,7 @@ class GenerationRequest(BaseModel):
             conversation=self.conversation or self.conversation_id,
             tenant=self.user,
             priority=self.priority,
+            deadline_s=self.deadline_s,
             cache_salt=self.cache_salt,
             asked_ttl_s=asked_ttl_s(self.prompt_cache_options, self.prompt_cache_retention),
             streams=bool(self.stream),

@@ -24,6 +24,7 @@ from engine.tokenization.unicode_text import is_unicode
 MAX_ID_CHARS = 512
 MAX_USER_ID_CHARS = 4096
 """Maximum length of ``metadata.user_id``, which may be JSON with a session in it."""
+MAX_DEADLINE_S = 86_400
 LAST_STEP_HEADER = "x-is-last-step"
 
 SESSION_HEADERS = ("x-session-id",)
@@ -70,6 +71,8 @@ class ClientIdentity:
     cache_salt: str | None = None
     asked_ttl_s: float | None = None
     """How long the client requests to keep the turn's KV."""
+    deadline_s: object = None
+    """Seconds from the request's arrival after which its answer is of no use."""
     streams: bool = False
     """Whether the client receives parts of the answer before it is complete."""
     kv_transfer_params: Mapping[str, Any] | None = None
@@ -114,6 +117,7 @@ def identify(headers: Mapping[str, str], identity: ClientIdentity) -> JobRef:
         traceparent=_traceparent(headers),
         owner=owner_of(headers),
         asked_ttl_s=identity.asked_ttl_s,
+        deadline_s=_deadline_s(identity, xargs),
     )
 
 
@@ -218,6 +222,22 @@ def _is_last_step(headers: Mapping[str, str], identity: ClientIdentity, xargs: M
                 raise _fault(field, "must be true or false")
             return bool(value)
     return headers.get(LAST_STEP_HEADER, "").strip().lower() in _TRUE
+
+
+def _deadline_s(identity: ClientIdentity, xargs: Mapping[str, object]) -> float | None:
+    for value, field in (
+        (identity.deadline_s, "deadline_s"),
+        (xargs.get("deadline_s"), "vllm_xargs.deadline_s"),
+    ):
+        if value is not None:
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not 0 < value <= MAX_DEADLINE_S
+            ):
+                raise _fault(field, f"must be a number of seconds above 0, at most {MAX_DEADLINE_S}")
+            return float(value)
+    return None
 
 
 # ---- metadata.user_id ----

@@ -32,7 +32,7 @@ class Generation:
         self._board = board
         self._timeout_s = timeout_s
         self._live: set[str] = set()
-        self._timed_out: set[str] = set()
+        self._timed_out: dict[str, RequestTimeoutError] = {}
         self._ended = False
 
     async def generate(
@@ -52,7 +52,7 @@ class Generation:
         prefill = permit.prefill(len(prompt_token_ids))
         self._live.add(request_id)
         self._board.add(Tally.LIVE, 1)
-        watch = self._watch(request_id)
+        watch = self._watch(request_id, context)
         try:
             outputs = self._engine.generate(
                 prompt_token_ids, params, request_id, context, on_accepted=on_accepted
@@ -68,24 +68,28 @@ class Generation:
             prefill.done()
             self._board.add(Tally.LIVE, -1)
             self._live.discard(request_id)
-            self._timed_out.discard(request_id)
+            self._timed_out.pop(request_id, None)
             if watch is not None:
                 watch.cancel()
 
-    def _watch(self, request_id: str) -> asyncio.Task[None] | None:
-        if self._timeout_s is None:
+    def _watch(self, request_id: str, context: RequestContext) -> asyncio.Task[None] | None:
+        """Ends the request at the first of its limits; None if it has none."""
+        limits: list[tuple[float, str]] = []
+        if self._timeout_s is not None:
+            limits.append((self._timeout_s, "request_timeout_s"))
+        if context.job is not None and context.job.deadline_s is not None:
+            limits.append((context.job.deadline_s, "its deadline_s"))
+        if not limits:
             return None
-        return asyncio.create_task(self._end_late(request_id, self._timeout_s))
+        return asyncio.create_task(self._end_late(request_id, *min(limits)))
 
-    async def _end_late(self, request_id: str, timeout_s: float) -> None:
+    async def _end_late(self, request_id: str, timeout_s: float, limit: str) -> None:
         await asyncio.sleep(timeout_s)
-        self._timed_out.add(request_id)
+        self._timed_out[request_id] = RequestTimeoutError(limit, timeout_s)
         await self._engine.abort(request_id)
 
     def _why_ended(self, request_id: str) -> Exception:
-        if self._timeout_s is not None and request_id in self._timed_out:
-            return RequestTimeoutError(self._timeout_s)
-        return ServerClosingError()
+        return self._timed_out.get(request_id) or ServerClosingError()
 
     async def close_turn(
         self, context: RequestContext, last: RequestOutput, calls: list[ToolCall]

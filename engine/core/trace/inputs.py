@@ -118,6 +118,7 @@ class InputTrace:
             event.job_id, event.is_last_step, event.tenant = job.job_id, job.is_last_step, job.tenant
             event.num_replies, event.num_results = job.num_replies, job.num_results
             event.owner, event.asked_ttl_s, event.is_silent = job.owner, job.asked_ttl_s, job.is_silent
+            event.deadline_s = job.deadline_s
             num_tokens = request.num_prompt_tokens
             event.tokens = reads.runs((max(0, num_tokens - 2 * self._block_size), num_tokens))
         self._tracer.emit(event)
