@@ -158,7 +158,7 @@ class UniProcExecutor:
             return self._adapters.drop(*args)
         if method in SLEEP_METHODS:
             if not isinstance(self._backend, CPUBackend):
-                raise RequestError("Only a model on a CPU sleeps, or takes other weights, so far.", "level")
+                raise RequestError("Only a model on a CPU can sleep or take other weights so far.", "level")
             return self._rest_and_call(self._backend, method, *args)
         raise RequestError(f"The worker has no method {method!r}.", "method")
 

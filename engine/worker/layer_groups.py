@@ -44,8 +44,8 @@ def groups_here(model: CausalModel, groups: tuple[KVCacheGroup, ...]) -> tuple[K
     for group in local:
         if not group.layers:
             raise ConfigError(
-                "pipeline_parallel_size is too large for this model: layers "
-                f"{here.start} to {here.stop - 1} have none that attend to {_seen_by(group)}."
+                "pipeline_parallel_size is too large for this model: none of layers "
+                f"{here.start} to {here.stop - 1} attends to {_seen_by(group)}."
             )
     return local
 

@@ -13,6 +13,7 @@ from engine.worker.attention.selection import select_attention
 from engine.worker.cpu.compiled_decoder import with_compiled_steps
 from engine.worker.cpu.input_batch import InputBatch
 from engine.worker.cpu.model_runner import ModelRunner
+from engine.worker.cpu.parts import parts_of
 from engine.worker.cpu.rank_sampler import select_sampler
 from engine.worker.cpu.resting import Resting
 from engine.worker.drafts.loaded_drafter import PlacedDrafter
@@ -79,11 +80,14 @@ class CPUBackend:
             select_sampler(config.model.seed, self._group),
             self._device,
             host_pool,
-            recorder,
-            self._states,
-            None if self._drafter is None else self._drafter.put_to_work(batch),
-            self._adapters,
-            self._pictures,
+            parts_of(
+                states=self._states,
+                adapters=self._adapters,
+                pictures=self._pictures,
+                recorder=recorder,
+                drafter=None if self._drafter is None else self._drafter.put_to_work(batch),
+                tap=None if self._drafter is None else self._drafter.tap,
+            ),
         )
         ahead = config.scheduler.plans_ahead(self._device.type != "cpu") or self._group.stage.size > 1
         return ThreadedRunner(runner) if ahead else InlineRunner(runner)
@@ -133,7 +137,7 @@ class CPUBackend:
         }
         for what, is_there in others.items():
             if is_there:
-                raise RequestError(f"A model with {what} does not sleep, nor take other weights, so far.")
+                raise RequestError(f"A model with {what} cannot sleep or take other weights yet.")
 
     def _take(self, loaded: LoadedModel | None) -> None:
         assert self._model_runner is not None, "it has run"

@@ -18,7 +18,7 @@ from engine.worker.sampling_batch import SamplingBatch
 from engine.worker.verification import Verified
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepInputs:
     """One step as arrays, sequences in the order of ``attention``."""
 
@@ -26,7 +26,7 @@ class StepInputs:
     input_ids: IntArray
     """[num_tokens]"""
     positions: IntArray
-    """[num_tokens]"""
+    """[num_tokens]; with pictures [3, num_tokens], where the model has three positions for each token."""
     slots: IntArray
     """[num_tokens] slot for the KV of each token, in the first KV cache group."""
     attention: AttentionBatch

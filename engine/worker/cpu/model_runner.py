@@ -9,17 +9,11 @@ from engine.core.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput, Sc
 from engine.messages import TokenLogprobs
 from engine.worker.attention.backend import AttentionBackend, IntArray
 from engine.worker.cpu.input_batch import InputBatch, StepInputs
-from engine.worker.drafts.drafter import WorkerDrafter
 from engine.worker.kv_tiers.host_pool import HostTransfers, with_reports
-from engine.worker.lora.adapter_store import AdapterStore
-from engine.worker.model_states import drafts_of, state_batch
 from engine.worker.models.base import CausalModel
-from engine.worker.models.hidden_tap import HiddenTap
-from engine.worker.models.routing_recorder import RoutingRecorder
-from engine.worker.pictures.step_pictures import StepPictures, without
 from engine.worker.prompt_logprobs import prompt_logprobs
 from engine.worker.sampler import Sampler, SamplerOutput, TokenBitmask
-from engine.worker.states.state_pool import StatePool
+from engine.worker.step_part import StepParts
 from engine.worker.verification import Verified, verify
 
 
@@ -34,23 +28,16 @@ class ModelRunner:
         sampler: Sampler,
         device: torch.device,
         host_pool: HostTransfers | None = None,
-        recorder: RoutingRecorder | None = None,
-        states: StatePool | None = None,
-        drafter: WorkerDrafter | None = None,
-        adapters: AdapterStore | None = None,
-        pictures: StepPictures | None = None,
+        parts: StepParts | None = None,
     ) -> None:
+        """``parts``: the features that are on."""
         self._model: CausalModel | None = model
         self._attention = attention
         self._batch = batch
         self._sampler = sampler
         self._device = device
         self._host_pool = host_pool
-        self._recorder = recorder
-        self._states = states
-        self._drafter = drafter
-        self._adapters = adapters
-        self._pictures = pictures
+        self._parts = StepParts() if parts is None else parts
 
     def use_model(self, model: CausalModel | None) -> None:
         """Run steps with this model from now on; None: there is no step before the next call."""
@@ -61,8 +48,7 @@ class ModelRunner:
         """Apply the plan's deltas, run its tokens, and sample the requests that are fully computed. Offloaded
         blocks are loaded before the step and stored after it."""
         self._batch.update(plan)
-        if self._pictures is not None:
-            self._pictures.update(plan)
+        self._parts.update(plan)
         host = self._host_pool
         if host is None:
             return self._run(plan)
@@ -85,29 +71,18 @@ class ModelRunner:
         num_samples = len(step.sample_tokens)
         told = prompt_logprobs(logits[num_samples:], step.prompts) if step.prompts and logits.shape[1] else {}
         result = self._sample(logits[:num_samples], step, masks)
-        if self._pictures is not None:
-            result = without(self._pictures.end_step(), result)
         result.prompt_logprobs = told
-        if self._recorder is not None:
-            result.routing = self._recorder.take(step.slots)
-        if self._drafter is not None:
-            hidden = self._model.hidden if isinstance(self._model, HiddenTap) else None
-            result.drafts = self._drafter.draft(plan, step, result.sampled_token_ids, hidden)
+        self._parts.end(plan, step, result)
         return result
 
     def _forward(self, plan: SchedulerOutput, step: StepInputs, rows: IntArray) -> torch.Tensor:
         """What the model returns for these tokens of the step: [len(rows), vocab_size]"""
-        if self._states is not None:
-            batch = state_batch(plan, step.req_ids, step.attention.query_lens)
-            self._states.begin_step(batch, drafts_of(plan, step.req_ids))
-        if self._adapters is not None:
-            self._adapters.begin_step(step.adapters, step.attention.query_lens)
         self._attention.begin_step(step.attention)
-        positions = step.positions if self._pictures is None else self._pictures.begin_step(plan, step)
+        self._parts.begin(plan, step)
         assert self._model is not None, "it sleeps"
         return self._model.forward(
             self._to_device(step.input_ids),
-            self._to_device(positions),
+            self._to_device(step.positions),
             self._to_device(rows),
             self._attention,
         )
@@ -139,9 +114,7 @@ class ModelRunner:
         self._batch.take_verified(verified, step.sample_rows, chosen.token_ids)
         result = ModelRunnerOutput(step.req_ids, [[] for _ in step.req_ids])
         seqs = step.sample_seqs[verified.starts].tolist()
-        if self._states is not None:
-            accepted = (verified.counts - 1).tolist()
-            self._states.settle(dict(zip(seqs, accepted, strict=True)))
+        self._parts.settle(dict(zip(seqs, (verified.counts - 1).tolist(), strict=True)))
         for seq, start, end in zip(seqs, verified.starts.tolist(), verified.ends.tolist(), strict=True):
             req_id = step.req_ids[seq]
             result.sampled_token_ids[seq] = chosen.token_ids[start:end].tolist()

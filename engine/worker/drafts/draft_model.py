@@ -63,7 +63,7 @@ def load_draft_model(name: str, options: ModelConfig) -> LoadedModel:
     )
     loaded = load_model(wanted)
     if any(kind is not None for kind in (*loaded.model.windows, *loaded.model.chunks)):
-        raise ModelLoadError(f"{name} cannot draft: it has layers that do not attend to everything.")
+        raise ModelLoadError(f"{name} cannot draft: it has layers without full attention.")
     if isinstance(loaded.model, Decoder) and loaded.model.state_spec.layers:
         raise ModelLoadError(f"{name} cannot draft: it has layers that keep a state.")
     return loaded

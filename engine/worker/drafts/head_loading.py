@@ -112,9 +112,9 @@ def _checked_shape(config: Any, of_model: DecoderShape, folder: Path) -> Decoder
     """The shape of the head's layer. ModelLoadError if it is unsupported, or does not fit this model."""
     shape = decoder_shape(config) if is_native(config) else None
     if shape is None or shape.num_layers != 1 or not isinstance(shape.mlps[0], DenseShape):
-        raise ModelLoadError(f"{folder} holds no EAGLE head that is known: one layer like those of a Llama.")
+        raise ModelLoadError(f"{folder} holds no supported EAGLE head: it must be one layer of a Llama.")
     if shape.windows != (None,) or not shape.is_compiled:
-        raise ModelLoadError(f"{folder} cannot draft: its layer does not attend to everything.")
+        raise ModelLoadError(f"{folder} cannot draft: its layer has no full attention.")
     if shape.hidden_size != of_model.hidden_size:
         raise ModelLoadError(
             f"{folder} reads hidden states of {shape.hidden_size} numbers, and the model's have "
@@ -161,7 +161,7 @@ def _check_unused(checkpoint: Checkpoint, head: DraftHead, folder: Path) -> None
     """Raise ModelLoadError if there are tensors that this head would not use."""
     others = checkpoint.tensors.keys() - head.checkpoint_parts().keys() - {"lm_head.weight"}
     if others:
-        raise ModelLoadError(f"{folder} holds tensor {min(others)}, which no EAGLE head known here uses.")
+        raise ModelLoadError(f"{folder} holds tensor {min(others)}, which no supported EAGLE head uses.")
 
 
 def _fill(head: DraftHead, checkpoint: Checkpoint, plan: LoadPlan, head_dim: int) -> None:

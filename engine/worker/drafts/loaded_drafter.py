@@ -79,7 +79,7 @@ def beside_drafter(
     load = _load_model if wanted.method == "draft_model" else _load_head
     try:
         if not spec.groups[0].is_full:
-            raise ConfigError("the model must have a layer that attends to everything.")
+            raise ConfigError("the model must have a layer with full attention.")
         drafter = load(wanted, config, target, spec)
     except (ModelLoadError, ConfigError) as error:
         raise ConfigError(f"{_named(wanted)}: {error}") from error

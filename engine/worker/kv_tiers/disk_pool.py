@@ -184,9 +184,9 @@ class DiskPool:
     def _fetch(self, lane: _Lane, block_id: int, slot: int, after: Sequence[Event]) -> None:
         num_read = os.preadv(self._file.fileno(), [lane.buffer], slot * self._block_bytes)
         if num_read != self._block_bytes:
-            raise OSError(f"only {num_read} of {self._block_bytes} bytes came")
+            raise OSError(f"only {num_read} of {self._block_bytes} bytes could be read")
         if zlib.crc32(lane.buffer) != self._checksums[slot]:
-            raise OSError("it is not what was written")
+            raise OSError("the content differs from what was written")
         _wait_for(after)
         lane.copy_to(block_id)
 

@@ -86,7 +86,7 @@ class BlockSaver:
                 self._known.popitem(last=False)
             self._num_pending += len(names) * self._block_bytes
         if is_full:
-            self._log("It is too slow for what is computed: blocks are left out")
+            self._log("it is slower than blocks are computed, so some are left out")
         return names, block_ids
 
     def _copy(self, block_ids: Sequence[int]) -> torch.Tensor:

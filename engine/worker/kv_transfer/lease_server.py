@@ -194,8 +194,8 @@ class LeaseServer:
     def _look_up(self, asked: ReadBlocks | LocateBlocks) -> tuple[NotYet | Refused | None, Sequence[int]]:
         """Returns why the blocks cannot be read, or their ids. It does not wait: a reader requests again."""
         if asked.fingerprint != self.fingerprint:
-            reason = f"this one is {self.fingerprint}, the one that asks is {asked.fingerprint}"
-            return Refused(f"the servers do not fit together: {reason}"), ()
+            reason = f"this one is {self.fingerprint}, the one that reads is {asked.fingerprint}"
+            return Refused(f"the servers are incompatible: {reason}"), ()
         with self._changed:
             lease = self._leases.get(asked.lease_id)
             has_ended = asked.lease_id in self._ended

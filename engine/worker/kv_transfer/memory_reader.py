@@ -45,7 +45,7 @@ class MemoryReader:
             connection.settimeout(READ_TIMEOUT_S)
             there = self._locate(connection, source.lease_id, reads)
             if there.block_bytes != rows.block_bytes or len(there.block_ids) != len(reads):
-                raise ConnectionError("its blocks are not those that were asked for")
+                raise ConnectionError("its blocks are not the requested ones")
             for event in after:
                 event.synchronize()
             self._memory.read(there, reads.block_ids)
@@ -61,7 +61,7 @@ class MemoryReader:
             return answer
         if isinstance(answer, NotYet):
             raise LeaseNotBegunError("the lease has not begun")
-        raise ConnectionError(answer.reason if isinstance(answer, Refused) else "no blocks came")
+        raise ConnectionError(answer.reason if isinstance(answer, Refused) else "no blocks arrived")
 
     def place_of(self, reads: RemoteReads) -> str:
         assert isinstance(reads.source, RemotePrefix)

@@ -25,9 +25,9 @@ class MooncakeMemory:
         try:
             self._engine: Any = make_engine()
             if self._engine.initialize(host, "P2PHANDSHAKE", protocol, ""):
-                raise OSError(f"it does not start with {protocol} at {host}")
+                raise OSError(f"it cannot be started with {protocol} at {host}")
             if self._engine.register_memory(device_pool.data_ptr(), device_pool.nbytes):
-                raise OSError("the memory is refused")
+                raise OSError("it cannot register the memory")
             self._name = f"{host}:{self._engine.get_rpc_port()}"
         except Exception as error:
             raise failed("Mooncake", error) from error
@@ -47,7 +47,7 @@ class MooncakeMemory:
             [size] * len(block_ids),
         )
         if ended:
-            raise ConnectionError("Mooncake: the blocks did not come")
+            raise ConnectionError("Mooncake: the blocks did not arrive")
 
 
 def _import_engine() -> Any:

@@ -77,7 +77,7 @@ class NixlMemory:
             raise ConnectionError(f"NIXL: {error!r}") from error
         if state != "DONE":
             self._forget(there.agent)
-            raise ConnectionError("NIXL: the blocks did not come")
+            raise ConnectionError("NIXL: the blocks did not arrive")
 
     def _release(self, transfer: Any) -> None:
         """Release a transfer, canceling it if it still runs; wait for one that cannot be canceled."""

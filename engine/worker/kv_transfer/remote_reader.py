@@ -47,7 +47,7 @@ class RemoteReader:
             if isinstance(answer, NotYet):
                 raise LeaseNotBegunError("the lease has not begun")
             if not isinstance(answer, Granted):
-                raise ConnectionError(answer.reason if isinstance(answer, Refused) else "no blocks came")
+                raise ConnectionError(answer.reason if isinstance(answer, Refused) else "no blocks arrived")
             if answer.block_bytes != rows.block_bytes:
                 raise ConnectionError(f"its blocks have {answer.block_bytes} bytes, not {rows.block_bytes}")
             for event in after:

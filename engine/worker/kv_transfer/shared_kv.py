@@ -70,5 +70,5 @@ class SharedKV:
         try:
             return identity_of(self._config, options, stamps)
         except ModelLoadError as error:
-            logger.warning("Its KV is shared with nobody: %s", error)
+            logger.warning("The KV of this server is not shared with other servers: %s", error)
             return secrets.token_hex(16)

@@ -152,7 +152,7 @@ def check_fits(cast: torch.Tensor) -> None:
     """Raise ModelLoadError if a cast to float16 has overflowed; bfloat16 and float32 have the same range."""
     if not bool(torch.isfinite(cast).all()):
         raise ModelLoadError(
-            "The weights hold numbers that float16 cannot: set dtype to bfloat16 or float32."
+            "The weights hold numbers too large for float16: set dtype to bfloat16 or float32."
         )
 
 

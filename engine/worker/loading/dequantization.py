@@ -59,7 +59,7 @@ def _log(plan: LoadPlan, stored: float, dequantized: float, stays: float) -> Non
         return
     title, dtype = plan.weight_format.title, str(plan.dtype).removeprefix("torch.")
     if stays:
-        logger.info("%s weights stay in their bits: %s in memory.", title, as_gib(int(stays)))
+        logger.info("%s weights stay quantized: %s in memory.", title, as_gib(int(stays)))
     if dequantized:
         logger.info(
             "%s weights are dequantized to %s: no kernel here reads them; %s -> %s.",

@@ -154,8 +154,8 @@ def _check_parallelism(plan: LoadPlan, native: bool) -> None:
             )
     if plan.group.stage.size > 1 and any(decoder_shape(plan.config).states):
         raise ConfigError(
-            "pipeline_parallel_size > 1 is not for models that have layers with states so far, as "
-            f"{plan.architecture} has."
+            "pipeline_parallel_size > 1 does not support models that have layers with states yet, such as "
+            f"{plan.architecture}."
         )
     if plan.options.enable_expert_parallel:
         _check_experts("enable_expert_parallel", plan, native)
@@ -164,7 +164,7 @@ def _check_parallelism(plan: LoadPlan, native: bool) -> None:
 def _check_experts(option: str, plan: LoadPlan, native: bool) -> None:
     if not (native and decoder_shape(plan.config).is_sparse):
         raise ConfigError(
-            f"{option} needs a mixture of experts with a native implementation; {plan.architecture} is none."
+            f"{option} needs a mixture of experts with a native implementation; {plan.architecture} is not."
         )
 
 
@@ -208,7 +208,7 @@ def _with_own_head(plan: LoadPlan, checkpoint: Checkpoint) -> LoadPlan:
     if same_content(head.entry, embedding.entry):
         return plan
     start_log.warning(
-        "%s says tie_word_embeddings, but lm_head.weight is not the embedding: it is used as it is.",
+        "%s says tie_word_embeddings, but lm_head.weight differs from the embedding: lm_head.weight is used.",
         plan.folder,
     )
     own: object = plan.config

@@ -89,8 +89,8 @@ class AdapterStore:
         linears, digest = read_adapter(Path(adapter.path), self._max_rank)
         if digest != adapter.digest:
             raise RequestError(
-                f"Adapter {adapter.name!r} in {adapter.path} is not what it was when it was named; load it "
-                "again (load_inplace).",
+                f"Adapter {adapter.name!r} in {adapter.path} has changed since it was loaded; load it again "
+                "(load_inplace).",
                 "lora_path",
             )
         for (number, name), weights in linears.items():
@@ -102,7 +102,7 @@ class AdapterStore:
             place = self._places[index].get(name)
             if place is None:
                 raise self._misfit(
-                    adapter, f"layers.{number}.{name} is no linear that adapters may change here"
+                    adapter, f"layers.{number}.{name} is not a linear that adapters may change here"
                 )
             own = place.part_of(weights)
             if own is None:

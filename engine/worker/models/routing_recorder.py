@@ -29,8 +29,8 @@ def choose_routed_experts(
     assert isinstance(model, Decoder), "the loader refuses others"
     if not groups[0].is_full:
         raise ConfigError(
-            "enable_return_routed_experts keeps experts beside the KV of all tokens, and all layers of the "
-            "model have a sliding window: set disable_hybrid_kv_cache_manager, too."
+            "enable_return_routed_experts needs the KV of all tokens, but all layers of this model have a "
+            "sliding window: set disable_hybrid_kv_cache_manager, too."
         )
     return _spec(model)
 

@@ -111,7 +111,7 @@ class TransformersModel:
         if self._attention is None:
             for number in (scaling, softcap):
                 if number is not None and not isinstance(number, int | float):
-                    raise cannot_be_served(self._config, "its attention scales by more than a number")
+                    raise cannot_be_served(self._config, "its attention scale is not a single number")
             if s_aux is not None and s_aux.shape != query.shape[1:2]:
                 raise cannot_be_served(self._config, "it has more than one sink per head")
             return self._record(layer, module, query, key, value, attention_mask, arguments)

@@ -60,7 +60,7 @@ class _TokenIds:
     def of(self, token: Token) -> int:
         found: int | None = token if isinstance(token, int) else self._id_of(token)
         if found is None or not 0 <= found < self._vocab_size:
-            raise ModelLoadError(f"{token!r} is no token of this model, whose logit would be a class.")
+            raise ModelLoadError(f"{token!r} is not a token of this model, so it has no logit to be a class.")
         return found
 
     def _id_of(self, text: str) -> int | None:

@@ -48,12 +48,12 @@ class Encoder:
         """Load the model. Raises ModelLoadError or ConfigError with a one-sentence message."""
         options = config.model
         if options.quantization is not None:
-            raise ConfigError("quantization is for models that run natively; this one runs by transformers.")
+            raise ConfigError("quantization needs native code; this model runs through transformers.")
         own = read_by_transformers(folder.folder, options.trust_remote_code)
         if own.is_encoder_decoder:
             raise ModelLoadError(f"{folder.folder} is an encoder-decoder, which is not served.")
         if read_format(folder.folder) is not None:
-            raise ModelLoadError(f"{folder.folder} is quantized, and runs by transformers: not supported.")
+            raise ModelLoadError(f"{folder.folder} is quantized, which needs native code of its model.")
         self.device = choose_device(options.device)
         self.dtype = choose_dtype(options.dtype, own)
         self.vocab_size: int = own.get_text_config().vocab_size

@@ -37,11 +37,11 @@ class EncoderExecutor:
         """Load the model. Raises ModelLoadError or ConfigError with a one-sentence message."""
         check_beside(config)
         if config.lora is not None:
-            raise ConfigError("enable_lora is not for an encoder: adapters need native code of the model.")
+            raise ConfigError("enable_lora is not supported for an encoder: adapters need native code.")
         if folder.head_rows:
-            raise ConfigError(f"{folder.folder} scores by tokens, which needs native code of its model.")
+            raise ConfigError(f"{folder.folder} scores by logits of tokens, which needs native code.")
         if config.cache.has_host_tier:
-            raise ConfigError("kv_offloading_size is not for an encoder: it has no KV.")
+            raise ConfigError("kv_offloading_size is not supported for an encoder: it has no KV.")
         self._encoder = encoder = Encoder(config, folder)
         tasks: tuple[PoolingTask, ...] = ("classify",) if folder.classifies else ("embed", "token_embed")
         self._info = ModelInfo(
@@ -73,7 +73,7 @@ class EncoderExecutor:
         """Does nothing: there are no experts."""
 
     def call_worker(self, method: str, *args: Any) -> Any:
-        raise RequestError("An encoder neither sleeps nor takes other weights, so far.", "method")
+        raise RequestError("An encoder cannot sleep or take other weights yet.", "method")
 
     def shutdown(self) -> None:
         torch.cuda.empty_cache()

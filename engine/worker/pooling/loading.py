@@ -31,7 +31,7 @@ def load(config: EngineConfig, group: TensorParallelGroup = ALONE) -> LoadedMode
         folder = replace(folder, activates=True)  # a decoder's embeddings are normalized, as in V1
     check_beside(config)
     if not is_causal(config, folder):
-        raise ConfigError("A model whose tokens attend to all others runs on one rank.")
+        raise ConfigError("A model that pools through transformers runs on one rank only.")
     loaded = load_model(_shortened(config.model, folder), group, headless=True)
     assert isinstance(loaded.model, Decoder), "it is native"
     classifier = classifier_of(folder, config.model) if folder.classifies else None
@@ -61,7 +61,7 @@ def is_causal(config: EngineConfig, folder: PoolingFolder) -> bool:
     options = config.model
     if "auto_map" in raw and not options.trust_remote_code:
         raise ModelLoadError(
-            f"{folder.folder} has code of its own (auto_map), which may attend otherwise: it needs "
+            f"{folder.folder} brings its own code (auto_map), whose attention may differ: set "
             "trust_remote_code."
         )
     if "auto_map" in raw or any(raw.get(name) == value for name, value in _BIDIRECTIONAL.items()):
@@ -81,7 +81,7 @@ def check_beside(config: EngineConfig) -> None:
     }
     for name, is_set in others.items():
         if is_set:
-            raise ConfigError(f"{name} is not for a model that pools.")
+            raise ConfigError(f"{name} is not supported for a model that pools.")
 
 
 def pooling_model(

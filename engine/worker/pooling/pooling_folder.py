@@ -178,7 +178,7 @@ def _of_modules(folder: Path, modules: list[Any], raw: Mapping[str, Any]) -> Poo
     for module in modules:
         kind, path = _module(folder, module)
         if _MODULE_ORDER.get(kind, 0) < _MODULE_ORDER.get(stage, 0) or kind == stage in _ONCE:
-            raise ModelLoadError(f"{folder / 'modules.json'} has {kind} behind {stage}, which is not served.")
+            raise ModelLoadError(f"{folder / 'modules.json'} has {kind} after {stage}, which is not served.")
         stage = kind if kind in _MODULE_ORDER else stage
         match kind:
             case "Transformer":
@@ -215,7 +215,7 @@ def _scored_tokens(path: Path) -> tuple[int, int | None]:
     fields = _fields(path)
     tokens = fields.get("true_token_id"), fields.get("false_token_id")
     if fields.get("module_input_name", "causal_logits") != "causal_logits":
-        raise ModelLoadError(f"{path} scores something else than the last token's logits.")
+        raise ModelLoadError(f"{path} scores something other than the last token's logits.")
     if not isinstance(tokens[0], int) or not isinstance(tokens[1], int | None):
         raise ModelLoadError(f"{path} needs true_token_id, and false_token_id if there is one.")
     return tokens[0], tokens[1]
@@ -239,7 +239,7 @@ def _dense(path: Path) -> DenseFolder:
     fields = _fields(path / "config.json")
     others = fields.get("module_input_name", "sentence_embedding") != "sentence_embedding"
     if others or fields.get("module_output_name") not in (None, "sentence_embedding"):
-        raise ModelLoadError(f"{path / 'config.json'} maps something else than the embedding.")
+        raise ModelLoadError(f"{path / 'config.json'} maps something other than the embedding.")
     if fields.get("use_residual"):
         raise ModelLoadError(f"{path / 'config.json'} has use_residual, which is not served.")
     activation = _activation(str(fields.get("activation_function", "torch.nn.Tanh")), path / "config.json")
