@@ -14,9 +14,8 @@ from engine.json_options import check_names, make_record, read_fields
 
 OPTION = "kv_transfer_config"
 EXAMPLE = '{"kv_connector": "TCPConnector", "kv_role": "kv_both"}'
-PEER_CONNECTORS = ("TCPConnector", "NixlConnector", "MooncakeConnector")
+PEER_CONNECTORS = ("TCPConnector", "NixlConnector")
 CONNECTORS = (*PEER_CONNECTORS, "SharedStorageConnector", "OffloadingConnector")
-PROTOCOLS = ("tcp", "rdma")
 ROLES = ("kv_producer", "kv_consumer", "kv_both")
 FAILURE_POLICIES = ("recompute", "fail")
 NEAR_PORTS = 64
@@ -29,15 +28,13 @@ class KVConnectorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     lease_s: float = 30.0
     """How long blocks are held for the server that reads them, and again from each renewal on
-    (``TCPConnector``, ``NixlConnector``, ``MooncakeConnector``)."""
+    (``TCPConnector``, ``NixlConnector``)."""
     allowed_peers: tuple[str, ...] = ()
     """Hosts, addresses and networks such as 10.0.0.0/24 that KV may be fetched from, in addition to this
     machine's loopback (the same)."""
     allowed_ports: tuple[int | str, ...] = ()
     """Ports, and ranges such as "5600-5700", that KV may be fetched from, in addition to those up to 64 below
     or above ``kv_port`` (the same)."""
-    mooncake_protocol: str = "tcp"
-    """``tcp`` | ``rdma`` (``MooncakeConnector``)."""
     cpu_bytes_to_use: int | None = None
     """Host memory for offloaded blocks, in bytes (``OffloadingConnector``)."""
     shared_storage_path: str | None = None
@@ -61,7 +58,7 @@ class KVTransferConfig:
 
     kv_connector: str
     """``TCPConnector``: KV of prompts moves from a server that computes them to one that continues |
-    ``NixlConnector``, ``MooncakeConnector``: the same, read from memory to memory |
+    ``NixlConnector``: the same, read from memory to memory |
     ``SharedStorageConnector``: it is kept as files, which all servers of a model share |
     ``OffloadingConnector``: to this server's own host memory, as ``kv_offloading_size``."""
     kv_role: str = "kv_both"
@@ -89,10 +86,6 @@ class KVTransferConfig:
         options = self.kv_connector_extra_config
         if not 0.1 <= options.lease_s <= 86400:
             raise ConfigError(f"lease_s must be from 0.1 to 86400 seconds, got {options.lease_s}.")
-        if options.mooncake_protocol not in PROTOCOLS:
-            raise ConfigError(
-                f"mooncake_protocol must be one of {', '.join(PROTOCOLS)}, got {options.mooncake_protocol!r}."
-            )
         options.check_peers()
         is_offloading = self.kv_connector == "OffloadingConnector"
         if is_offloading != (options.cpu_bytes_to_use is not None):

@@ -1,4 +1,4 @@
-"""Whatever features run together, and whatever operators call: each answer is that of the request alone."""
+"""Random combinations of features and operator calls never change an answer."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from tests.reliability.combinations import play_draw
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.long,
     pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),
 ]
 
 
 @pytest.mark.parametrize("seed", [2, 7])
 def test_answers_are_those_of_the_request_alone(seed: int) -> None:
-    """``make combinations`` draws more."""
+    """Each answer equals the answer of its request alone. ``make combinations`` draws more cases."""
     counts = play_draw(seed, 3)
     assert counts["answered"] == 4 * 6

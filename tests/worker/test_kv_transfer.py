@@ -14,7 +14,7 @@ from engine.frontend.llm import LLM
 from engine.sampling_params import SamplingParams
 from tests.worker.conftest import MODEL_NAMES, WITH_STATES, ModelFolders
 from tests.worker.generation import Reference, random_tokens
-from tests.worker.kv_transfer import NEEDS_MOONCAKE, NEEDS_NIXL
+from tests.worker.kv_transfer import NEEDS_NIXL
 
 ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 LENGTHS = (100, 112, 145)
@@ -65,7 +65,6 @@ def engine(
     [
         *((name, "TCPConnector") for name in MODEL_NAMES),
         *(pytest.param(name, "NixlConnector", marks=NEEDS_NIXL) for name in OF_EACH_KIND),
-        pytest.param("llama", "MooncakeConnector", marks=NEEDS_MOONCAKE),
     ],
 )
 def test_the_other_engine_goes_on(name: str, connector: str, model_folders: ModelFolders) -> None:

@@ -14,10 +14,9 @@ from engine.kv_transfer.wire import Located
 from engine.worker.kv_transfer.block_rows import BlockRows
 from engine.worker.kv_transfer.lease_server import LeaseServer
 from engine.worker.kv_transfer.memory_reader import MemoryReader
-from engine.worker.kv_transfer.mooncake_memory import MooncakeMemory
 from engine.worker.kv_transfer.nixl_memory import NixlMemory
 from engine.worker.kv_transfer.peer_memory import PeerMemory
-from tests.worker.kv_transfer import NEEDS_MOONCAKE, NEEDS_NIXL
+from tests.worker.kv_transfer import NEEDS_NIXL
 from tests.worker.test_kv_transfer import free_port
 
 SHAPE = (12, 4, 64)
@@ -55,13 +54,8 @@ def reads(port: int) -> RemoteReads:
     return RemoteReads(RemotePrefix("lease", 48, "127.0.0.1", port), NAMES, [1, 9, 4])
 
 
-def in_mooncake(pool: torch.Tensor) -> PeerMemory:
-    return MooncakeMemory(pool, "127.0.0.1", "tcp")
-
-
 MEMORIES = [
     pytest.param(NixlMemory, marks=NEEDS_NIXL),
-    pytest.param(in_mooncake, marks=NEEDS_MOONCAKE),
 ]
 
 

@@ -37,11 +37,6 @@ def open_memory(transfer: KVTransferConfig, device_pool: torch.Tensor) -> PeerMe
         from engine.worker.kv_transfer.nixl_memory import NixlMemory
 
         return NixlMemory(device_pool)
-    if transfer.kv_connector == "MooncakeConnector":
-        from engine.worker.kv_transfer.mooncake_memory import MooncakeMemory
-
-        protocol = transfer.kv_connector_extra_config.mooncake_protocol
-        return MooncakeMemory(device_pool, transfer.kv_ip, protocol)
     return None
 
 
